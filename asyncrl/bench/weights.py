@@ -1,8 +1,8 @@
 """Publications from a tensor-parallel learner to an engine's reader, beside memcpy and gloo's flat broadcast, all in one run.
 
-*Loaded* means that the reader has mapped every file, checked that every tensor is covered exactly once, computed the fingerprint
-of every shard, copied it to its place in tensors beside those in use, and swapped the two. What vLLM does on top, such as merging
-tensors and packing them for its CPU kernels, is not in it.
+*Loaded* means that the reader has done what an engine's worker does until its layers are packed: it has mapped every file,
+computed the fingerprint of every shard, filled parameters as vLLM merges them (queries, keys and values in one) beside those in
+use, and swapped the two. Packing them for vLLM's CPU kernels is not in it.
 """
 
 import os

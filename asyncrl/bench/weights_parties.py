@@ -26,9 +26,11 @@ from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import Publication, Shard, WeightFile
 from asyncrl.weights.chunk_wire import Address
 from asyncrl.weights.disk_mirror import DiskMirror, of_node
-from asyncrl.weights.fingerprint import FingerprintSum
+from asyncrl.weights.engine_shards import EngineLayout, parameters, targets
+from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.slice_reader import SliceReader
 from asyncrl.weights.stored_file import BLOCK_BYTES
 from asyncrl.weights.transport import merge
 from learners.held_weights import held_weights
@@ -94,7 +96,7 @@ class Rank:
         """Return the median seconds of computing the fingerprint of the shards."""
 
         def add_up() -> None:
-            total = FingerprintSum()
+            total = Fingerprints()
             for shard in self._shards:
                 total.add(shard)
 
@@ -106,30 +108,30 @@ class Rank:
 
 
 class Reader:
-    """What an engine does with a publication, without vLLM's packing: prove, copy beside the weights in use, swap."""
+    """What an engine of one worker does with a publication, without vLLM's packing: prove it, fill parameters beside those in
+    use from its slices, swap."""
 
     def __init__(self, architecture: Architecture) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
-        shapes = {tensor.name: tensor.shape for tensor in architecture.tensors()}
+        layout = EngineLayout()
+        shapes = parameters(architecture, layout, 0)
         self._in_use, self._next = (
             {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()} for _ in range(2)
         )
+        self._slices = SliceReader(list(targets(architecture, layout, 0)))
 
     def load(self, publication: Publication) -> Loaded:
         """Load a publication."""
         began = time.perf_counter()
-        total = FingerprintSum()
-        for shard in SharedMemory.read_shards(publication):
-            total.add(shard)
-            ends = (start + size for start, size in zip(shard.start, shard.tensor.shape, strict=True))
-            window = tuple(slice(start, end) for start, end in zip(shard.start, ends, strict=True))
-            self._next[shard.name][window].copy_(shard.tensor)
-        proven, ready = total.total(), time.perf_counter()
+        reading = self._slices.read(publication)
+        reading.fill(self._next)
+        proven, ready = reading.total(), time.perf_counter()
         self._in_use, self._next = self._next, self._in_use
         return Loaded(proven, time.perf_counter() - began, time.perf_counter() - ready)
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Let go of the files."""
+        self._slices.close()
 
 
 class NodeMirror:
@@ -186,7 +188,7 @@ class Folder:
         ready = time.perf_counter()
         files = self._reader.fetch(version, ANSWER_S)
         ended = time.perf_counter()
-        total = FingerprintSum()
+        total = Fingerprints()
         for shard in SharedMemory.read_shards(msgspec.structs.replace(publication, files=files)):
             total.add(shard)
         if total.total() != publication.fingerprint:

@@ -92,13 +92,15 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         files: the files that hold the bytes. Engines read a publication whose files all lie on their own node.
         shards: which rectangles they hold; together they cover every tensor exactly once.
-        fingerprint: sum over all elements, modulo 2**64, so that it does not depend on how tensors were sharded. Every engine
-            must acknowledge with the same number. If the optimizer changed the weights, it differs from the last version's.
+        fingerprints: the fingerprint of each shard, so that an engine's worker can prove those that it reads.
+        fingerprint: their sum, modulo 2**64: a sum over all elements, whatever the shards. Every engine must acknowledge with
+            the same number. If the optimizer changed the weights, it differs from the last version's.
         senders: who broadcasts each file, if engines are to get it so instead of reading it; else empty.
     """
 
     version: PolicyVersion
     files: tuple[WeightFile, ...]
     shards: tuple[ShardRecord, ...]
+    fingerprints: tuple[int, ...]
     fingerprint: int
     senders: tuple[BroadcastAddress, ...] = ()

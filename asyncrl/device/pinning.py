@@ -49,6 +49,17 @@ class CudaPinning:
             _forget_last_error()
 
 
+class NoPinning:
+    """Pins nothing, because no GPU reads or writes the memory."""
+
+    def pin(self, address: int, size: int) -> str:
+        """See :class:`Pinning`."""
+        return ""
+
+    def unpin(self, address: int) -> None:
+        """See :class:`Pinning`."""
+
+
 def _forget_last_error() -> None:
     """Have CUDA forget an error that was dealt with; otherwise the next launch of a kernel would raise it as its own."""
     with suppress(RuntimeError):

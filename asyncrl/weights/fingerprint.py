@@ -12,46 +12,63 @@ It detects mistakes, not malice: the weights are not secret.
 """
 
 import hashlib
-from functools import lru_cache
+from functools import lru_cache, reduce
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from asyncrl.core.publication import Shard
 from asyncrl.core.splitmix import STEP, mixed
-from asyncrl.weights.row_sums import compiled_row_sums, is_compiled, row_sums
+from asyncrl.weights.row_copies import Factors, Rows, sum_of_rows
 
 _DEVICE_CHUNK = 1 << 24
 """How many elements are widened to int64 at once on a GPU: enough to fill it."""
-_LARGE_BYTES = 64 << 20
-"""Once a sum has more bytes on the CPU than this, a loop is compiled, and used from then on."""
+_ROUNDED_AT_ONCE = (1 << 15) - 1
+"""How many elements are rounded to another dtype at once: a core's cache still has them when they are added up, and torch starts
+no threads for so few."""
 
 _INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class FingerprintSum:
-    """Adds up the fingerprints of rectangles where these lie: on a GPU, nothing waits for it before :meth:`total`."""
+class Fingerprints:
+    """Computes the fingerprints of rectangles where these lie: on a GPU, nothing waits for it before a result is asked for.
 
-    def __init__(self) -> None:
-        self._cpu_bytes = 0
-        self._sums: dict[torch.device, torch.Tensor] = {}
+    Args:
+        threads: how many threads share a rectangle on the CPU; by default as many as torch uses.
+    """
 
-    def add(self, shard: Shard) -> None:
-        """Add the fingerprint of one rectangle.
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or torch.get_num_threads()
+        self._found: list[int | torch.Tensor] = []
+
+    def add(self, shard: Shard, into: torch.Tensor | None = None) -> None:
+        """Compute the fingerprint of one more rectangle, and copy it on the way.
+
+        Args:
+            into: where to copy it, of its shape; rounded if the dtype is another one.
 
         Raises:
             ValueError: the tensor's elements are not 1, 2, 4 or 8 bytes wide.
         """
-        device = shard.tensor.device
-        if device not in self._sums:
-            self._sums[device] = torch.zeros((), dtype=torch.int64, device=device)
-        if device.type == "cpu":
-            self._cpu_bytes += shard.tensor.nbytes
-        self._sums[device] += _fingerprint(shard, compiled=is_compiled() or self._cpu_bytes > _LARGE_BYTES)
+        _check_width(shard)
+        if shard.tensor.device.type == "cpu":
+            self._found.append(_on_cpu(shard, into, self._threads))
+            return
+        self._found.append(_on_device(shard))
+        if into is not None:
+            into.copy_(shard.tensor.detach(), non_blocking=True)
+
+    def each(self) -> list[int]:
+        """Return the fingerprint of each rectangle, in ``[0, 2**64)``. Waits for the devices."""
+        waiting = [found for found in self._found if isinstance(found, torch.Tensor)]
+        numbers = iter(torch.stack(waiting).tolist() if waiting else [])
+        self._found = [next(numbers) if isinstance(found, torch.Tensor) else found for found in self._found]
+        return [int(found) % 2**64 for found in self._found]
 
     def total(self) -> int:
-        """Return the sum, in ``[0, 2**64)``. Waits for the devices."""
-        return sum(int(each) for each in self._sums.values()) % 2**64
+        """Return their sum, in ``[0, 2**64)``. Waits for the devices."""
+        return sum(self.each()) % 2**64
 
 
 def fingerprint(shard: Shard) -> int:
@@ -60,53 +77,110 @@ def fingerprint(shard: Shard) -> int:
     Raises:
         ValueError: the tensor's elements are not 1, 2, 4 or 8 bytes wide.
     """
-    return int(_fingerprint(shard, compiled=False)) % 2**64
+    found = Fingerprints()
+    found.add(shard)
+    return found.total()
 
 
-def _fingerprint(shard: Shard, *, compiled: bool) -> torch.Tensor:
-    """The fingerprint as an int64 scalar on the tensor's device, modulo 2**64: integers wrap around.
-
-    Args:
-        compiled: on the CPU, use a compiled loop.
-    """
-    tensor = shard.tensor.detach()
-    width = tensor.element_size()
+def _check_width(shard: Shard) -> None:
+    width = shard.tensor.element_size()
     if width not in _INTEGER_OF_WIDTH:
         raise ValueError(
-            f"{shard.name}: elements of {tensor.dtype} are {width} bytes wide; only 1, 2, 4 and 8 have a fingerprint"
+            f"{shard.name}: elements of {shard.tensor.dtype} are {width} bytes wide; only 1, 2, 4 and 8 have a fingerprint"
         )
+
+
+def _on_cpu(shard: Shard, into: torch.Tensor | None, threads: int) -> int:
+    tensor = shard.tensor.detach()
+    if tensor.numel() == 0:
+        return 0
+    if tensor.dim() == 0:
+        tensor, into = tensor.reshape(1), None if into is None else into.reshape(1)
+    if into is not None and into.dtype != tensor.dtype:
+        return _rounded(shard, tensor, into)
+    source = _rows(tensor)
+    if source is None:
+        tensor = tensor.contiguous()
+        source = Rows(tensor.data_ptr(), tensor.shape[-1] * tensor.element_size())
+    target = None if into is None else _rows(into)
+    if into is not None and target is None:
+        into.copy_(tensor)
+    weights = _weights(shard.name, shard.start or (0,), tensor.shape)
+    columns = tensor.shape[-1]
+    count, width = tensor.numel() // columns, tensor.element_size()
+    return weights.total + sum_of_rows(source, target, count, columns, width, weights.factors, threads)
+
+
+def _rounded(shard: Shard, tensor: torch.Tensor, into: torch.Tensor) -> int:
+    """Copy ``tensor`` to another dtype, and return its fingerprint."""
+    total, rows = 0, max(1, _ROUNDED_AT_ONCE * len(tensor) // tensor.numel())
+    first, *rest = shard.start or (0,)
+    for part, there in zip(tensor.split(rows), into.split(rows), strict=True):
+        there.copy_(part)
+        total += _on_cpu(Shard(shard.name, shard.shape, (first, *rest), part), None, 1)
+        first += rows
+    return total
+
+
+def _rows(tensor: torch.Tensor) -> Rows | None:
+    """Where the rows of a tensor lie, all its dimensions but the last taken together; None if these are not evenly spaced."""
+    if tensor.is_contiguous():
+        return Rows(tensor.data_ptr(), tensor.shape[-1] * tensor.element_size())
+    if tensor.dim() == 2 and tensor.stride(1) == 1:
+        return Rows(tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
+    return None
+
+
+class _Weights(NamedTuple):
+    """The numbers that the elements of a rectangle are multiplied with.
+
+    Attributes:
+        total: their sum.
+        factors: where they lie, as products of one for the row and one for the column.
+        held: the arrays that these lie in.
+    """
+
+    total: int
+    factors: Factors
+    held: tuple[np.ndarray, np.ndarray]
+
+
+@lru_cache(maxsize=1 << 17)  # a model publishes the same tensors again and again
+def _weights(name: str, start: tuple[int, ...], shape: tuple[int, ...]) -> _Weights:
+    numbers = [_coordinate_weights(name, axis, *place) for axis, place in enumerate(zip(start, shape, strict=True))]
+    rows, columns = np.ones(1, np.uint64), numbers.pop()
+    if numbers:
+        rows = numbers[0] if len(numbers) == 1 else reduce(np.multiply.outer, numbers).ravel()
+    total = int(rows.sum(dtype=np.uint64)) * int(columns.sum(dtype=np.uint64)) % 2**64
+    return _Weights(total, Factors(rows.ctypes.data, columns.ctypes.data), (rows, columns))
+
+
+def _on_device(shard: Shard) -> torch.Tensor:
+    """The fingerprint as an int64 scalar on the tensor's device, modulo 2**64: integers wrap around."""
+    tensor = shard.tensor.detach()
     if tensor.numel() == 0:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
     if tensor.dim() == 0:
         tensor = tensor.reshape(1)
-    bits = tensor.contiguous().view(_INTEGER_OF_WIDTH[width])
-    start = shard.start or (0,)
-    on_cpu = tensor.device.type == "cpu"
-    numbers = _coordinate_weights if on_cpu else device_weights
+    bits = tensor.contiguous().view(_INTEGER_OF_WIDTH[tensor.element_size()])
     weights = [
-        numbers(shard.name, dimension, first, extent, tensor.device)
-        for dimension, (first, extent) in enumerate(zip(start, bits.shape, strict=True))
+        device_weights(shard.name, dimension, first, extent, tensor.device)
+        for dimension, (first, extent) in enumerate(zip(shard.start or (0,), bits.shape, strict=True))
     ]
     # Contract the last dimension first: that is one multiply and one add per element, and what remains is small.
-    rows = bits.reshape(-1, bits.shape[-1])
-    add_up = (compiled_row_sums if compiled else row_sums) if on_cpu else _device_row_sums
-    total = add_up(rows, weights[-1]) + weights[-1].sum()
+    parts = bits.reshape(-1, bits.shape[-1]).split(max(1, _DEVICE_CHUNK // bits.shape[-1]))
+    total = torch.cat([(part.long() * weights[-1]).sum(-1) for part in parts]) + weights[-1].sum()
     for weight in reversed(weights[:-1]):
         total = (total.reshape(-1, len(weight)) * weight).sum(-1)
     return total.reshape(())
 
 
-def _device_row_sums(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    parts = rows.split(max(1, _DEVICE_CHUNK // rows.shape[1]))
-    return torch.cat([(part.long() * weights).sum(-1) for part in parts])
-
-
-@lru_cache(maxsize=1024)  # a model publishes the same tensors again and again
-def _coordinate_weights(name: str, dimension: int, first: int, extent: int, device: torch.device) -> torch.Tensor:
-    """Return int64 [extent], the odd numbers of indexes ``first`` onwards. Name and dimension choose the seed of the sequence."""
+@lru_cache(maxsize=1 << 17)
+def _coordinate_weights(name: str, dimension: int, first: int, extent: int) -> np.ndarray:
+    """Return uint64 [extent], the odd numbers of indexes ``first`` onwards. Name and dimension choose the sequence's seed."""
     index = np.arange(first + 1, first + extent + 1, dtype=np.uint64)
-    numbers = mixed(index * STEP + _seed(name, dimension)) | 1
-    return torch.from_numpy(numbers.view(np.int64)).to(device)
+    numbers: np.ndarray = mixed(index * STEP + _seed(name, dimension)) | 1
+    return numbers
 
 
 def device_weights(name: str, dimension: int, first: int, extent: int, device: torch.device) -> torch.Tensor:

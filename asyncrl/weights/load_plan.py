@@ -2,21 +2,27 @@
 
 vLLM's own way to replace weights takes the model apart, and the engine must be paused for all of it. A plan is made once, before
 the first publication: the model's loaders run on tensors without data, and each copy that they make is noted. With the plan, the
-new parameters of each layer are made and packed for the kernels beside those in use; the pause is only for exchanging them.
+new parameters of each layer are filled from slices of the publication (:mod:`asyncrl.weights.slice_reader`) and packed for the
+kernels beside those in use; the pause is only for exchanging them.
 
-What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from tensors of the
-checkpoint and padding. Otherwise no plan is made, and vLLM's own way is taken: for loaders that compute, for parameters that
-something other than their layer holds, for experts and quantized layers with layouts of their own, and on devices other than the
-CPU.
+What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from rectangles of the
+checkpoint's tensors, none of them twice, and padding. Otherwise no plan is made, and vLLM's own way is taken, with whole tensors:
+for loaders that compute or transpose, for parameters that something other than their layer holds, for quantized layers with
+layouts of their own, and on devices other than the CPU.
 """
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from asyncrl.core.rectangle import Rectangle
+from asyncrl.weights.engine_shards import Target
 
 logger = logging.getLogger(__name__)
 
@@ -31,21 +37,12 @@ class _Copy(NamedTuple):
     source: Region
     target: Region
 
-    def run(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-        size, stride, offset = self.source
-        tensor = tensors[self.name]
-        source = torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-        torch.as_strided(parameter, *self.target).copy_(source)
-
 
 class _Padding(NamedTuple):
     """Fills region ``target`` of a parameter, for which the checkpoint has nothing, with ``value``."""
 
     value: float
     target: Region
-
-    def run(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-        torch.as_strided(parameter, *self.target).fill_(self.value)
 
 
 _Steps = dict[torch.nn.Module, dict[str, list[_Copy | _Padding]]]
@@ -66,15 +63,22 @@ class PreparedLayer(NamedTuple):
 
 
 class LoadPlan:
-    """How the parameters of a model are made from the tensors of its checkpoint; see :meth:`of`."""
+    """How the parameters of a model are made from the tensors of its checkpoint; see :meth:`of`.
+
+    Attributes:
+        targets: which parts of the checkpoint's tensors become which parts of the parameters.
+    """
 
     def __init__(
         self,
-        steps: _Steps,
+        targets: Sequence[Target],
+        paddings: Mapping[str, Sequence[_Padding]],
         templates: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]],
         tied: Mapping[torch.nn.Module, torch.nn.Module],
+        names: Mapping[torch.nn.Module, str],
     ) -> None:
-        self._steps, self._templates, self._tied = steps, templates, tied
+        self.targets = targets
+        self._paddings, self._templates, self._tied, self._names = paddings, templates, tied, names
 
     @classmethod
     def of(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan | None":
@@ -125,21 +129,42 @@ class LoadPlan:
         )
         if not complete:
             raise _NoPlan("its loaders do not fill every parameter exactly once")
-        return cls(steps, templates, tied_to)
+        names = {layer: f"{name}." if name else "" for name, layer in model.named_modules()}
+        made = {names[layer] + name: of_parameter for layer, each in steps.items() for name, of_parameter in each.items()}
+        like = {names[layer] + name: tensor for layer, tensors in templates.items() for name, tensor in tensors.items()}
+        paddings = {name: [step for step in of_parameter if isinstance(step, _Padding)] for name, of_parameter in made.items()}
+        targets = [
+            _target(step, shapes[step.name], name, like[name])
+            for name, of_parameter in made.items()
+            for step in of_parameter
+            if isinstance(step, _Copy)
+        ]
+        _check_taken_once(targets)
+        return cls(targets, paddings, templates, tied_to, names)
 
     @torch.no_grad()
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> list[PreparedLayer]:
-        """Make all parameters from new tensors of the checkpoint, beside the parameters in use."""
+    def prepare(self, fill: Callable[[Mapping[str, torch.Tensor]], None]) -> list[PreparedLayer]:
+        """Make all parameters from a new checkpoint, beside the parameters in use.
+
+        Args:
+            fill: fills parameters, by their names, as :attr:`targets` says.
+        """
         prepared = []
         for layer, templates in self._templates.items():
+            tensors = {
+                name: torch.empty_strided(like.size(), like.stride(), dtype=like.dtype) for name, like in templates.items()
+            }
+            named = {self._names[layer] + name: tensor for name, tensor in tensors.items()}
+            for name, tensor in named.items():
+                for padding in self._paddings[name]:
+                    torch.as_strided(tensor, *padding.target).fill_(padding.value)
+            fill(named)
             made: dict[str, torch.nn.Parameter | None] = dict.fromkeys(layer._parameters)
-            for name, template in templates.items():
-                made[name] = parameter = _empty_like(template)
-                for step in self._steps[layer][name]:
-                    step.run(parameter, tensors)
+            made |= {name: _as_parameter(tensor, templates[name]) for name, tensor in tensors.items()}
             # Layers are packed one by one: unpacked parameters that a layer's kernels do not need are freed before the next one.
             of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
             prepared += [_packed(each, made) for each in [layer, *of_owner]]
+            del tensors, named, made
         return prepared
 
 
@@ -168,10 +193,25 @@ def _packs_by_itself(layer: torch.nn.Module) -> bool:
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-    method = getattr(layer, "quant_method", None)
+    method: Any = getattr(layer, "quant_method", None)
+    if _experts(layer) is not None:
+        return not method.moe.has_bias  # the kernel gets weights with each call, but would keep old biases
     if isinstance(method, QuantizeMethodBase):
         return type(method) in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
     return not hasattr(layer, "process_weights_after_loading")
+
+
+def _experts(layer: torch.nn.Module) -> Any:
+    """Return what packs a layer's experts for vLLM's CPU kernel; None if the layer has none, or another kernel."""
+    method: Any = getattr(layer, "quant_method", None)
+    if getattr(method, "moe_kernel", None) is None:
+        return None
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    experts = method.moe_kernel.fused_experts
+    known = type(method) is UnquantizedFusedMoEMethod and isinstance(experts, CPUUnquantizedExperts)
+    return experts if known else None
 
 
 def _templates(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -188,12 +228,11 @@ def _templates(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _empty_like(tensor: torch.Tensor) -> torch.nn.Parameter:
-    """Return a parameter without values yet, with the layout, class and attributes of ``tensor``, which has no memory."""
-    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    made.__class__ = tensor.__class__
-    made.__dict__ = tensor.__dict__.copy()
-    return made  # type: ignore[return-value]
+def _as_parameter(tensor: torch.Tensor, template: torch.Tensor) -> torch.nn.Parameter:
+    """Give ``tensor`` the class and the attributes of ``template``, and return it."""
+    tensor.__class__ = template.__class__
+    tensor.__dict__ = template.__dict__.copy()
+    return tensor  # type: ignore[return-value]
 
 
 def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None]) -> PreparedLayer:
@@ -204,7 +243,9 @@ def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | N
     shadow.__dict__["_parameters"] = dict(parameters)
     before = dict(shadow.__dict__)
     method: Any = getattr(layer, "quant_method", None)
-    if isinstance(method, QuantizeMethodBase):
+    if (experts := _experts(layer)) is not None:
+        experts.process_weights_after_loading(shadow)  # the method itself packs them only when it makes the kernel
+    elif isinstance(method, QuantizeMethodBase):
         method.process_weights_after_loading(shadow)
     attributes = {name: value for name, value in shadow.__dict__.items() if name not in before or before[name] is not value}
     return PreparedLayer(layer, shadow._parameters, attributes)
@@ -217,6 +258,41 @@ def _fill_exactly_once(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> b
         torch.as_strided(filled, *step.target).fill_(True)
     elements = sum(torch.Size(step.target[0]).numel() for step in steps)
     return elements == tensor.numel() and bool(torch.as_strided(filled, tensor.size(), tensor.stride()).all())
+
+
+def _target(step: _Copy, shape: tuple[int, ...], parameter: str, template: torch.Tensor) -> Target:
+    """Return what is copied as rectangles of both sides."""
+    start, extent = _rectangle(step.source, shape, torch.empty(shape, device="meta").stride())
+    at, filled = _rectangle(step.target, tuple(template.shape), template.stride())
+    target = Target(Rectangle(step.name, start, extent), parameter, at)
+    if len(at) < len(start) or target.extent != filled:
+        raise _NoPlan(f"{step.name}: {extent} become {filled} of {parameter}")
+    return target
+
+
+def _rectangle(region: Region, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return start and extent of the rectangle that a view is, in a tensor of this shape and these strides."""
+    left, start = region[2], [0] * len(shape)
+    for axis in sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -strides[axis]):
+        start[axis], left = divmod(left, strides[axis])
+    extent, sizes = [1] * len(shape), [(size, stride) for size, stride in zip(*region[:2], strict=True) if size != 1]
+    axes = [axis for _, stride in sizes for axis, each in enumerate(strides) if each == stride and shape[axis] > 1]
+    if left or len(axes) != len(sizes) or axes != sorted(set(axes)):
+        raise _NoPlan(f"a view of size {region[0]} and stride {region[1]} is no rectangle of shape {shape}")
+    for axis, (size, _) in zip(axes, sizes, strict=True):
+        extent[axis] = size
+    if any(begin + size > whole for begin, size, whole in zip(start, extent, shape, strict=True)):
+        raise _NoPlan(f"a view of size {region[0]} at element {region[2]} is no rectangle of shape {shape}")
+    return tuple(start), tuple(extent)
+
+
+def _check_taken_once(targets: Iterable[Target]) -> None:
+    of_tensor: defaultdict[str, list[Rectangle]] = defaultdict(list)
+    for target in targets:
+        of_tensor[target.source.name].append(target.source)
+    for name, parts in of_tensor.items():
+        if any(one.shared(other) is not None for one, other in combinations(parts, 2)):
+            raise _NoPlan(f"a part of {name} is loaded twice")
 
 
 class _NotACopy(Exception):

@@ -3,13 +3,12 @@
 Each rank owns two files and alternates between them. So a publication stays readable while the next one is written, and the one
 after that overwrites it; while an engine or another node still reads it, a third file is written instead. The files are reused,
 because touching fresh pages costs more than the copy itself. They are written through mappings, which takes a third of the time
-of system calls; once a file has all its memory, a GPU writes it through a pinned mapping, without a copy in between; and a GPU's
-engine reads it through one.
+of system calls, and the fingerprints are computed in the same pass. Once a file has all its memory, a GPU writes it through a
+pinned mapping, without a copy in between, and a GPU's engine reads it through one.
 """
 
 import glob
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,14 +18,12 @@ from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication, Shard, ShardRecord, WeightFile
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
-from asyncrl.weights.fingerprint import FingerprintSum
+from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.memory_file import MemoryFile
 from asyncrl.weights.transport import CPU, Transport
 
 _ALIGNMENT = 64
 """Every shard begins at a multiple of this many bytes: a cache line, and enough for any dtype to be viewed in place."""
-_LARGE_SHARD = 1 << 20
-"""With fewer bytes to add up, another thread is not worth its start."""
 _NONE = PolicyVersion(-1)
 """The version of a file that none lies in as a whole."""
 
@@ -70,16 +67,15 @@ class SharedMemory(Transport):
         """
         place = self._free_place(read)
         records: list[ShardRecord] = []
-        proof = _Proof()
+        proof = Fingerprints()
         there, end = place.file.size, 0
         for shard in shards:
-            proof.add(shard)
             offset = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = offset + shard.tensor.nbytes
             pinned = shard.tensor.device.type == self._mapped_from and offset < end <= there
             memory = self._mappings.bytes_of(place.file.path) if pinned else _as_tensor(place.file.memory(end))
             flat = memory[offset:end].view(shard.tensor.dtype)
-            flat.view(shard.tensor.shape).copy_(shard.tensor.detach(), non_blocking=True)
+            proof.add(shard, flat.view(shard.tensor.shape))
             records.append(
                 ShardRecord(
                     name=shard.name,
@@ -91,12 +87,18 @@ class SharedMemory(Transport):
                     offset=offset,
                 )
             )
-        total = proof.total()
+        fingerprints = tuple(proof.each())
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # not for a broadcast of the last version
         place.version = version
         file = WeightFile(place.file.path, self._node, end)
-        return Publication(version=version, files=(file,), shards=tuple(records), fingerprint=total)
+        return Publication(
+            version=version,
+            files=(file,),
+            shards=tuple(records),
+            fingerprints=fingerprints,
+            fingerprint=sum(fingerprints) % 2**64,
+        )
 
     def _free_place(self, read: Collection[PolicyVersion]) -> "_Place":
         """Return a place whose version may be overwritten, a new one if there is none."""
@@ -132,7 +134,7 @@ class SharedMemory(Transport):
         Raises:
             WeightMismatch: a tensor is not covered exactly once.
         """
-        files = _mapped(publication) if mappings is None else [mappings.bytes_of(file.path) for file in publication.files]
+        files = _mapped(publication, mappings)
         for name, records in by_tensor(publication.shards).items():
             check_coverage(name, records)
             if len(records) == 1:
@@ -145,51 +147,20 @@ class SharedMemory(Transport):
             yield name, whole
 
     @staticmethod
-    def read_shards(publication: Publication) -> Iterator[Shard]:
-        """Yield every shard where it lies, without a copy: the tensors are views of the mapped files.
+    def read_shards(publication: Publication, mappings: PinnedFiles | None = None) -> list[Shard]:
+        """Return every shard where it lies, without a copy: the tensors are views of the mapped files.
 
-        Raises:
-            WeightMismatch: a tensor is not covered exactly once.
+        Args:
+            mappings: keeps the files mapped; otherwise they are mapped anew, and each page is looked up again.
         """
-        files = _mapped(publication)
-        for name, records in by_tensor(publication.shards).items():
-            check_coverage(name, records)
-            for record in records:
-                yield Shard(name, record.shape, record.start, _view(files, record))
+        files = _mapped(publication, mappings)
+        return [Shard(record.name, record.shape, record.start, _view(files, record)) for record in publication.shards]
 
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
         """Remove what the ranks of a killed run have left behind in the memory file system."""
         for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
             path.unlink(missing_ok=True)
-
-
-class _Proof:
-    """The fingerprint of shards; that of large ones on a CPU is computed in a thread, while they are copied."""
-
-    def __init__(self) -> None:
-        self._here, self._beside = FingerprintSum(), FingerprintSum()
-        self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[None] | None = None
-
-    def add(self, shard: Shard) -> None:
-        if shard.tensor.device.type != "cpu" or shard.tensor.nbytes < _LARGE_SHARD:
-            self._here.add(shard)
-            return
-        self._wait()  # no more than one tensor, which may have been made for this, waits for its turn
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "fingerprint")
-        self._under_way = self._thread.submit(self._beside.add, shard)
-
-    def _wait(self) -> None:
-        if self._under_way is not None:
-            self._under_way.result()
-
-    def total(self) -> int:
-        self._wait()
-        if self._thread is not None:
-            self._thread.shutdown()
-        return (self._here.total() + self._beside.total()) % 2**64
 
 
 class _Place:
@@ -204,9 +175,11 @@ def _as_tensor(memory: memoryview) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
 
 
-def _mapped(publication: Publication) -> list[torch.Tensor]:
-    """The bytes of each file, uint8 [size]; writing to them changes this process's copy only."""
-    return [torch.from_file(file.path, shared=False, size=file.size, dtype=torch.uint8) for file in publication.files]
+def _mapped(publication: Publication, mappings: PinnedFiles | None) -> list[torch.Tensor]:
+    """The bytes of each file, uint8 [its size, or more]; without ``mappings``, what is written to them stays in this process."""
+    if mappings is None:
+        return [torch.from_file(file.path, shared=False, size=file.size, dtype=torch.uint8) for file in publication.files]
+    return [mappings.bytes_of(file.path) if file.size else torch.empty(0, dtype=torch.uint8) for file in publication.files]
 
 
 def _view(files: Sequence[torch.Tensor], record: ShardRecord) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The plan of slices: which rectangle of which learner rank becomes which rectangle of which worker of an engine.
 
-It is made from what both sides hold, before there is a process. What always holds: every slice lies in what its rank publishes,
-and the slices and the padding fill every parameter of every worker exactly once.
+A dry run makes it from the architecture alone, before there is a process. A worker of an engine makes it from the shards of a
+publication and from what vLLM's loaders do (:mod:`asyncrl.weights.slice_reader`), and it moves the bytes. What always holds:
+every slice lies in what its rank publishes, and the slices and the padding fill every parameter of every worker exactly once.
 """
 
 import math

@@ -55,21 +55,23 @@ def merge(parts: Sequence[Publication]) -> Publication:
     if len(versions) != 1:
         raise WeightMismatch(f"the parts to merge have versions {versions}; every rank must write the same version")
     files: list[WeightFile] = []
-    shards: list[ShardRecord] = []
+    shards: list[tuple[ShardRecord, int]] = []
     senders: list[BroadcastAddress] = []
     for part in parts:
         if not part.shards:
             continue
-        shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]
+        records = (ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards)
+        shards += zip(records, part.fingerprints, strict=True)
         files += part.files
         senders += part.senders
-    for name, records in by_tensor(shards).items():
-        check_coverage(name, records)
-    shards.sort(key=_layer)
+    for name, of_tensor in by_tensor(record for record, _ in shards).items():
+        check_coverage(name, of_tensor)
+    shards.sort(key=lambda shard: _layer(shard[0]))
     return Publication(
         version=versions[0],
         files=tuple(files),
-        shards=tuple(shards),
+        shards=tuple(record for record, _ in shards),
+        fingerprints=tuple(number for _, number in shards),
         fingerprint=sum(part.fingerprint for part in parts) % 2**64,
         senders=tuple(senders),
     )

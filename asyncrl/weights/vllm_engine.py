@@ -2,11 +2,11 @@
 
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What always holds for a load that
 raises nothing: the publication brought exactly the tensors of the checkpoint that the engine began with, each covered exactly
-once; every parameter of the model was made from them, by vLLM's loaders or by a plan of what these do
-(:mod:`asyncrl.weights.load_plan`); and the acknowledged fingerprint is that of the very tensors that the loaders or the plan
-received. On CPU, linear weights are repacked into the layout of vLLM's kernels, so the model's parameters cannot be compared bit
-by bit afterwards. If adapters alone are published, the same holds for their matrices (:mod:`asyncrl.weights.adapter_slots`), and
-nothing changes the model's own weights.
+once; every parameter of the model was made from them, by vLLM's loaders from whole tensors, or from slices by a plan of what
+these do (:mod:`asyncrl.weights.load_plan`); and the acknowledged fingerprint is that of the very tensors that the loaders
+received, or of the very shards of which the plan took slices. On CPU, linear weights are repacked into the layout of vLLM's
+kernels, so the model's parameters cannot be compared bit by bit afterwards. If adapters alone are published, the same holds for
+their matrices (:mod:`asyncrl.weights.adapter_slots`), and nothing changes the model's own weights.
 """
 
 import logging
@@ -29,11 +29,12 @@ from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.adapter_slots import AdapterSlots
 from asyncrl.weights.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.checkpoint import Checkpoint
-from asyncrl.weights.fingerprint import FingerprintSum
+from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
 from asyncrl.weights.parent_watch import die_with_parent
 from asyncrl.weights.rounding_log import explain_rounding
 from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.slice_reader import SliceReader
 from asyncrl.weights.transport import Transport
 from asyncrl.weights.worker_answers import Answer, Answers
 
@@ -176,6 +177,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
         planned = on_cpu and self.adapters is None
         self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if planned else None
+        self._slices = None if self._load_plan is None else SliceReader(self._load_plan.targets)
         # vLLM warns of every layer that a reload leaves untouched. For tied layers that is right; for any other, we raise.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
@@ -191,19 +193,19 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         publication = msgspec.msgpack.decode(encoded, type=Publication)
         if publication.senders and not paused and not self.broadcasts.fetch(publication):
             return
-        if self._load_plan is None and self.adapters is None:
-            return
         self._prepared = None  # adapters are about to be overwritten
-        self._checkpoint.check(publication.shards)
-        tensors = _Fingerprinting(self._read(publication))
-        layers: list[PreparedLayer] = []
-        if self._load_plan is not None:
-            layers = self._load_plan.prepare(dict(tensors))
         if self.adapters is not None:
+            self._checkpoint.check(publication.shards)
+            tensors = _Fingerprinting(self._read(publication))
             self.adapters.prepare(dict(tensors))
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
-        self._prepared = _Prepared(encoded, layers, tensors.total())
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
+            self._prepared = _Prepared(encoded, [], tensors.total())
+        elif self._load_plan is not None and self._slices is not None and not publication.senders:
+            self._checkpoint.check(publication.shards)
+            reading = self._slices.read(publication)
+            layers = self._load_plan.prepare(reading.fill)
+            self._prepared = _Prepared(encoded, layers, reading.total())
 
     def exchange(self, encoded: bytes, slot: int) -> bool:
         """Put the weights that were prepared for this publication into use; return False if none were.
@@ -294,6 +296,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Leave the ranks' groups, and unpin the mapped files; they are unmapped with the last tensor that views them."""
         self.broadcasts.close()
         self._mappings.close()
+        if self._slices is not None:
+            self._slices.close()
 
 
 def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -324,16 +328,16 @@ class _Fingerprinting:
     """Passes tensors on and adds up their fingerprints on the way, on the device where they are."""
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._tensors, self._sum = tensors, FingerprintSum()
+        self._tensors, self._fingerprints = tensors, Fingerprints()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._tensors:
-            self._sum.add(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
+            self._fingerprints.add(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
             yield name, tensor
 
     def total(self) -> int:
         """Return the fingerprint of everything that was passed on."""
-        return self._sum.total()
+        return self._fingerprints.total()
 
 
 class PublicationWorker:

@@ -173,7 +173,9 @@ class World:
         await self.pool.may_write()
         self.written = version
         file = WeightFile("file", "", 8)
-        await self.pool.install(Publication(version=PolicyVersion(version), files=(file,), shards=(), fingerprint=version))
+        await self.pool.install(
+            Publication(version=PolicyVersion(version), files=(file,), shards=(), fingerprints=(), fingerprint=version)
+        )
         await self.service.advance(PolicyVersion(version))
 
     async def harm(self) -> None:

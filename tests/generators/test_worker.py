@@ -414,7 +414,7 @@ async def test_leases_are_renewed_while_nothing_else_moves() -> None:
         await shop.ticket_client.notify()
         await shop.ticket_client.until(lambda: (0, 1, 2, 9) in shop.ticket_client.renewals)
         loading = asyncio.create_task(
-            shop.worker.install(Publication(version=PolicyVersion(1), files=(), shards=(), fingerprint=5))
+            shop.worker.install(Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=5))
         )
         shop.ticket_client.renewals.clear()
         await shop.ticket_client.until(lambda: len(shop.ticket_client.renewals) == 3)
@@ -487,7 +487,7 @@ async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
         return publication.fingerprint
 
     shop.engine.install = install  # type: ignore[method-assign]
-    publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprint=77)
+    publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=77)
     async with asyncio.TaskGroup() as group:
         installed = group.create_task(shop.worker.install(publication))
         await asyncio.sleep(0)
@@ -504,7 +504,7 @@ async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
 async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new_one() -> None:
     """The buffer never answers the request that was made as version 0: it must not keep the worker from asking as version 1."""
     shop = Shop([])
-    publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprint=1)
+    publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=1)
     async with shop.open():
         await shop.ticket_client.until(lambda: len(shop.ticket_client.limits) == 1)
         await shop.worker.install(publication)

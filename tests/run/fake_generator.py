@@ -17,7 +17,11 @@ T = TypeVar("T")
 
 def publication(version: int) -> Publication:
     return Publication(
-        version=PolicyVersion(version), files=(WeightFile(f"side-{version % 2}", "", 0),), shards=(), fingerprint=1000 + version
+        version=PolicyVersion(version),
+        files=(WeightFile(f"side-{version % 2}", "", 0),),
+        shards=(),
+        fingerprints=(),
+        fingerprint=1000 + version,
     )
 
 

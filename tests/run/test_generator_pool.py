@@ -376,7 +376,7 @@ async def test_event_loops_that_seem_blocked_on_a_node_that_does_not_answer_do_n
 async def test_no_successor_is_made_on_a_node_whose_memory_is_full() -> None:
     shop = Far()
     files = (WeightFile("rank-0", "", 700), WeightFile("rank-1", "", 30))
-    large = Publication(version=PolicyVersion(1), files=files, shards=(), fingerprint=1001)
+    large = Publication(version=PolicyVersion(1), files=files, shards=(), fingerprints=(), fingerprint=1001)
 
     async def fetch(publication: Publication, node: str) -> Publication:
         if node == "far":

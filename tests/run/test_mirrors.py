@@ -19,7 +19,7 @@ CLOSING_S = 1.0
 
 def publication(version: int, *nodes: str) -> Publication:
     files = tuple(WeightFile(f"rank{rank}-{version % 2}", node, 10) for rank, node in enumerate(nodes or ("learner",)))
-    return Publication(version=PolicyVersion(version), files=files, shards=(), fingerprint=version)
+    return Publication(version=PolicyVersion(version), files=files, shards=(), fingerprints=(), fingerprint=version)
 
 
 class FakeMirror:

@@ -83,7 +83,7 @@ class World:
     async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
         await self._for(WRITE_S, f"write {version}")
         fingerprint = 1 if self.same_weights else version
-        return Publication(version=version, files=(), shards=(), fingerprint=fingerprint)
+        return Publication(version=version, files=(), shards=(), fingerprints=(), fingerprint=fingerprint)
 
     async def install(self, publication: Publication) -> None:
         await self._for(self.install_s, f"install {publication.version}")

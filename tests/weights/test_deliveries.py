@@ -18,7 +18,7 @@ HOME, FAR = "home", "far"
 
 def publication(version: int, *nodes: str) -> Publication:
     files = tuple(WeightFile(f"rank-{rank}", node, 8) for rank, node in enumerate(nodes or (HOME,)))
-    return Publication(version=PolicyVersion(version), files=files, shards=(), fingerprint=1000 + version)
+    return Publication(version=PolicyVersion(version), files=files, shards=(), fingerprints=(), fingerprint=1000 + version)
 
 
 class Machine:

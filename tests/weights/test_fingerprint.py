@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.publication import Shard
-from asyncrl.weights.fingerprint import FingerprintSum, _coordinate_weights, device_weights, fingerprint
+from asyncrl.weights.fingerprint import Fingerprints, _coordinate_weights, _on_device, device_weights, fingerprint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64]
 
@@ -92,24 +93,60 @@ def test_refuses_wide_elements() -> None:
 @given(name=st.text(min_size=1), dimension=st.integers(0, 3), first=st.integers(0, 2**40), extent=st.integers(1, 50))
 def test_a_device_computes_the_numbers_that_a_cpu_does(name: str, dimension: int, first: int, extent: int) -> None:
     cpu = torch.device("cpu")
-    expected = _coordinate_weights(name, dimension, first, extent, cpu)
-    assert torch.equal(device_weights(name, dimension, first, extent, cpu), expected)
+    expected = _coordinate_weights(name, dimension, first, extent)
+    assert (device_weights(name, dimension, first, extent, cpu).numpy().view(np.uint64) == expected).all()
 
 
-def test_a_sum_is_that_of_the_fingerprints() -> None:
+def test_a_total_is_the_sum_of_each() -> None:
     shards = [whole(name, random_tensor([5, 3], dtype, 1)) for name, dtype in zip("abcde", DTYPES, strict=True)]
-    total = FingerprintSum()
-    assert total.total() == 0
+    found = Fingerprints()
+    assert found.total() == 0
     for shard in [*shards, whole("empty", torch.empty(0, 2)), whole("scalar", torch.tensor(3.0))]:
-        total.add(shard)
-    assert total.total() == (sum(map(fingerprint, shards)) + fingerprint(whole("scalar", torch.tensor(3.0)))) % 2**64
+        found.add(shard)
+    expected = [*map(fingerprint, shards), 0, fingerprint(whole("scalar", torch.tensor(3.0)))]
+    assert found.each() == expected
+    assert found.total() == sum(expected) % 2**64
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
-@pytest.mark.parametrize("shape", [(3,), (700, 1024), (2, 5, 7)])
-def test_the_compiled_loop_gives_the_same_number(dtype: torch.dtype, shape: tuple[int, ...], monkeypatch) -> None:
-    monkeypatch.setattr("asyncrl.weights.fingerprint._LARGE_BYTES", 0)
+SHAPES = [(3,), (200, 64), (700, 1024), (2, 5, 7), (1100, 700), (3, 129)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_loop_on_a_cpu_gives_the_number_that_a_device_gives(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     shard = whole("w", random_tensor(list(shape), dtype, 3))
-    compiled = FingerprintSum()
-    compiled.add(shard)
-    assert compiled.total() == fingerprint(shard)
+    assert fingerprint(shard) == int(_on_device(shard)) % 2**64
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_copied_on_the_way_is_the_same(dtype: torch.dtype, shape: tuple[int, ...], threads: int) -> None:
+    """Large ones go past the caches, where they lie at a cache line; those with a gap between their rows, too."""
+    shard = whole("w", random_tensor(list(shape), dtype, 3))
+    wider = torch.zeros(*shape[:-1], shape[-1] + 64, dtype=dtype)
+    targets = [torch.zeros(shape, dtype=dtype), wider[..., 1:-63], wider[..., -shape[-1] :]]
+    for into in targets:
+        found = Fingerprints(threads=threads)
+        found.add(shard, into)
+        assert torch.equal(into, shard.tensor)
+        assert found.total() == fingerprint(shard)
+    assert not wider[..., 0].any()
+
+
+def test_what_is_rounded_on_the_way_has_the_fingerprint_of_what_was_read() -> None:
+    for shape in [(5,), (400, 300), (3, 200, 100)]:
+        shard = whole("w", random_tensor(list(shape), torch.float32, 3))
+        into, found = torch.zeros(shape, dtype=torch.bfloat16), Fingerprints(threads=2)
+        found.add(shard, into)
+        assert torch.equal(into, shard.tensor.bfloat16())
+        assert found.total() == fingerprint(shard)
+
+
+def test_a_part_between_other_columns_has_the_number_of_a_copy_of_it() -> None:
+    tensor = random_tensor([50, 200], torch.bfloat16, 3)
+    part, into = Shard("w", (50, 200), (0, 70), tensor[:, 70:170]), torch.zeros(50, 100, dtype=torch.bfloat16)
+    found = Fingerprints()
+    found.add(part, into)
+    assert torch.equal(into, part.tensor)
+    assert found.total() == fingerprint(Shard("w", (50, 200), (0, 70), part.tensor.clone()))

@@ -11,7 +11,7 @@ from asyncrl.bench.gpu.settings import CorrectnessSettings
 from asyncrl.bench.gpu.subject import at_version, device, folder_for, make_learner, make_model, rows_of, values_of
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import KlInLoss
-from asyncrl.weights.fingerprint import FingerprintSum
+from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 
@@ -97,7 +97,7 @@ def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str) -> RankOut
         norms.append(values["learner/grad_norm"])
     with closing(SharedMemory("bench", 0, str(folder))) as files:
         published = merge([files.write(learner.version, learner.shards())])
-        total = FingerprintSum()
+        total = Fingerprints()
         for name, tensor in SharedMemory.read(published, torch.device(device())):
             total.add(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
     checkpoint = folder / dtype / f"version-{learner.version:06d}"

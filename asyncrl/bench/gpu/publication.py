@@ -16,7 +16,7 @@ from asyncrl.bench.gpu.subject import device, folder_for, synchronize
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
-from asyncrl.weights.fingerprint import FingerprintSum
+from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 
@@ -168,7 +168,7 @@ def _receive(pipe: Connection) -> None:
     while (publication := pipe.recv()) is not None:
         assert isinstance(publication, Publication)
         began = time.perf_counter()
-        total, new = FingerprintSum(), {}
+        total, new = Fingerprints(), {}
         for name, tensor in SharedMemory.read(publication, torch.device(device()), mappings):
             total.add(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
             new[name] = tensor
