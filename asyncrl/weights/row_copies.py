@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 _BLOCK_BYTES = 64
 """Bytes of a row that the loop takes at once: a cache line, and a whole register where registers are largest."""
+_AHEAD_BYTES = 1 << 10
+"""How far ahead of what is added up memory is asked for: the processor by itself stops at the end of each page."""
 _STREAM_BYTES = 1 << 20
 """From this size on, what is copied goes past the caches: it would not stay there, and they would read memory to overwrite it."""
 _BYTES_OF_A_THREAD = 1 << 20
@@ -110,6 +112,8 @@ block:
   %factors.block = getelementptr i64, ptr %column.factors, i64 %c
   %values = load <{lanes} x i{bits}>, ptr %from.block, align {width}
   {store}
+  %ahead = getelementptr i8, ptr %from.block, i64 {ahead}
+  call void @llvm.prefetch.p0(ptr %ahead, i32 0, i32 3, i32 1)
   %wide = {widen} <{lanes} x i{bits}> %values to <{lanes} x i64>
   %factors = load <{lanes} x i64>, ptr %factors.block, align 8
   %products = mul <{lanes} x i64> %wide, %factors
@@ -157,6 +161,7 @@ done:
   %result = add i64 %of.blocks, %rest.next
   ret i64 %result
 }}
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare i64 @llvm.vector.reduce.add.v{lanes}i64(<{lanes} x i64>)
 !0 = !{{i32 1}}
 """
@@ -168,7 +173,7 @@ def _loop(width: int, way: _Way) -> Callable[..., int]:
     """Make machine code for integers of ``width`` bytes. Calls of it let other threads of Python run."""
     import llvmlite.binding as llvm
 
-    values: dict[str, Any] = {"lanes": _BLOCK_BYTES // width, "bits": 8 * width, "width": width}
+    values: dict[str, Any] = {"lanes": _BLOCK_BYTES // width, "bits": 8 * width, "width": width, "ahead": _AHEAD_BYTES}
     single = "" if way is _Way.SUM else f"store i{8 * width} %value, ptr %to.single, align {width}"
     place = f"%to.single = getelementptr i{8 * width}, ptr %to, i64 %s"
     code = _CODE.format(

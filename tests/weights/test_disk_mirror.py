@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -68,9 +69,7 @@ class Site:
     def fetch(self, node: str, publication: Publication) -> dict[str, torch.Tensor]:
         files = self.mirror(node).fetch(publication.version, SEEN_S)
         assert {file.node for file in files} == {node}
-        there = Publication(
-            version=publication.version, files=files, shards=publication.shards, fingerprint=publication.fingerprint
-        )
+        there = msgspec.structs.replace(publication, files=files)
         return {name: tensor.clone() for name, tensor in SharedMemory.read(there)}
 
     def stored_bytes(self, version: int) -> int:
@@ -109,7 +108,7 @@ def test_a_fetched_version_stays_while_the_next_is_fetched(site: Site) -> None:
     files = site.mirror("n").fetch(first.version, SEEN_S)
     site.weights[5] = 0
     site.fetch("n", site.store(2))
-    there = Publication(version=first.version, files=files, shards=first.shards, fingerprint=first.fingerprint)
+    there = msgspec.structs.replace(first, files=files)
     assert torch.equal(dict(SharedMemory.read(there))["w"], before)
 
 

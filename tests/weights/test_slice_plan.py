@@ -1,6 +1,7 @@
 """The plan of slices: what vLLM's own loaders would copy, from what Megatron's ranks publish, each element exactly once."""
 
 import math
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -8,15 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm_models import vllm_model
 
 from asyncrl.core.architecture import Architecture
 from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
+from asyncrl.core.publication import Shard
 from asyncrl.core.rectangle import Rectangle
 from asyncrl.weights.engine_shards import EngineLayout, Target, check_engine, padding, parameters, targets
-from asyncrl.weights.load_plan import _Copy, _Padding, _Recorder
+from asyncrl.weights.load_plan import LoadPlan, _Copy, _Padding, _Recorder
+from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.slice_plan import merges, moved_elements, plan_slices
+from asyncrl.weights.slice_reader import SliceReader
 from learners.held_weights import held_weights
 from learners.rank import RankPlace
 
@@ -111,6 +118,41 @@ def test_the_plan_is_what_vllms_loaders_copy(model, layout, tmp_path):
         }
         assert planned == copied
         assert padded == padding(architecture, layout, worker)
+
+
+def packed(vllm, tensors):
+    """Have vLLM load and pack the tensors."""
+    vllm.load_weights(tensors.items())
+    for module in vllm.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, QuantizeMethodBase):
+            method.process_weights_after_loading(module)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_plan_by_which_an_engine_loads_is_the_same_and_packs_experts_as_vllm_does(worker, tmp_path):
+    config, architecture = MODELS["qwen3-moe"]
+    layout, shapes = LAYOUTS["two"], {tensor.name: tensor.shape for tensor in architecture.tensors()}
+    old, new = ({name: torch.randn(shape) for name, shape in shapes.items()} for _ in range(2))
+    with vllm_model(config, tmp_path, worker, layout.tensor) as vllm:
+        record_metadata_for_reloading(vllm)
+        packed(vllm, old)
+        plan = LoadPlan.of(vllm, shapes, [])
+        assert plan is not None
+        assert set(plan.targets) == set(targets(architecture, layout, worker))
+        with closing(SharedMemory("plan", 0, str(tmp_path))) as writer, closing(SliceReader(plan.targets)) as slices:
+            shards = [Shard(name, shapes[name], (0,) * tensor.dim(), tensor) for name, tensor in new.items()]
+            publication = writer.write(PolicyVersion(1), shards)
+            reading = slices.read(publication)
+            for layer in plan.prepare(reading.fill):
+                layer.exchange()
+        assert reading.total() == publication.fingerprint
+    with vllm_model(config, tmp_path, worker, layout.tensor) as expected:
+        packed(expected, new)
+    loaded = dict(vllm.named_parameters())
+    assert any("w13_weight" in name for name in loaded)
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(loaded[name], parameter), name
 
 
 @st.composite
