@@ -175,10 +175,9 @@ async def test_weights_arrive_under_running_requests(engine, model, writer) -> N
     assert 0 < use.last_pause_seconds < use.idle_seconds <= use.wall_seconds
 
 
-async def test_weights_are_made_ready_before_the_pause(engine, model, writer, monkeypatch) -> None:
-    """What the publication's file holds by the time of the pause does not matter: nothing is read in it."""
-    perturb(model)
-    publication, core = publish(writer, 3, shards(model)), engine._llm.engine_core
+def erase_once_ready(engine: VllmEngine, publication: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overwrite the publication's file before the pause begins."""
+    core = engine._llm.engine_core
     called = core.call_utility_async
 
     async def call_and_erase(method: str, *arguments: object) -> object:
@@ -188,6 +187,13 @@ async def test_weights_are_made_ready_before_the_pause(engine, model, writer, mo
         return answer
 
     monkeypatch.setattr(core, "call_utility_async", call_and_erase)
+
+
+async def test_weights_are_made_ready_before_the_pause(engine, model, writer, monkeypatch) -> None:
+    """What the publication's file holds by the time of the pause does not matter: nothing is read in it."""
+    perturb(model)
+    publication = publish(writer, 3, shards(model))
+    erase_once_ready(engine, publication, monkeypatch)
     assert await engine.install(publication) == publication.fingerprint
     prompt = list(range(5, 105))
     completion = await sample(engine, prompt, 30)
@@ -254,8 +260,9 @@ async def test_a_publication_that_fails_in_the_pause_ends_the_engine(engine, mod
             await completion
 
 
-async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
-    """On CPU vLLM packs them for its kernels, and a publication must not be read as if it were packed."""
+async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path, monkeypatch) -> None:
+    """On CPU vLLM packs them for its kernels, and a publication must not be read as if it were packed. That is done before the
+    pause, too."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=320,
@@ -285,6 +292,7 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
                 tensors = load_file(tmp_path / str(version) / "model.safetensors")
                 parts = [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in tensors.items()]
                 publication = publish(writer, 10 + version, parts)
+                erase_once_ready(engine, publication, monkeypatch)
                 assert await engine.install(publication) == publication.fingerprint
             completion = await sample(engine, prompt, 30)
             assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
