@@ -13,7 +13,7 @@ from small_engine import LONGEST, NO_STOP, distributions, publish, small_model, 
 from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
-from asyncrl.core.publication import PREPARE, Shard
+from asyncrl.core.publication import PREPARE, Publication, Shard
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion
 from generators.engine import VllmEngine
