@@ -26,8 +26,8 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import encode
 from asyncrl.run.buffer_folder import remove_payload_in_memory
-from asyncrl.run.cluster import start_ray
 from asyncrl.run.compose import compose
+from asyncrl.run.ray_cluster import start_ray
 
 RUN_DEADLINE_S = 300.0
 """Seconds that one run of producer and consumer may take."""

@@ -28,8 +28,8 @@ from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import decode, encode
-from asyncrl.run.cluster import start_ray
 from asyncrl.run.mirrors import FAN_OUT
+from asyncrl.run.ray_cluster import start_ray
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
 from asyncrl.weights.mirror import Mirror

@@ -1,4 +1,4 @@
-"""The processes of one run: Ray, the buffer, the generators and the learner ranks, from start to stop.
+"""The processes of one run in a Ray cluster: the buffer, the generators and the learner ranks, from start to stop.
 
 Always holds: when :meth:`Cluster.close` has returned, nothing that this run started is left.
 """
@@ -6,16 +6,10 @@ Always holds: when :meth:`Cluster.close` has returned, nothing that this run sta
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import shutil
-import socket
-import sys
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +34,6 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.folder_sight import refuse_blind
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
-from asyncrl.run.gpus import usable
 from asyncrl.run.local_publications import make_local_publications
 from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.model_shape import read_shape
@@ -51,7 +44,6 @@ from asyncrl.run.payload import this_node
 from asyncrl.run.places import find_places
 from asyncrl.run.probe_scores import LearnerScores
 from asyncrl.run.process_sizes import sizes_of
-from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.run.weight_routes import by_nccl, describe_routes, writers
 from asyncrl.weights.chunk_wire import SECRET_BYTES
 from asyncrl.weights.transport import merge
@@ -61,11 +53,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OBJECT_STORE_BYTES = 256 << 20
-"""Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
-
-LOOPBACK_S = 5.0
-"""How long this machine may take to connect to itself."""
 DEATH_KNOWN_S = 15.0
 """Seconds within which Ray usually knows that a process or its node is gone, after others have lost their connections to it."""
 LEARNER_WATCH_S = 2.0
@@ -356,98 +343,3 @@ async def _answers(rank: Any, number: int, log: Path) -> None:
     while True:
         await _told(watch(rank.node.remote(), of=f"learner rank {number}"), log)
         await asyncio.sleep(LEARNER_WATCH_S)
-
-
-def start_ray() -> None:
-    """Join the Ray cluster that ``RAY_ADDRESS`` names, or start one for this run alone on this machine.
-
-    Raises:
-        ComponentFailed: Ray did not start, or the cluster cannot be joined.
-    """
-    address = os.environ.get("RAY_ADDRESS")
-    try:
-        if address:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env={"worker_process_setup_hook": _as_here()})
-        else:
-            _check_loopback()
-            _start_own_ray()
-    except Exception as error:  # Ray raises errors of any class, even a plain Exception
-        problem = f"cannot join Ray at {address}" if address else "Ray did not start"
-        remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; if this machine is very busy, try again"
-        raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
-
-
-def _as_here() -> Callable[[], None]:
-    """Return what lets a process that Ray started elsewhere find relative paths and the user's modules, as this one does.
-
-    It works in this one's folder if its node sees that, and looks for modules in the same places, after its own.
-    """
-    folder, places = os.getcwd(), list(sys.path)
-
-    def begin() -> None:
-        if os.path.isdir(folder):
-            os.chdir(folder)
-        sys.path.extend(place for place in places if place not in sys.path)
-
-    return begin
-
-
-def _check_loopback() -> None:
-    """Check that this machine can connect to itself; if it cannot, Ray would wait for its own processes for minutes.
-
-    Raises:
-        OSError: this machine cannot connect to itself.
-    """
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), LOOPBACK_S):
-            pass
-    except OSError as error:
-        why = error.strerror or "no answer"
-        raise OSError(f"this machine cannot connect to itself at 127.0.0.1 ({why}); bring its loopback interface up") from error
-
-
-def _start_own_ray() -> None:
-    if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
-        # Whoever can call Ray can run code. By default its token is in the home folder: read-only, perhaps, or public.
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-        num_gpus=usable(),
-    )
-
-
-def stop_ray() -> None:
-    """Leave Ray, and end the processes that :func:`start_ray` started."""
-    node: Any = ray._private.worker._global_node
-    if node is not None:
-        for process in chain.from_iterable(node.all_processes.values()):
-            # They have SIGTERM blocked, and Ray would wait a second for each of them before it kills it.
-            process.process.terminate = process.process.kill
-    ray.shutdown()
-
-
-def starting_ray() -> "asyncio.Future[None]":
-    """Run :func:`start_ray` in a daemon thread that never ends: the kernel ends Ray's processes with the *thread* that
-    started them.
-    """
-    loop = asyncio.get_running_loop()
-    started: asyncio.Future[None] = loop.create_future()
-
-    def work() -> None:
-        try:
-            with sigterm_blocked():
-                start_ray()
-        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-            outcome = partial(started.set_exception, error)
-        else:
-            outcome = partial(started.set_result, None)
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-            loop.call_soon_threadsafe(outcome)
-        threading.Event().wait()
-
-    threading.Thread(target=work, name="Ray", daemon=True).start()
-    return started

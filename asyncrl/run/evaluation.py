@@ -16,7 +16,6 @@ from statistics import fmean
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.cluster import starting_ray
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluated_model import EvaluatedModel
 from asyncrl.run.evaluation_folder import EvaluationFolder
@@ -34,6 +33,7 @@ from asyncrl.run.parts import pools_of
 from asyncrl.run.places import find_places
 from asyncrl.run.process_sizes import engine_bytes
 from asyncrl.run.processes import adopt_orphans
+from asyncrl.run.ray_cluster import starting_ray
 from asyncrl.run.stopping import wait_hearing
 from asyncrl.run.version_export import weights_of
 from asyncrl.run.watch import ending_with, own_daemons

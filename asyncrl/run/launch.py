@@ -24,7 +24,7 @@ from asyncrl.core.text import counted
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.episodes.files import forget_steps_after
 from asyncrl.run.checkpointer import Checkpointer
-from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
+from asyncrl.run.cluster import Cluster
 from asyncrl.run.control import controlled
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluator import Evaluator
@@ -35,6 +35,7 @@ from asyncrl.run.model import resolve_model
 from asyncrl.run.model_sources import with_local_reference
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
+from asyncrl.run.ray_cluster import starting_ray, stop_ray
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
 from asyncrl.run.run_memory import free_memory_of

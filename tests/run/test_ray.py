@@ -9,7 +9,8 @@ import pytest
 SCRIPT = """
 import asyncio, os, pathlib, signal, subprocess, sys, time
 import psutil, ray
-from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
+from asyncrl.run.cluster import Cluster
+from asyncrl.run.ray_cluster import starting_ray, stop_ray
 from asyncrl.run.far_files import FarFiles
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.node_watch import NodeWatch
@@ -96,7 +97,7 @@ def test_ray_is_the_run_s_alone_and_takes_no_sigterm(tmp_path):
 NO_NETWORK = """
 import ctypes, os, sys
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.run.cluster import start_ray
+from asyncrl.run.ray_cluster import start_ray
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 flags = CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWUSER | CLONE_NEWNET
 if ctypes.CDLL(None, use_errno=True).unshare(flags):

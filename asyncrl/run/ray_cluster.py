@@ -1,0 +1,120 @@
+"""Joins the Ray cluster of a run, or starts one for the run alone, and ends what was started."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import ray
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.run.gpus import usable
+from asyncrl.run.stopping import sigterm_blocked
+
+OBJECT_STORE_BYTES = 256 << 20
+"""Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
+LOOPBACK_S = 5.0
+"""How long this machine may take to connect to itself."""
+
+
+def start_ray() -> None:
+    """Join the Ray cluster that ``RAY_ADDRESS`` names, or start one for this run alone on this machine.
+
+    Raises:
+        ComponentFailed: Ray did not start, or the cluster cannot be joined.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env={"worker_process_setup_hook": _as_here()})
+        else:
+            _check_loopback()
+            _start_own_ray()
+    except Exception as error:  # Ray raises errors of any class, even a plain Exception
+        problem = f"cannot join Ray at {address}" if address else "Ray did not start"
+        remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; if this machine is very busy, try again"
+        raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
+
+
+def _as_here() -> Callable[[], None]:
+    """Return what lets a process that Ray started elsewhere find relative paths and the user's modules, as this one does.
+
+    It works in this one's folder if its node sees that, and looks for modules in the same places, after its own.
+    """
+    folder, places = os.getcwd(), list(sys.path)
+
+    def begin() -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        sys.path.extend(place for place in places if place not in sys.path)
+
+    return begin
+
+
+def _check_loopback() -> None:
+    """Check that this machine can connect to itself; if it cannot, Ray would wait for its own processes for minutes.
+
+    Raises:
+        OSError: this machine cannot connect to itself.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), LOOPBACK_S):
+            pass
+    except OSError as error:
+        why = error.strerror or "no answer"
+        raise OSError(f"this machine cannot connect to itself at 127.0.0.1 ({why}); bring its loopback interface up") from error
+
+
+def _start_own_ray() -> None:
+    if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        # Whoever can call Ray can run code. By default its token is in the home folder: read-only, perhaps, or public.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+        num_gpus=usable(),
+    )
+
+
+def stop_ray() -> None:
+    """Leave Ray, and end the processes that :func:`start_ray` started."""
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        for process in chain.from_iterable(node.all_processes.values()):
+            # They have SIGTERM blocked, and Ray would wait a second for each of them before it kills it.
+            process.process.terminate = process.process.kill
+    ray.shutdown()
+
+
+def starting_ray() -> "asyncio.Future[None]":
+    """Run :func:`start_ray` in a daemon thread that never ends: the kernel ends Ray's processes with the *thread* that
+    started them.
+    """
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[None] = loop.create_future()
+
+    def work() -> None:
+        try:
+            with sigterm_blocked():
+                start_ray()
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
+            outcome = partial(started.set_exception, error)
+        else:
+            outcome = partial(started.set_result, None)
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            loop.call_soon_threadsafe(outcome)
+        threading.Event().wait()
+
+    threading.Thread(target=work, name="Ray", daemon=True).start()
+    return started
