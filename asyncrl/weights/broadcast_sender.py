@@ -135,7 +135,9 @@ class BroadcastSender:
             with self._lock:
                 path = self._files.get(asked[0].version)
             answer = Answer.GONE if path is None else Answer.SEND if all(each.ready for each in asked) else Answer.LATER
-            token = self._collective.token() if answer is Answer.SEND and engine.group is None else b""
+            token = b""
+            if answer is Answer.SEND and engine.group is None:
+                token = supervised(self._collective.token, workers, self._seconds, self._name, "NCCL to name a group")
             for worker in workers:
                 tell(worker, Reply(answer, token))
             if path is None or answer is not Answer.SEND:
