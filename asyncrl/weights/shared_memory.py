@@ -7,19 +7,16 @@ of system calls, and the fingerprints are computed in the same pass. Once a file
 pinned mapping, without a copy in between, and a GPU's engine reads it through one.
 """
 
-import glob
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication, Shard, ShardRecord, WeightFile
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import Fingerprints
-from asyncrl.weights.memory_file import MemoryFile
+from asyncrl.weights.memory_file import MemoryFile, memory_path, remove_memory_files
 from asyncrl.weights.transport import CPU, Transport
 
 _ALIGNMENT = 64
@@ -51,8 +48,7 @@ class SharedMemory(Transport):
     ) -> None:
         self._node = node
         self._mappings, self._mapped_from = files or PinnedFiles(), mapped_from
-        stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-rank{rank}"
-        self._stem = str(stem)
+        self._stem = memory_path(run_id, f"rank{rank}", directory)
         self._places: list[_Place] = []
 
     def write(self, version: PolicyVersion, shards: Iterable[Shard], read: Collection[PolicyVersion] = ()) -> Publication:
@@ -159,8 +155,7 @@ class SharedMemory(Transport):
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
         """Remove what the ranks of a killed run have left behind in the memory file system."""
-        for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
-            path.unlink(missing_ok=True)
+        remove_memory_files(run_id, "rank")
 
 
 class _Place:
