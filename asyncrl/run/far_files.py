@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from asyncrl.core.errors import AsyncRLError, ProcessDied, ProcessUnreachable
+from asyncrl.core.errors import AsyncRLError, NodeLost, ProcessDied, ProcessUnreachable
 from asyncrl.run.actors.node_files import start_node_files
 from asyncrl.run.asking import ask
 from asyncrl.run.folder import RunFolder
@@ -111,7 +111,7 @@ class _FarNode:
         """See :meth:`FarFiles.answer`. If the process that reads the files has died, it is started again."""
         try:
             return int(await self._ask(self._files.answer.remote()))
-        except ProcessUnreachable:
+        except (ProcessUnreachable, NodeLost):
             raise
         except ProcessDied:
             self._files = start_node_files(self.id)
