@@ -1,6 +1,6 @@
 """Plays what spans two hosts in whole runs, by hand, and prints what is seen: ranks apart, pools, latecomers, folders.
 
-As root: ``python tests/spanning_hosts.py pipeline adapters`` plays these one after the other, on one pair of hosts made of
+As root: ``python tests/spanning_hosts.py late pools`` plays these one after the other, on one pair of hosts made of
 namespaces. Each fails at the first thing that is not as it should be, and the next one is played. ``late`` must come first.
 """
 
@@ -172,19 +172,25 @@ def pipeline(stage: Stage) -> None:
 
 
 def pools(stage: Stage) -> None:
-    """Two pools of their own sizes and settings play training episodes, each on its host."""
+    """Two pools of their own sizes and settings, each on its host, get weights through a folder, as changed blocks."""
     far = "generators.pools={far: {count: 1, max_running: 8, kv_cache_mb: 32, placement: {resources: {node-1: 1}}}}"
-    stage.call(*stage.recipe("generators.count=1", "generators.placement.resources={node-0: 1}", far), seconds=400)
+    near = ["generators.count=1", "generators.placement.resources={node-0: 1}"]
+    stage.call(*stage.recipe(*near, far, "weights.kind=disk", "+weights.delta=true"), seconds=400)
     stage.check()
     for pool in ("generators", "far"):
         sampled = stage.values(f"generators/{pool}/tokens_per_s").values()
         stage.say(f"{pool}: up to {max(sampled):.0f} tokens a second")
         assert max(sampled) > 0
+    stage.say("stored:", *sorted(file.name for file in (stage.run / "weights").glob("version-*/rank*")))
 
 
 def late(stage: Stage) -> None:
-    """The second host joins while the run trains, and takes an engine for which the first has no room."""
-    run = stage.start(*stage.recipe("generators.count=1", "steps=100000"))
+    """The second host joins while the run trains adapters, and takes an engine for which the first has no room.
+
+    The adapters alone are published, and each episode is played with one version of them.
+    """
+    lora = ["+learner.lora={rank: 8, publish: adapter}", "generators.updates=at_episode"]
+    run = stage.start(*stage.recipe("generators.count=1", "steps=100000", *lora))
     run.wait_for(r"training step \d+/")
     inside = str(stage.runs / stage.run.name)
     stage.call("scale", inside, "generators=2", code=2, said="there is no room")
@@ -197,20 +203,6 @@ def late(stage: Stage) -> None:
     run.wait_for(r"has handed back its episodes, and ends")
     run.signal(signal.SIGINT)
     stage.check(Status.INTERRUPTED)
-
-
-def adapters(stage: Stage) -> None:
-    """Adapters alone go to an engine on the other host, which plays each episode with one version."""
-    lora = ["+learner.lora={rank: 8, publish: adapter}", "generators.updates=at_episode"]
-    stage.call(*stage.recipe(*FAR, *lora), seconds=400)
-    stage.check()
-
-
-def disk(stage: Stage) -> None:
-    """Weights go through a folder, as changed blocks, from ranks on two hosts to an engine on one."""
-    through = ["weights.kind=disk", "+weights.delta=true", "learner.pipeline_parallel=2", RANKS_APART]
-    stage.call(*stage.recipe(*FAR, *through), seconds=400)
-    stage.check()
 
 
 def folders(stage: Stage) -> None:
@@ -234,9 +226,9 @@ def unreachable(stage: Stage) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
-    each.__name__: each for each in (data, pipeline, pools, late, adapters, disk, folders, unreachable)
+    each.__name__: each for each in (data, pipeline, pools, late, folders, unreachable)
 }
-SHARING = {"data", "pipeline", "disk"}
+SHARING = {"data", "pipeline", "pools"}
 """Scenarios whose runs lie where both hosts see them."""
 
 
