@@ -82,15 +82,16 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         if by is Measure.GAP and kind is Kind.EVALUATION:
             remedy = "sort by reward, length or staleness"
             raise RecipeError("", "episodes of an evaluation have no engine-learner gap: no learner saw them", remedy)
-        places = reader.places(choice, by, arguments.limit)
-        if not len(places):
+        chosen = reader.places(choice, by)
+        if not len(chosen):
             raise no_such_episodes(reader, choice)
+        places = chosen if arguments.limit is None else chosen.slice(0, arguments.limit)
         if arguments.json:
             _print_json(reader, places, console)
         elif is_interactive(console):
-            _turn_pages(reader, places, console)
+            _turn_pages(reader, places, len(chosen), console)
         else:
-            _print_pages(reader, places, console)
+            _print_pages(reader, places, len(chosen), console)
     except AsyncRLError as error:
         error_console().print(Text(str(error)))
         return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
@@ -115,19 +116,19 @@ def _print_json(reader: EpisodeReader, places: pa.Table, console: Console) -> No
         console.out(visible_json(line) if console.is_terminal else line, highlight=False)
 
 
-def _print_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> None:
+def _print_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Console) -> None:
     from asyncrl.run.episode_view import episode_view
 
     for number, episode in enumerate(reader.read(places), 1):
-        console.print(episode_view(episode, f"{number:,} of {len(places):,}"))
+        console.print(episode_view(episode, f"{number:,} of {of:,}"))
 
 
-def _turn_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> None:
+def _turn_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Console) -> None:
     from asyncrl.cli.pager import show_pages
     from asyncrl.run.episode_view import episode_view
 
     def page(number: int) -> RenderableType:
         (episode,) = reader.read(places.slice(number, 1))
-        return episode_view(episode, f"{number + 1:,} of {len(places):,}")
+        return episode_view(episode, f"{number + 1:,} of {of:,}")
 
     show_pages(console, len(places), page)

@@ -69,6 +69,16 @@ def merged(counted: Iterable[CountedError]) -> tuple[CountedError, ...]:
     return tuple(sums.values())
 
 
+def at_least(counted: Iterable[CountedError], before: Iterable[CountedError]) -> tuple[CountedError, ...]:
+    """Return the errors of both, each with the higher of its two counts."""
+    highest = {_key(each): each for each in before}
+    for each in counted:
+        known = highest.get(key := _key(each))
+        if known is None or known.times < each.times:
+            highest[key] = each
+    return tuple(highest.values())
+
+
 def _key(error: UsersError) -> tuple[str, str, int, str]:
     return error.method, error.file, error.line, error.kind
 

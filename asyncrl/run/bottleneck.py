@@ -34,6 +34,9 @@ ROOM_TO_SPARE = 0.2
 SIDE_BY_SIDE = 0.9
 """What is left of the idle cores' gain when further processes work side by side with those that kept the others busy."""
 
+MUCH_OUTSIDE = 0.5
+"""Where episodes spend more than this share of their own time outside engines, it is said whatever else holds the run up."""
+
 _MORE_AT_ONCE = ("generators.max_running",)
 
 
@@ -163,6 +166,8 @@ def _lost(shares: Shares) -> dict[Kind, float]:
 
 def _says(kind: Kind, shares: Shares, share: float, slowest: SlowTool | None) -> str:
     waited = f"the learner waited for {percent(share)} of the time"
+    outside = f"spent {percent(shares.tools)} of their own time outside engines{f' ({slowest})' if slowest else ''}"
+    also = f", and episodes {outside}" if shares.tools > MUCH_OUTSIDE else ""
     match kind:
         case Kind.LEARNER:
             return f"the learner trained for {percent(share)} of the time, and engines idled for {percent(shares.idle)}"
@@ -171,14 +176,13 @@ def _says(kind: Kind, shares: Shares, share: float, slowest: SlowTool | None) ->
         case Kind.EVALUATION:
             return f"{waited} because engines were evaluating"
         case Kind.STALENESS:
-            return f"{waited} while engines had room, but the pipeline depth allowed no more tickets"
+            return f"{waited} while engines had room, but the pipeline depth allowed no more tickets{also}"
         case Kind.TOOLS:
-            named = f" ({slowest})" if slowest else ""
-            return f"{waited} for episodes, which spent {percent(shares.tools)} of their own time outside engines{named}"
+            return f"{waited} for episodes, which {outside}"
         case Kind.REWARD:
             return f"{waited} for finished episodes, which waited for their score for {percent(shares.scoring)} of their time"
         case Kind.GENERATION:
-            return f"{waited} for engines to generate"
+            return f"{waited} for engines to generate{also}"
 
 
 def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:

@@ -224,4 +224,4 @@ def _progress_line(progress: RunProgress) -> str:
         f"{duration(progress.eta_s)} to go",
         progress.bottleneck,
     ]
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))

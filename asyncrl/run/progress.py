@@ -24,7 +24,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         idle_generators, idle_learner: shares of time in [0, 1].
         shares: what the last training step's time was spent on.
         pipeline_depth: experience that may be outstanding ahead of the learner, in training steps.
-        bottleneck: a sentence that names the bottleneck and what would help.
+        bottleneck: a sentence that names the bottleneck and what would help; empty while a resumed run repeats training steps.
         eta_s: seconds to the end of the run at its average pace so far.
         evaluation: mean reward of the last evaluation that ended; None before the first.
     """

@@ -101,12 +101,14 @@ class Recorder:
         # A step that is done again after a resume waits for nothing, and near the run's end no more tickets are issued.
         usual = self._published_before < step < self._recipe.steps - buffer.depth
         finished = finished_between(before, generators)
-        if usual or not self._shares:
+        if usual or not (self._shares or self._published_before):
             self._shares.append(shares)
             self._finished.append(finished)
         complete, filtered = self._filters(buffer.ledger)
         slowest = SlowTool.of(self._finished)
-        bottleneck = find_bottleneck(Shares.mean(self._shares), self._recipe, buffer.depth, len(self._shares), slowest)
+        if self._shares:
+            mean = Shares.mean(self._shares)
+            self._totals.bottleneck = find_bottleneck(mean, self._recipe, buffer.depth, len(self._shares), slowest)
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
         run_readings = [
@@ -140,14 +142,15 @@ class Recorder:
             run_readings.append(Reading(metrics.PUBLISH_INSTALL, publish.install_seconds))
         values = combine([*readings, *run_readings])
         self._totals.step(step, batch, readings, times.training + times.writing, now, generators, buffer)
-        self._totals.bottleneck = bottleneck
         self._tracker.log(step, values)
         for notice in self._episode_metrics.notices():
             self._view.note(notice)
         self._warn(self._warning_signs.step(step, _signs(values, complete, filtered, finished)))
         self._tracker.log_trained(step)
         sampled = sum(count for row in trained for _, count in row.sampled)
-        self._view.update(self._progress(step, buffer.version, values, shares, sampled, bottleneck.sentence))
+        bottleneck = self._totals.bottleneck
+        sentence = "" if bottleneck is None else bottleneck.sentence
+        self._view.update(self._progress(step, buffer.version, values, shares, sampled, sentence))
         if usual:
             await self._pace(shares.both_wait)
 

@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 from asyncrl.core.buffer_statistics import LedgerCounts
-from asyncrl.core.error_counts import CountedError
+from asyncrl.core.error_counts import CountedError, at_least
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.whole_file import write_whole
 
@@ -129,7 +129,8 @@ class Summary(RecordedSummary, frozen=True, kw_only=True):
         """Return the summary of a resumed run, which reports no less than the run had reached before.
 
         A resumed run measures from the checkpoint that it began from. Until it has done as many steps as ``before``,
-        the figures of ``before`` are kept, with the new status and reason.
+        the figures of ``before`` are kept, with the new status and reason. Afterwards, too, what was sampled and what went wrong
+        in training steps that were done again is not forgotten, and the bottleneck is that of ``before`` if there was no other.
 
         Args:
             before: the summary that the run would have had before it was resumed.
@@ -143,6 +144,12 @@ class Summary(RecordedSummary, frozen=True, kw_only=True):
                 reason=self.reason,
                 versions_published=max(self.versions_published, before.versions_published),
                 ledger=self.ledger if self.ledger.issued >= before.ledger.issued else before.ledger,
-                errors=self.errors or before.errors,
             )
+        generated = max(self.tokens.generated, before.tokens.generated)
+        known = msgspec.structs.replace(
+            known,
+            tokens=msgspec.structs.replace(known.tokens, generated=generated),
+            errors=at_least(self.errors, before.errors),
+            bottleneck=known.bottleneck or before.bottleneck,
+        )
         return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)

@@ -154,6 +154,11 @@ def test_the_commands_in_the_docs_are_understood(run, capsys):
         assert code == ExitCode.COMPLETED or "there are:" in capsys.readouterr().err, command
 
 
+def test_a_limit_hides_no_episode_from_the_count(run, capsys):
+    assert main(["show", str(run), "--sort", "reward", "--limit", "1"]) == ExitCode.COMPLETED
+    assert capsys.readouterr().out.count("Episode 1 of 2 kept") == 1
+
+
 def test_keys_turn_the_pages_of_a_terminal(run):
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)

@@ -78,6 +78,13 @@ def test_the_tool_that_takes_the_most_time_is_named():
     shares = Shares(training=0.2, waiting=0.8, idle=0.8, tools=0.95)
     told = find_bottleneck(shares, RECIPE, 1, 20, SlowTool.of(steps)).sentence
     assert "95 % of their own time outside engines (tool search took 75 % of the time of all calls, 3.0 s a call);" in told
+    named = "time outside engines (tool search took 75 % of the time of all calls, 3.0 s a call);"
+    for kind, others in ((Kind.GENERATION, {"idle": 0.02}), (Kind.STALENESS, {"idle": 0.6, "held_back": 0.9})):
+        for tools, is_said in ((0.65, True), (0.45, False)):
+            some = Shares(training=0.3, waiting=0.7, tools=tools, **others)
+            bottleneck = find_bottleneck(some, RECIPE, 1, 20, SlowTool.of(steps))
+            assert bottleneck.kind is kind
+            assert (f", and episodes spent 65 % of their own {named}" in bottleneck.sentence) is is_said
     assert SlowTool.of([FinishedEpisodes()]) is None
 
 

@@ -99,6 +99,22 @@ def test_a_resumed_run_that_does_not_come_far_says_no_less_than_before():
     assert (told.tokens, told.evaluation) == (before.tokens, before.evaluation)
 
 
+def test_a_resumed_run_forgets_nothing_of_training_steps_that_were_done_again():
+    broken, other = (
+        CountedError(method=name, file="own.py", line=1, kind="E", problem="raised E", times=73) for name in ("reward", "add")
+    )
+    before = msgspec.structs.replace(SUMMARY, steps=12, errors=(broken, other))
+    fewer = msgspec.structs.replace(broken, times=59)
+    further = msgspec.structs.replace(
+        SUMMARY, steps=14, errors=(fewer,), tokens=TokenTotals(generated=1_000, trained=1_100_000), bottleneck=None
+    )
+    told = further.going_on_from(before)
+    assert told.errors == (broken, other)
+    assert (told.tokens.generated, told.bottleneck) == (before.tokens.generated, before.bottleneck)
+    more = msgspec.structs.replace(broken, times=80)
+    assert msgspec.structs.replace(further, errors=(more,)).going_on_from(before).errors == (more, other)
+
+
 def test_a_resumed_run_that_comes_further_tells_of_itself():
     before = msgspec.structs.replace(SUMMARY, status=Status.INTERRUPTED, reason="stopped by the user", steps=40)
     assert SUMMARY.going_on_from(before) == msgspec.structs.replace(SUMMARY, resumes=1)
