@@ -67,9 +67,9 @@ class EpisodeTables(msgspec.Struct, frozen=True):
 
 def episode_tables(reader: EpisodeReader) -> EpisodeTables:
     """Read and sum up the kept training episodes."""
-    scalars = ["step", "task_id", "reward", "stop_reason", "metrics", "queued_s", "reset_s", "scoring_s"]
+    scalars = ["environment", "step", "task_id", "reward", "stop_reason", "metrics", "queued_s", "reset_s", "scoring_s"]
     rows = reader.table(_TRAINING, scalars)
-    in_turns, calls = _turns(reader)
+    in_turns, calls = _turns(reader, of_several=pc.count_distinct(rows["environment"]).as_py() > 1)
     seconds = np.add.reduce([rows[name].to_numpy() for name in scalars[-3:]]) + in_turns
     return EpisodeTables(
         len(rows),
@@ -81,17 +81,28 @@ def episode_tables(reader: EpisodeReader) -> EpisodeTables:
     )
 
 
-def _turns(reader: EpisodeReader) -> tuple[np.ndarray, pa.Table]:
-    """Return the seconds that each episode spent in its turns, and all calls."""
+def _turns(reader: EpisodeReader, *, of_several: bool) -> tuple[np.ndarray, pa.Table]:
+    """Return the seconds that each episode spent in its turns, and all calls.
+
+    Args:
+        of_several: whether there are several environments: a tool is then called ``environment.tool``, as in metrics.
+    """
     seconds: list[np.ndarray] = [np.zeros(0)]
     calls: list[pa.Table] = []
-    for batch in reader.batches(_TRAINING, ["turns"]):
+    for batch in reader.batches(_TRAINING, ["environment", "turns"]):
         turns, episode_of = pc.list_flatten(batch["turns"]), pc.list_parent_indices(batch["turns"]).to_numpy()
         spent = pc.struct_field(turns, "generating_s").to_numpy(zero_copy_only=False) + pc.struct_field(
             turns, "environment_s"
         ).to_numpy(zero_copy_only=False)
         seconds.append(np.bincount(episode_of, weights=spent, minlength=batch.num_rows))
-        calls.append(pa.Table.from_struct_array(pc.list_flatten(pc.struct_field(turns, "calls"))))
+        in_turn = pc.struct_field(turns, "calls")
+        flat = pa.Table.from_struct_array(pc.list_flatten(in_turn))
+        if of_several:
+            environments = batch["environment"].take(pa.array(episode_of[pc.list_parent_indices(in_turn).to_numpy()]))
+            named = pc.binary_join_element_wise(environments, flat["tool"], ".")
+            named = pc.if_else(pc.equal(flat["tool"], ""), "", named)
+            flat = flat.set_column(flat.schema.get_field_index("tool"), "tool", named)
+        calls.append(flat)
     empty = pa.table({"tool": pa.array([], pa.string()), "seconds": pa.array([], pa.float32())})
     return np.concatenate(seconds), pa.concat_tables(calls) if calls else empty
 
@@ -155,5 +166,6 @@ def _problems(calls: pa.Table) -> tuple[Count, ...]:
         return ()
     wrong = calls.filter(pc.not_equal(calls["outcome"], CallOutcome.OK.value))
     told = pc.utf8_slice_codeunits(pc.fill_null(wrong["problem"], ""), 0, PROBLEM_CHARACTERS)
-    sentences = pc.binary_join_element_wise(wrong["tool"], wrong["outcome"], told, ": ")
+    called = pc.if_else(pc.equal(wrong["tool"], ""), "(unreadable)", wrong["tool"])
+    sentences = pc.binary_join_element_wise(called, wrong["outcome"], told, ": ")
     return _counts(Counter(dict(_value_counts(sentences))), len(calls)) if len(wrong) else ()

@@ -1,0 +1,30 @@
+"""What is summed up over kept episodes tells the environments of a mixture apart."""
+
+from made_episodes import PROMPT_TOKENS, row, turn, write
+
+from asyncrl.episodes.reader import EpisodeReader
+from asyncrl.run.report.episode_tables import episode_tables
+
+CALLS = {
+    "slow": [[("add", 3.0, "ok", "")], [], [("add", 2.0, "ok", ""), ("", 0.0, "malformed", "not JSON")]],
+    "flaky": [[("add", 0.1, "error", "broken")], [("add", 0.2, "ok", "")]],
+}
+
+
+def episodes(name: str, environment: str) -> dict:
+    stride = row(1, turns=2)["turns"][1]["start"] - PROMPT_TOKENS
+    turns = [turn(PROMPT_TOKENS + number * stride, calls=calls) for number, calls in enumerate(CALLS[name])]
+    return row(1, turns=turns, environment=environment)
+
+
+def test_a_tool_of_a_mixture_is_named_with_its_member(tmp_path):
+    write(tmp_path, [episodes("slow", "slow"), row(1, turns=[], environment="slow"), episodes("flaky", "flaky")], "train")
+    tables = episode_tables(EpisodeReader(tmp_path / "trajectories"))
+    found = {each.tool: (each.calls, round(each.total, 3)) for each in tables.tools}
+    assert found == {"slow.add": (2, 5.0), "flaky.add": (2, 0.3), "": (1, 0.0)}
+    assert {each.what for each in tables.problems} == {"flaky.add: error: broken", "(unreadable): malformed: not JSON"}
+
+
+def test_a_tool_of_the_only_environment_has_its_own_name(tmp_path):
+    write(tmp_path, [episodes("slow", "mine:Own"), episodes("flaky", "mine:Own")], "train")
+    assert [each.tool for each in episode_tables(EpisodeReader(tmp_path / "trajectories")).tools] == ["add", ""]
