@@ -35,7 +35,7 @@ SIDE_BY_SIDE = 0.9
 """What is left of the idle cores' gain when further processes work side by side with those that kept the others busy."""
 
 MUCH_OUTSIDE = 0.5
-"""Where episodes spend more than this share of their own time outside engines, it is said also if generation or pace is at fault."""
+"""Where episodes spend more than this share of their own time outside engines, it is said also if generation or pace binds."""
 
 _MORE_AT_ONCE = ("generators.max_running",)
 
