@@ -140,7 +140,8 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int, slow
     advice = _advice(kind, shares, recipe, depth)
     if advice.knobs == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
         return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
-    factor = min(1 / (1 - share + share / advice.divides), _room(kind, shares, advice))
+    divided = share + shares.optimizer if kind is Kind.PUBLICATION else share  # neither grows with the batch
+    factor = min(1 / (1 - divided + divided / advice.divides), _room(kind, shares, advice))
     if factor < WORTH_SAYING or advice.breaks(recipe):
         return Bottleneck(kind, share, f"{found}; {_no_knob(shares)}")
     return Bottleneck(kind, share, f"{found}; {advice} would bring about {factor:.1f}x", factor)
@@ -229,7 +230,8 @@ def _room(kind: Kind, shares: Shares, advice: _Advice) -> float:
     if kind is Kind.LEARNER:
         least = 1 - shares.idle
     elif kind is Kind.PUBLICATION:
-        least = shares.training + shares.publishing / advice.divides
+        fixed = shares.publishing + shares.optimizer
+        least = max(1 - shares.idle, shares.training + shares.publishing - fixed + fixed / advice.divides)
     if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS) and advice.knobs != _MORE_AT_ONCE:
         least = max(least, shares.cores / SIDE_BY_SIDE)
     return 1 / max(0.01, least)

@@ -8,6 +8,7 @@ from asyncrl.run.compose import compose
 from asyncrl.run.shares import Shares, StepTimes
 from generators.finished_episodes import FinishedEpisodes, ToolCounts
 from generators.worker import GeneratorStatistics
+from learners.step_clock import PartSeconds
 
 RECIPE = compose(
     "quickstart",
@@ -26,7 +27,7 @@ def found(depth=1, **shares):
         ({"training": 0.3, "waiting": 0.7, "idle": 0.02, "tools": 0.1}, Kind.GENERATION, "generators.max_running 64 -> 128"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.8, "tools": 0.95}, Kind.TOOLS, "generators.max_running 64 -> 128"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.1, "tools": 0.9}, Kind.TOOLS, "generators.max_running 64 -> 128"),
-        ({"training": 0.3, "publishing": 0.6, "waiting": 0.1}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
+        ({"training": 0.3, "publishing": 0.6, "waiting": 0.1, "idle": 0.6}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.7, "paused": 0.7}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
         ({"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}, Kind.STALENESS, "buffer.pipeline_depth 1 -> 2"),
         # What engines do may be split up as it may: while the learner waits for longer than it trains, it is not the learner.
@@ -51,6 +52,13 @@ def test_the_largest_share_names_it(shares, kind, knob):
     assert f"would bring about {bottleneck.factor:.1f}x" in bottleneck.sentence
 
 
+def test_a_larger_batch_is_foreseen_to_divide_all_that_a_training_step_costs_whatever_its_batch():
+    assert found(training=0.4, publishing=0.6, idle=0.9).factor == pytest.approx(1 / 0.7)
+    assert found(training=0.4, optimizer=0.3, publishing=0.6, idle=0.9).factor == pytest.approx(1 / 0.55)
+    busy_engines = found(training=0.4, optimizer=0.3, publishing=0.6, idle=0.3)
+    assert busy_engines.factor == pytest.approx(1 / 0.7), "they play no more episodes than they do"
+
+
 def test_engines_that_could_play_more_at_once_are_told_to_before_more_engines_are():
     busy = Shares(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
     few = compose("quickstart", ["generators.count=1", "generators.max_running=16", "buffer.pipeline_depth=1"])
@@ -67,7 +75,7 @@ def test_a_factor_is_amdahl_s_and_no_more_than_the_other_side_gives():
     assert found(training=0.8, waiting=0.2, idle=0.9).factor == pytest.approx(1 / (0.2 + 0.4))
     assert found(training=0.1, waiting=0.9, idle=0.9, tools=1.0).factor == pytest.approx(1 / 0.55)
     assert found(training=0.45, waiting=0.55, idle=0.9, tools=1.0).factor == pytest.approx(1 / (0.45 + 0.275))
-    assert found(training=0.3, publishing=0.65, waiting=0.05).factor == pytest.approx(1 / (0.35 + 0.325))
+    assert found(training=0.3, publishing=0.65, waiting=0.05, idle=0.9).factor == pytest.approx(1 / (0.35 + 0.325))
 
 
 def test_the_tool_that_takes_the_most_time_is_named():
@@ -162,11 +170,12 @@ def test_shares_come_from_what_the_counters_grew_by():
         ),
         GeneratorStatistics(wall_seconds=4, idle_seconds=3, evaluating_seconds=4),
     ]
-    shares = Shares.of_step(StepTimes(1.0, 2.0, 0.25, 0.75), 4.0, before, after, 0.5)
+    shares = Shares.of_step(StepTimes(1.0, 2.0, 0.25, 0.75, parts=PartSeconds(optimizer=0.5)), 4.0, before, after, 0.5)
     assert shares == Shares(
         training=0.5,
         waiting=0.25,
         publishing=0.25,
+        optimizer=0.125,
         idle=0.5,
         paused=0.125,
         held_back=0.25,
