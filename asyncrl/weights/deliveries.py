@@ -15,7 +15,8 @@ always holds, in whatever order engines are fast, slow, die and join:
   that holds its version;
 * a publication's files stay as they are while an engine's bytes are fetched from them, or loaded from them themselves; there are
   never more than :data:`VERSIONS_IN_FILES` versions of them, the one being written included;
-* a version is fetched to a node only when no engine there loads from a copy of one that is two or more versions older.
+* a version is fetched to a node only when no engine there fetches one that is two or more versions older, or loads from a copy of
+  such a one.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,8 @@ class _Engine:
         waited_for: whether the others wait for it.
         holds: whether it keeps its version for now.
         doing: the publication of the present step.
-        reads_original: whether it loads from files that the ranks wrote, rather than from copies on its node.
+        reads_originals, reads_copies: whether some of the files that it loads from are those that the ranks wrote, and whether
+            some are copies on its node. Both, if ranks on several nodes write and it is on one of these.
     """
 
     def __init__(self, node: str, *, waited_for: bool) -> None:
@@ -53,7 +55,7 @@ class _Engine:
         self.version: PolicyVersion | None = None
         self.holds = False
         self.step = Step.NONE
-        self.reads_original = False
+        self.reads_originals = self.reads_copies = False
         self.doing: Publication | None = None
 
 
@@ -123,16 +125,17 @@ class Deliveries:
         there, newest = self._engines[engine], self._newest
         if newest is None or there.step is not Step.NONE or there.holds or there.version == newest.version:
             return None
-        if self._loads_older_copy_on(there.node, newest.version - 1):
+        if self._needs_older_copy_on(there.node, newest.version - 1):
             return None
         there.step, there.doing = Step.FETCH, newest
         return newest
 
-    def _loads_older_copy_on(self, node: str, version: int) -> bool:
+    def _needs_older_copy_on(self, node: str, version: int) -> bool:
+        """Whether an engine on ``node`` loads from a copy of a version older than ``version``, or will once it has arrived."""
         return any(
             each.doing is not None and each.doing.version < version
             for each in self._engines.values()
-            if each.node == node and each.step is Step.LOAD and not each.reads_original
+            if each.node == node and (each.step is Step.FETCH or each.reads_copies)
         )
 
     def fetched(self, engine: WorkerId, there: Publication) -> None:
@@ -146,7 +149,8 @@ class Deliveries:
         """
         original = self._doing(engine, Step.FETCH)
         loading = self._engines[engine]
-        loading.step, loading.reads_original = Step.LOAD, not set(there.files).isdisjoint(original.files)
+        read, written = set(there.files), set(original.files)
+        loading.step, loading.reads_originals, loading.reads_copies = Step.LOAD, bool(read & written), bool(read - written)
 
     def acknowledged(self, engine: WorkerId, fingerprint: int) -> None:
         """Note that ``engine`` has loaded the publication that it began with, and which fingerprint it computed.
@@ -223,7 +227,7 @@ class Deliveries:
         read = {
             each.doing.version
             for each in self._engines.values()
-            if each.doing is not None and (each.step is Step.FETCH or each.reads_original)
+            if each.doing is not None and (each.step is Step.FETCH or each.reads_originals)
         }
         return frozenset(read if self._newest is None else {*read, self._newest.version})
 

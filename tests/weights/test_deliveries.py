@@ -181,6 +181,39 @@ def test_a_copy_that_an_engine_loads_from_is_not_overwritten() -> None:
     assert machine.deliveries.begin(WorkerId("quick")) == publication(3)
 
 
+def test_nothing_arrives_over_a_version_that_still_arrives() -> None:
+    machine = Machine("near")
+    early, later, newcomer = (WorkerId(name) for name in ("early", "later", "newcomer"))
+    for engine, version in ((early, 1), (later, 2)):
+        machine.deliveries.join(engine, FAR, waited_for=False)
+        machine.publish(version)
+        machine.load("near", version=version)
+        assert machine.deliveries.begin(engine) == publication(version)
+    machine.deliveries.join(newcomer, FAR, waited_for=False)
+    machine.publish(3)
+    assert machine.deliveries.begin(newcomer) is None, "version 3 would arrive where version 1 arrives"
+    machine.deliveries.fetched(early, publication(1, FAR))
+    assert machine.deliveries.begin(newcomer) is None, "version 3 would arrive over version 1"
+    machine.deliveries.acknowledged(early, 1001)
+    assert machine.deliveries.begin(newcomer) == publication(3)
+
+
+def test_copies_beside_files_that_a_rank_wrote_are_not_overwritten_either() -> None:
+    """Ranks on two nodes write; the engines are on one of these, so that half of what they load from are copies."""
+    machine = Machine("slow", "quick")
+    slow, quick = WorkerId("slow"), WorkerId("quick")
+    for version in (1, 2):
+        machine.deliveries.publish(publication(version, HOME, FAR))
+        for engine in (slow, quick):
+            if machine.deliveries.begin(engine) is not None:
+                machine.deliveries.fetched(engine, publication(version, HOME, HOME))
+        machine.deliveries.acknowledged(quick, 1000 + version)
+    machine.deliveries.publish(publication(3, HOME, FAR))
+    assert machine.deliveries.begin(quick) is None, "the far rank's part of version 3 would arrive over that of version 1"
+    machine.deliveries.acknowledged(slow, 1001)
+    assert machine.deliveries.begin(quick) == publication(3, HOME, FAR)
+
+
 class Protocol(RuleBasedStateMachine):
     """Steps of the ranks, engines, nodes and time in any order. The test keeps its own account of what everybody holds."""
 
@@ -312,7 +345,7 @@ class Protocol(RuleBasedStateMachine):
         for engine, (step, version) in self.reading.items():
             if step is Step.FETCH or self.nodes[engine] == HOME:
                 assert version in self.files
-            elif self.nodes[engine] == FAR:
+            if self.nodes[engine] == FAR:
                 last = self.fetched_on[FAR][-1]
                 assert version >= last - 1, "the copies of a node are overwritten two versions later"
         assert not self.newest or self.newest in self.files, "a newcomer fetches it at any time"
