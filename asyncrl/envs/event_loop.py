@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
@@ -49,7 +50,7 @@ class EventLoopThread:
         """
         if self._failed.done():
             raise self._failed.result()
-        answer = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+        answer = asyncio.wrap_future(self._begin(work))
         either: set[asyncio.Future[Any]] = {answer, self._failed}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -62,6 +63,34 @@ class EventLoopThread:
         if isinstance(error := answer.exception(), SystemExit | KeyboardInterrupt):
             raise ProcessDied(f"{self._name}: its work ended with {told(error)}") from error
         return answer.result()
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T]":
+        """Have the loop do ``work``; cancelling the answer cancels it. A loop that is blocked begins late, or never: only when it
+        begins is there a coroutine, so that none is left over that nobody awaits."""
+        answer: Future[T] = Future()
+
+        async def done() -> T:
+            return await work()
+
+        def begin() -> None:
+            if answer.cancelled():
+                return
+            working = self._loop.create_task(done())
+            answer.add_done_callback(lambda _: answer.cancelled() and self.call_soon(working.cancel))
+            working.add_done_callback(settle)
+
+        def settle(working: "asyncio.Task[T]") -> None:
+            if working.cancelled():
+                answer.cancel()
+            if not answer.set_running_or_notify_cancel():
+                return
+            if (error := working.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(working.result())
+
+        self.call_soon(begin)
+        return answer
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` in the loop, without waiting for it."""

@@ -5,8 +5,9 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -311,6 +312,23 @@ async def test_a_place_is_told_once_with_its_stack_and_then_counted(caplog: pyte
     assert "for the 10th time by async tool Slow.look_up" in tenth
     (sentence,) = watched.watch.told
     assert sentence.startswith("async tool Slow.look_up (")
+
+
+async def test_work_that_a_blocked_loop_comes_to_when_nobody_waits_for_it_is_not_begun() -> None:
+    begun: list[str] = []
+
+    def work() -> Coroutine[Any, Any, None]:
+        begun.append("begun")
+        return asyncio.sleep(0)
+
+    async with thread() as loop:
+        async with blocked(loop, "tool"):
+            calling = asyncio.create_task(loop.call(work))
+            await asyncio.sleep(0)
+            calling.cancel()
+            await asyncio.wait({calling})
+        await turned(loop)
+    assert begun == []
 
 
 async def test_a_loop_that_is_blocked_for_good_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -186,12 +186,17 @@ async def test_a_sample_is_handed_in_while_its_siblings_run() -> None:
 
 
 async def full(shop: Shop) -> None:
-    """Hold all requests back until six of them run, as many as there are slots."""
+    """Hold all requests back until every slot has one."""
     shop.engine.gate.clear()
+    await slots_filled(shop)
+    shop.engine.gate.set()
+
+
+async def slots_filled(shop: Shop) -> None:
+    """Until six requests run, as many as there are slots. Renewals, which go by the clock, may come before that."""
     async with asyncio.timeout(10):
         while shop.engine.running < 6:  # noqa: ASYNC110 - the fake engine has no event for it
             await asyncio.sleep(0)
-    shop.engine.gate.set()
 
 
 async def test_the_engine_is_full_and_never_more() -> None:
@@ -428,6 +433,7 @@ async def test_a_group_that_nobody_waits_for_is_stopped_at_once_and_makes_room()
     shop = Shop([task(f"t{i}") for i in range(3)])
     shop.engine.gate.clear()
     async with shop.open():
+        await slots_filled(shop)
         await shop.ticket_client.until(lambda: (0, 1) in shop.ticket_client.renewals)
         assert shop.engine.running == 6
         shop.ticket_client.unwanted.add(GroupId(0))
@@ -444,6 +450,7 @@ async def test_a_group_that_nobody_waits_for_reports_no_failure_even_if_its_envi
     shop = Shop([task("bad", breaks="close"), task("good")])
     shop.engine.gate.clear()
     async with shop.open():
+        await slots_filled(shop)
         await shop.ticket_client.until(lambda: (0, 1) in shop.ticket_client.renewals)
         shop.ticket_client.unwanted.add(GroupId(0))
         await shop.ticket_client.until(lambda: (1,) in shop.ticket_client.renewals)
