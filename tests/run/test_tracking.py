@@ -1,5 +1,6 @@
 import logging
 import resource
+import shutil
 import socket
 import sqlite3
 import sys
@@ -29,6 +30,24 @@ from asyncrl.run.tracking import Tracker, TrackingFailed, check_database
 def make(tmp_path, *overrides: str):
     recipe = compose("quickstart", [f"run_dir={tmp_path}", *overrides])
     return recipe, RunFolder.create(recipe)
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    """A database as MLflow makes it, which takes seconds, without runs."""
+    tracking.keep_mlflow_quiet()
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def beside_others(tmp_path, empty_database):
+    """A folder in which runs were tracked before, so that there is a database."""
+    shutil.copy(empty_database, tmp_path)
+    return tmp_path
 
 
 def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
@@ -149,7 +168,7 @@ def test_runs_that_begin_and_write_at_once_share_a_database(tmp_path):
         assert [(point.step, point.value) for point in history] == [(step, 3.5) for step in range(1, 101)]
 
 
-def test_metrics_that_wait_are_written_in_few_transactions_and_in_order(tmp_path, monkeypatch):
+def test_metrics_that_wait_are_written_in_few_transactions_and_in_order(beside_others, monkeypatch):
     written, write_them = [], tracking._log_values
 
     def counted(client, run_id, records):
@@ -157,7 +176,7 @@ def test_metrics_that_wait_are_written_in_few_transactions_and_in_order(tmp_path
         write_them(client, run_id, records)
 
     monkeypatch.setattr(tracking, "_log_values", counted)
-    tracker = Tracker(*make(tmp_path))
+    tracker = Tracker(*make(beside_others))
     for step in range(1, 201):
         tracker.log(step, {"reward/mean": 1.0})
         tracker.log_trained(step)
@@ -167,12 +186,12 @@ def test_metrics_that_wait_are_written_in_few_transactions_and_in_order(tmp_path
     assert written == [list(range(1, 201))]
 
 
-def test_a_database_that_another_process_holds_is_waited_for(tmp_path, monkeypatch, caplog):
+def test_a_database_that_another_process_holds_is_waited_for(beside_others, monkeypatch, caplog):
     def write_without_waiting(*_):
         with closing(sqlite3.connect(folder.database, timeout=0)) as mine, mine:
             mine.execute("UPDATE runs SET name = name")
 
-    recipe, folder = make(tmp_path)
+    recipe, folder = make(beside_others)
     monkeypatch.setattr(tracking, "POLL_S", 0.01)
     tracker = Tracker(recipe, folder)
     tracker.start()
@@ -193,7 +212,7 @@ def test_a_missing_package_of_a_tracker_is_told_with_how_to_install_it(monkeypat
         check_further_trackers(compose("quickstart", ["tracking.also=[wandb]"]).tracking)
 
 
-def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_owner(tmp_path, monkeypatch):
+def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_owner(beside_others, monkeypatch):
     class Noted:
         def __init__(self):
             self.calls = []
@@ -211,7 +230,7 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
 
     noted = Noted()
     monkeypatch.setattr(tracking, "make_further_tracker", lambda *_: noted)
-    recipe, folder = make(tmp_path, "tracking.also=[wandb]")
+    recipe, folder = make(beside_others, "tracking.also=[wandb]")
     tracker = Tracker(recipe, folder)
     tracker.start()
     tracker.log(1, {"reward/mean": 1.0})
@@ -227,19 +246,19 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
     assert noted.calls[3:] == []
 
 
-def test_a_further_tracker_that_cannot_be_made_is_told_as_such(tmp_path, monkeypatch):
+def test_a_further_tracker_that_cannot_be_made_is_told_as_such(beside_others, monkeypatch):
     def refuse(*_):
         raise OSError("no such entity")
 
     monkeypatch.setattr(tracking, "make_further_tracker", refuse)
-    tracker = Tracker(*make(tmp_path, "tracking.also=[wandb]"))
+    tracker = Tracker(*make(beside_others, "tracking.also=[wandb]"))
     tracker.start()
     with pytest.raises(TrackingFailed, match=r"^wandb: no such entity; correct that, or take wandb out of tracking\.also"):
         tracker.finish(Status.COMPLETED, seconds=120)
 
 
-def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
-    recipe, folder = make(tmp_path)
+def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(beside_others):
+    recipe, folder = make(beside_others)
     assert track(folder, 1) == 0
     folder.database.unlink()
     assert track(folder, 2, f"{folder.database} is gone") == 0
@@ -252,12 +271,13 @@ def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
     assert [point.step for point in history] == [2, 3]
 
 
-def test_a_run_of_an_earlier_version_keeps_the_database_in_its_folder(tmp_path):
-    recipe, folder = make(tmp_path)
+def test_a_run_of_an_earlier_version_keeps_the_database_in_its_folder(beside_others, empty_database):
+    recipe, folder = make(beside_others)
     shared = folder.database
     assert track(folder, 1) == 0
     own = shared.rename(folder.path / shared.name)
-    _, newer = make(tmp_path)
+    shutil.copy(empty_database, shared)
+    _, newer = make(beside_others)
     assert track(newer, 7) == 0
     assert (folder.database, newer.database) == (own, shared)
     check_database(folder)
@@ -316,12 +336,12 @@ def wait_for(condition, what):
         time.sleep(0.01)
 
 
-def test_a_full_disk_is_told_once_and_then_counted(tmp_path, monkeypatch, caplog, capfd):
+def test_a_full_disk_is_told_once_and_then_counted(beside_others, monkeypatch, caplog, capfd):
     asked: list[int] = []
     free = ROOM_BYTES
     monkeypatch.setattr(tracking, "POLL_S", 0.01)
     monkeypatch.setattr(tracking, "free_bytes", lambda folder: asked.append(free) or free)
-    recipe, folder = make(tmp_path)
+    recipe, folder = make(beside_others)
     tracker = Tracker(recipe, folder)
     tracker.start()
     tracker.log(1, {"reward/mean": 1.0})
