@@ -3,6 +3,7 @@ import torch
 from fork_server import WITH_MEGATRON
 
 from asyncrl.bench import own_process, weights_parties
+from asyncrl.bench.gpu import broadcast, isolated
 
 
 @pytest.fixture
@@ -12,5 +13,5 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     Not where there is a GPU: benchmarks hide it by a variable that is set when that process has been started.
     """
     if not torch.cuda.is_available():
-        for module in (own_process, weights_parties):
+        for module in (own_process, weights_parties, isolated, broadcast):
             monkeypatch.setattr(module, "get_context", lambda method: WITH_MEGATRON)

@@ -56,6 +56,7 @@ def test_an_engine_that_is_not_installed_is_missing_and_no_failure(monkeypatch):
     assert result.missing == ("no_such_package: not installed",)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_part_runs_to_its_end_and_is_written(tmp_path):
     lines: list[str] = []
     file = tmp_path / "gpu.json"
@@ -71,6 +72,7 @@ def test_a_part_runs_to_its_end_and_is_written(tmp_path):
     assert sys.version.startswith(result.python)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_broadcast_between_two_processes_is_measured():
     with subject.all_folders():
         times = broadcast.measure_between(CPU, CPU, Gloo(), GpuBenchSettings.small().publication)

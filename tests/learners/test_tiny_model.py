@@ -1,5 +1,6 @@
 """Making the tiny model: measured success is real success, a short warm-up works, and the cache holds whole models only."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,8 +95,8 @@ def test_same_seed_same_weights_other_seed_other_place(made: tuple[Path, list[Ti
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a file missing", "never completed", "no longer what it was"])
-def test_a_broken_entry_is_made_anew(tmp_path: Path, damage: str):
-    folder, _ = make(tmp_path)
+def test_a_broken_entry_is_made_anew(made: tuple[Path, list[TinyProgress]], tmp_path: Path, damage: str):
+    folder = Path(shutil.copytree(made[0], tmp_path / made[0].name))
     weights, digests = folder / "model.safetensors", (folder / COMPLETE).read_bytes()
     match damage:
         case "cut short":
