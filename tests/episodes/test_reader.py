@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_episodes import row, write
 
@@ -96,6 +96,7 @@ def test_what_is_read_ahead_fits_the_memory_it_may_take(reader, monkeypatch):
     assert [(e.kind, e.task_id, e.sample_index) for e in reader.read(reader.places())] == everything
 
 
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.integers(1, 4), st.integers(0, 5), st.floats(0, 1), st.booleans(), st.integers(1, 3)),

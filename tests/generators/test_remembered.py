@@ -30,12 +30,12 @@ def test_what_is_asked_for_stays() -> None:
 
 
 def test_the_bound_holds_in_memory() -> None:
-    limit = 4 * 2**20
+    limit = 2**20
     remembered = RememberedIds(limit)
     tracemalloc.start()
     for number in range(60):
-        remembered.keep(b"%d" % number + bytes(2**18), list(range(1000, 101_000)))
-    for number in range(100_000):
+        remembered.keep(b"%d" % number + bytes(2**16), list(range(1000, 26_000)))
+    for number in range(25_000):
         remembered.keep(b"short %d" % number, [1000, number])
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

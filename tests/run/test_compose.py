@@ -86,8 +86,8 @@ VALUE = st.recursive(SCALAR, lambda value: st.lists(value, max_size=3) | st.dict
 
 
 # A recipe takes long to compose, so each holds many values.
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(TEXT, TEXT, st.dictionaries(TEXT, VALUE, max_size=8), st.floats(1e-300, 1e300))
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXT, TEXT, st.dictionaries(TEXT, VALUE, min_size=4, max_size=16), st.floats(1e-300, 1e300))
 def test_any_recipe_that_is_written_reads_back_equal(write, path: str, run_dir: str, options: dict[str, Any], lr: float):
     sections = {"model": {"path": path}, "environment": {"name": "a:B", "options": options}, "learner": {"lr": lr}}
     try:
