@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from ended_run import OVERRIDES, STEPS, check_ended
-from whole_run import Run, small_model, small_run
+from whole_run import Run, small_run
 
 import asyncrl
 from asyncrl.core.recipe.schema import Recipe
@@ -50,11 +50,11 @@ def test_its_outputs_are_kept_and_small():
     assert len(json.dumps(outputs)) < MOST_OUTPUT
 
 
-def test_every_cell_runs_and_the_run_and_the_evaluation_can_be_read(tmp_path):
+def test_every_cell_runs_and_the_run_and_the_evaluation_can_be_read(tiny_model, tmp_path):
     """The run is whole as well: its checks are those of ``ended_run``."""
-    model, runs = small_model(tmp_path / "tiny"), tmp_path / "runs"
+    runs = tmp_path / "runs"
     runs.mkdir()
-    small = [*small_run(model, runs), *OVERRIDES, f"checkpoint.every={EVALUATED}"]
+    small = [*small_run(tiny_model, runs), *OVERRIDES, f"checkpoint.every={EVALUATED}"]
     executed = Run(runs, "-c", EXECUTE, json.dumps(with_parameters(f"overrides = {small!r}", f"versions = [{EVALUATED}]")))
     assert executed.end(500) == 0, executed.output
     (evaluated,) = runs.glob("evaluation-*")
@@ -62,7 +62,7 @@ def test_every_cell_runs_and_the_run_and_the_evaluation_can_be_read(tmp_path):
     check_evaluation(asyncrl.Evaluation(evaluated), asyncrl.Run(executed.folder))
     assert f"training step {STEPS}/{STEPS}" in executed.output, "its lines are shown"
     assert {path for path in runs.iterdir() if path.is_dir()} == {executed.folder, evaluated}
-    check_ended(executed, model, tmp_path)
+    check_ended(executed, tiny_model, tmp_path)
 
 
 def check_run(run: asyncrl.Run) -> None:

@@ -5,31 +5,27 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from whole_run import Run, lives, small_model
+from whole_run import Run, lives
 
 from asyncrl.run.summary import Status
 
-STEPS = 20
+STEPS = 12
 
 pytestmark = pytest.mark.timeout(560)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("tiny"))
-
-
-def test_a_run_killed_twice_ends_as_if_it_had_not_been(model: Path, tmp_path: Path):
+def test_a_run_killed_twice_ends_as_if_it_had_not_been(tiny_model: Path, tmp_path: Path):
     """And its only generator is killed beside that: another one takes its place, and nothing is left of its engine."""
-    first = Run.launch(model, tmp_path, f"steps={STEPS}", "checkpoint.every=4", f"evaluation.every={STEPS}", "generators.count=1")
-    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000004")), 300, "the first checkpoint")
+    settings = [f"steps={STEPS}", "checkpoint.every=2", f"evaluation.every={STEPS}", "generators.count=1"]
+    first = Run.launch(tiny_model, tmp_path, *settings)
+    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000002")), 300, "the first checkpoint")
     first.kill()
     folder = first.folder
 
     second = Run.resume(folder)
-    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000008")), 200, "the second checkpoint")
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000004")), 200, "the second checkpoint")
     _kill_generator(second)
-    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000012")), 200, "the third checkpoint")
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000006")), 200, "the third checkpoint")
     for learner in second.descendants("LearnerActor"):
         learner.kill()
     assert second.end(60) == 1
@@ -45,10 +41,10 @@ def test_a_run_killed_twice_ends_as_if_it_had_not_been(model: Path, tmp_path: Pa
     assert f"has completed its {STEPS} training steps, so there is nothing to resume" in again.output
 
     recipe = folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {STEPS + 5}\n"))
+    recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {STEPS + 3}\n"))
     longer = Run.resume(folder)
     assert longer.end(200) == 0, longer.output
-    _check_whole(longer, folder, STEPS + 5, resumes=3)
+    _check_whole(longer, folder, STEPS + 3, resumes=3)
 
 
 def _kill_generator(run: Run) -> None:

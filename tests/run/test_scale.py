@@ -1,15 +1,16 @@
-"""A run whose pool grows and shrinks while it trains, whose generator gets SIGTERM, and that Ctrl-C ends, on the real engines."""
+"""A run whose pool grows and shrinks while it trains, and whose processes get SIGTERM: one, others, and all; on real engines."""
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 import pytest
-from whole_run import ASYNCRL, Run, small_model
+from whole_run import ASYNCRL, Run
 
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.run.summary import Status
@@ -35,13 +36,23 @@ def _has_open(process: psutil.Process, path: str) -> bool:
     return any(os.path.realpath(link) == path for link in Path(f"/proc/{process.pid}/fd").iterdir())
 
 
+def terminate(processes: Iterable[psutil.Process]) -> set[str]:
+    """Send SIGTERM to those that have not ended meanwhile; returns their names."""
+    names = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names.add(process.name().partition(".")[0])
+            process.terminate()
+    return names
+
+
 @pytest.mark.timeout(460)
-def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_failure(tmp_path: Path) -> None:
-    """One failure more than one would end the run, and two generators are told to end. Then Ctrl-C ends everything in time."""
+def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_failure(tiny_model: Path, tmp_path: Path) -> None:
+    """One failure more than one would end the run, and two generators are told to end. Then SIGTERM goes to all but generators,
+    which changes nothing, and at last to every process, as from a batch system: the run ends in time and leaves nothing behind.
+    """
     settings = ["steps=10000", "evaluation.every=10000", "generators.count=1", "generators.kv_cache_mb=64"]
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    run = Run.launch(small_model(tmp_path / "cache"), runs, *settings, "buffer.max_failures=1")
+    run = Run.launch(tiny_model, tmp_path, *settings, "buffer.max_failures=1")
     try:
         run.wait_for(lambda: steps(run) >= 2, 180, "two training steps")
         answer = scale(run, "generators=2")
@@ -60,14 +71,24 @@ def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_f
         assert answer.stdout.endswith("hands back its episodes\n"), answer.stderr
         run.wait_for(lambda: "has handed back its episodes, and ends" in run.output, 60, "a generator ending")
         run.wait_for(lambda: steps(run) > before, 90, "training with one engine")
-        run.process.send_signal(signal.SIGINT)
-        interrupted = time.monotonic()
-        assert run.end(60) == 130
-        assert time.monotonic() - interrupted < 15
+        spared = {*run.descendants("Generator"), *run.descendants("EngineCore"), *run.descendants("forkserver")}
+        others = [process for process in run.descendants() if process not in spared]
+        assert {"raylet", "gcs_server", "ray::LearnerActor", "ray::BufferActor"} <= terminate(others)
+        before = steps(run)
+        run.wait_for(lambda: steps(run) > before + 1, 120, "training to go on although others were sent SIGTERM")
+        everything = run.descendants()
+        run.process.terminate()
+        terminated = time.monotonic()
+        terminate(everything)
+        run.process.terminate()  # `timeout` and the like send it to the driver and to its group
+        assert run.end(60) == 130, run.output
+        assert time.monotonic() - terminated < 15
     finally:
         if run.process.poll() is None:
             run.kill()
-    assert (run.summary.status, run.summary.reason) == (Status.INTERRUPTED, "stopped by SIGINT")
+    assert (run.summary.status, run.summary.reason) == (Status.INTERRUPTED, "stopped by SIGTERM")
+    assert "Interrupted: stopped by SIGTERM" in run.output
+    assert "Traceback" not in run.output
     ledger = run.summary.ledger
     assert ledger.issued == sum(getattr(ledger, state) for state in GroupState)
     assert ledger.trained >= 4 * 6
