@@ -1,7 +1,7 @@
 """Serves chunks of the weight files of one node to other nodes; see :mod:`asyncrl.weights.chunk_wire`.
 
 What always holds: nobody gets a byte without having shown the run's secret; the bytes go from the file to the socket inside the
-kernel, unless they are encrypted; a broken connection concerns nobody else.
+kernel, unless they are encrypted; a broken connection concerns nobody else; those who connect and say nothing hold few threads.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from asyncrl.weights.chunk_wire import (
     receive,
 )
 from asyncrl.weights.held_files import HeldFile, HeldFiles
+from asyncrl.weights.unknown_clients import UnknownClients
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class ChunkServer:
             raise ComponentFailed(f"the mirror of weights cannot listen at {host}: {error.strerror}; {remedy}") from error
         self.address = Address(*self._listening.getsockname()[:2])
         self._connections: dict[threading.Thread, socket.socket] = {}
+        self._unknown = UnknownClients()
         self._lock = threading.Lock()
         self._strangers, self._told = 0, -_STRANGERS_S
         self._accepting = threading.Thread(target=self._accept, name="weights: accept", daemon=True)
@@ -78,6 +80,7 @@ class ChunkServer:
             )
             with self._lock:
                 self._connections[thread] = connection
+            self._unknown.enter(thread, connection)
             thread.start()
 
     def _serve(self, connection: socket.socket, address: object) -> None:
@@ -104,14 +107,16 @@ class ChunkServer:
         connection.settimeout(_INTRODUCTION_S)
         try:
             if self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_side=True)
+                connection = encrypted = self._unknown.wrapped(connection, self._tls)
                 with self._lock:
-                    self._connections[threading.current_thread()] = connection
+                    self._connections[threading.current_thread()] = encrypted
+                encrypted.do_handshake()
             shown = receive(connection, len(self._introduction))
         except (BrokenConnection, OSError):
             return None
         if not hmac.compare_digest(shown, self._introduction):
             return None
+        self._unknown.leave()
         connection.sendall(WELCOME)
         return connection
 
@@ -144,6 +149,7 @@ class ChunkServer:
         )
 
     def _ended(self) -> None:
+        self._unknown.leave()
         with self._lock:
             self._connections.pop(threading.current_thread(), None)
 

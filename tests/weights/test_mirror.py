@@ -27,6 +27,7 @@ from asyncrl.weights.memory_file import MemoryFull
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
+from asyncrl.weights.unknown_clients import MOST_UNKNOWN
 
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"
@@ -296,6 +297,25 @@ def test_who_does_not_know_the_secret_gets_nothing(nodes, caplog) -> None:
         client.shutdown(socket.SHUT_WR)
         with suppress(ConnectionResetError):
             assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_those_who_connect_and_say_nothing_hold_few_threads_and_nobody_up(nodes, encrypted) -> None:
+    keys, contents = make_keys() if encrypted else None, [random_bytes(100)]
+    learner = nodes["learner"] = nodes.make("learner", tls=keys)
+    files, threads = nodes.written(V1, contents), threading.active_count()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(learner.address, MINUTE)) for _ in range(3 * MOST_UNKNOWN)]
+        first_ones = silent[: 2 * MOST_UNKNOWN]
+        for client in first_ones:
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b"", "it is turned away long before its time is over"
+        for thread in threading.enumerate():
+            if any(thread.name == f"weights: serve {client.getsockname()}" for client in first_ones):
+                thread.join(MINUTE)
+        assert threading.active_count() <= threads + MOST_UNKNOWN
+        local = nodes.make("friend", tls=keys).fetch(V1, files, {"learner": [learner.address]}, MINUTE)
+        assert contents_of(local) == contents
 
 
 def test_encrypted_publications_and_strangers_with_other_keys_or_none(nodes, caplog) -> None:
