@@ -122,7 +122,7 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int, slow
     """Find the bottleneck of the last ``steps`` training steps, of which ``shares`` is the mean.
 
     Args:
-        recipe: the run's recipe.
+        recipe: the run's recipe, with the sizes that its pools have now.
         depth: the pipeline depth now.
         slowest: the tool that took the most time in these steps, where it is known.
     """

@@ -7,6 +7,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+import msgspec
+
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, LedgerCounts
@@ -108,7 +110,9 @@ class Recorder:
         slowest = SlowTool.of(self._finished)
         if self._shares:
             mean = Shares.mean(self._shares)
-            self._totals.bottleneck = find_bottleneck(mean, self._recipe, buffer.depth, len(self._shares), slowest)
+            now_playing = self._recipe.generators.of_sizes(self._pool.sizes)  # `asyncrl scale` may have changed them
+            present = msgspec.structs.replace(self._recipe, generators=now_playing)
+            self._totals.bottleneck = find_bottleneck(mean, present, buffer.depth, len(self._shares), slowest)
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
         run_readings = [

@@ -69,6 +69,14 @@ def test_engines_that_could_play_more_at_once_are_told_to_before_more_engines_ar
     assert "generators.count 1 -> 2" in find_bottleneck(roomy, few, 1, 20).sentence, "they have room, but no tickets"
 
 
+def test_the_advice_begins_at_the_present_size_of_a_pool_that_was_scaled():
+    busy = Shares(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
+    recipe = compose("quickstart", ["generators.count=1", "generators.max_running=256", "generators.pools={small: {count: 2}}"])
+    now = msgspec.structs.replace(recipe, generators=recipe.generators.of_sizes({"generators": 3, "small": 1}))
+    assert now.generators.engines == 4
+    assert "generators.count 3 -> 4" in find_bottleneck(busy, now, 1, 20).sentence
+
+
 def test_a_factor_is_amdahl_s_and_no_more_than_the_other_side_gives():
     assert found(training=1.0, idle=0.9).factor == pytest.approx(2.0)
     assert found(training=1.0, idle=0.375).factor == pytest.approx(1.6)

@@ -1,5 +1,6 @@
 """Section ``generators`` of a recipe: the pools of vLLM engines."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -84,6 +85,11 @@ class GeneratorsConfig(Section, frozen=True):
     def training(self) -> dict[str, "GeneratorsConfig"]:
         """The pools that play training episodes."""
         return {name: pool for name, pool in self.by_pool.items() if pool.role != "evaluation"}
+
+    def of_sizes(self, sizes: Mapping[str, int]) -> "GeneratorsConfig":
+        """Return the same pools with as many engines as ``sizes`` says by the pool's name."""
+        pools = {name: msgspec.structs.replace(pool, count=sizes[name]) for name, pool in self.pools.items()}
+        return msgspec.structs.replace(self, count=sizes[MAIN_POOL], pools=pools)
 
 
 def _of_pool(main: GeneratorsConfig, pool: PoolConfig) -> GeneratorsConfig:
