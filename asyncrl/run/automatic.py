@@ -5,6 +5,7 @@ The choices follow from the machine, the model and the rest of the recipe. A res
 of its run folder.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from math import ceil, gcd
 
@@ -16,6 +17,10 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.chat_template import tool_parser_of
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
+from asyncrl.run.nodes import Nodes
+from asyncrl.run.parts import LEARNER, learner_part
+from asyncrl.run.placement import NoRoom, place
+from asyncrl.run.process_sizes import learner_bytes
 from asyncrl.run.units import memory
 
 MOST_RUNNING = 256
@@ -29,7 +34,7 @@ SHARED_MEMORY = 0.4
 FEW_CORES = 2
 """With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
-"""On CPU, one learner rank for this many cores; the other cores are for engines, tools and the run's own processes."""
+"""On CPU, one learner rank for this many cores of its node; the others are for engines, tools and the run's own processes."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -148,10 +153,27 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     if machine.gpus:
         return least, "further GPUs are for engines; raise it where the learner is the bottleneck"
     spare = machine.cores // CORES_A_RANK // layout.ranks
-    ranks = min(spare, recipe.batch.groups_per_step) // least * least
-    if ranks > least:
-        return ranks, f"at most one rank for every {CORES_A_RANK} of {machine.cores} cores, and for each group of a step"
+    most = min(spare, recipe.batch.groups_per_step) // least * least
+    if machine.cluster is None:
+        if most > least:
+            return most, f"at most one rank for every {CORES_A_RANK} of {machine.cores} cores, and for each group of a step"
+    else:
+        for ranks in range(most, least, -least):
+            if _have_cores(recipe, ranks, machine.cluster, shape):
+                return ranks, f"at most one rank for every {CORES_A_RANK} cores of its node, and for each group of a step"
     return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
+
+
+def _have_cores(recipe: Recipe, data_parallel: int, cluster: Nodes, shape: ModelShape | None) -> bool:
+    """Whether the nodes on which the learner's ranks would be placed have :data:`CORES_A_RANK` cores for each."""
+    learner = msgspec.structs.replace(recipe.learner, data_parallel=data_parallel)
+    size = 0 if shape is None else learner_bytes(learner, shape)
+    part = learner_part(learner, on_gpus=False, sizes={LEARNER: size})
+    try:
+        ranks_on = Counter(place((part,), cluster.alive, cluster.driver)[LEARNER])
+    except NoRoom:
+        return False
+    return all(ranks_on[node.id] * CORES_A_RANK <= node.has.get("CPU", 0) for node in cluster.alive)
 
 
 def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
@@ -161,8 +183,9 @@ def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
 _Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | float | str, str]]
 _RULES: Mapping[str, _Rule] = {
     "model.tool_parser": _tool_parser,
-    "learner.data_parallel": _data_parallel,
     "learner.dtype": _learner_dtype,
+    "learner.micro_batch_tokens": _micro_batch_tokens,
+    "learner.data_parallel": _data_parallel,
     "learner.gpu": _gpu,
     "generators.gpu_memory_share": _gpu_memory_share,
     "generators.dtype": _dtype,
@@ -170,6 +193,5 @@ _RULES: Mapping[str, _Rule] = {
     "generators.role": _role,
     "generators.max_running": _max_running,
     "generators.kv_cache_mb": _kv_cache_mb,
-    "learner.micro_batch_tokens": _micro_batch_tokens,
 }
 """How each key is chosen, in the order in which they depend on one another."""

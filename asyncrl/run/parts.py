@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.placement_rules import pool_place
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
@@ -22,15 +23,18 @@ def parts_of(recipe: Recipe, *, on_gpus: bool, sizes: Mapping[str, int] | None =
         sizes: the memory that a process of each part is expected to take, in bytes, in a cluster without GPUs. None for a
             machine that the run has to itself: there processes share what there is.
     """
-    learner, reward = recipe.learner, recipe.reward
-    one = HALF if learner.gpu == "shared" else 1.0
-    of_learner = {**_each(one, 1, on_gpus, sizes, LEARNER), **learner.placement.resources}
-    ranks, key = learner.layout.ranks, "learner.data_parallel"
-    parts = [Part(LEARNER, ranks, of_learner, learner.placement, together=learner.tensor_parallel, key=key)]
-    parts += pools_of(recipe, on_gpus=on_gpus, sizes=sizes)
-    if isinstance(reward, ModelReward):
-        parts.append(Part(REWARD_MODEL, 1, _each(one, 1, on_gpus, sizes, REWARD_MODEL), key="reward.path"))
+    parts = [learner_part(recipe.learner, on_gpus=on_gpus, sizes=sizes), *pools_of(recipe, on_gpus=on_gpus, sizes=sizes)]
+    if isinstance(recipe.reward, ModelReward):
+        each = _each(_one_gpu(recipe.learner), 1, on_gpus, sizes, REWARD_MODEL)
+        parts.append(Part(REWARD_MODEL, 1, each, key="reward.path"))
     return parts
+
+
+def learner_part(learner: LearnerConfig, *, on_gpus: bool, sizes: Mapping[str, int] | None = None) -> Part:
+    """Return the part that the learner's ranks are; see :func:`parts_of`."""
+    each = {**_each(_one_gpu(learner), 1, on_gpus, sizes, LEARNER), **learner.placement.resources}
+    ranks, key = learner.layout.ranks, "learner.data_parallel"
+    return Part(LEARNER, ranks, each, learner.placement, together=learner.tensor_parallel, key=key)
 
 
 def pools_of(recipe: Recipe, *, on_gpus: bool, sizes: Mapping[str, int] | None = None) -> list[Part]:
@@ -42,6 +46,10 @@ def pools_of(recipe: Recipe, *, on_gpus: bool, sizes: Mapping[str, int] | None =
 def _pool(name: str, pool: GeneratorsConfig, shared: bool, on_gpus: bool, sizes: Mapping[str, int] | None) -> Part:
     each = _each(HALF if shared else float(pool.tensor_parallel), pool.tensor_parallel, on_gpus, sizes, name)
     return Part(name, pool.count, {**each, **pool.placement.resources}, pool.placement, key=f"{pool_place(name)}.count")
+
+
+def _one_gpu(learner: LearnerConfig) -> float:
+    return HALF if learner.gpu == "shared" else 1.0
 
 
 def _each(gpus: float, cpus: int, on_gpus: bool, sizes: Mapping[str, int] | None, part: str) -> dict[str, float]:

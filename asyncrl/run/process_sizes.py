@@ -67,7 +67,7 @@ def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
         Processes(
             LEARNER,
             learner.layout.ranks,
-            LEARNER_BYTES + learner_state_bytes(learner, shape),
+            learner_bytes(learner, shape),
             f"a Megatron rank ({layout})",
             part=LEARNER,
         ),
@@ -98,6 +98,11 @@ def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Process
         activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
         size = LEARNER_BYTES + shape.parameters * element + activations
         yield Processes(REWARD_MODEL, 1, size, f"a sequence classifier ({reward.dtype})", part=REWARD_MODEL)
+
+
+def learner_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
+    """Bytes of the process of one learner rank."""
+    return LEARNER_BYTES + learner_state_bytes(learner, shape)
 
 
 def learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:

@@ -8,6 +8,8 @@ from asyncrl.core.recipe.decode import AUTOMATIC_KEYS
 from asyncrl.run.automatic import MICRO_BATCH_TOKENS
 from asyncrl.run.compose import compose, compose_for, resolved_yaml
 from asyncrl.run.machine import Machine
+from asyncrl.run.nodes import Nodes
+from asyncrl.run.placement import Node
 
 LAPTOP = Machine(memory=16 << 30, free=12 << 30, cores=2)
 
@@ -75,6 +77,30 @@ def test_ranks_share_out_the_experts_and_never_outnumber_the_groups():
     assert chosen(many, "learner.tensor_parallel=2")["learner.data_parallel"] == 4
     assert chosen(LAPTOP, "learner.expert_parallel=4")["learner.data_parallel"] == 4
     assert chosen(replace(many, gpus=8))["learner.data_parallel"] == 1
+
+
+def cluster_of(*cores):
+    """A cluster of nodes without GPUs, of which the driver's is the first."""
+    nodes = tuple(
+        Node(str(number), f"10.0.0.{number}", has, has)
+        for number, has in enumerate({"CPU": float(each), "memory": float(64 << 30)} for each in cores)
+    )
+    return LAPTOP.in_cluster(Nodes(nodes, "0"))
+
+
+def test_in_a_cluster_there_are_as_many_ranks_as_their_own_nodes_have_cores_for():
+    def ranks(cluster, *overrides):
+        return chosen(cluster, *overrides)["learner.data_parallel"]
+
+    assert ranks(cluster_of(16)) == 4
+    assert ranks(cluster_of(16, 16)) == 4, "all ranks go to one of the two"
+    assert ranks(cluster_of(8, 32, 8)) == 2, "up to eight ranks fit on the driver's node, so that is where they go"
+    assert ranks(cluster_of(8, 64, 8)) == 16, "that many do not"
+    assert ranks(cluster_of(16, 16), "learner.placement.strategy=spread") == 8
+    assert ranks(cluster_of(16, 16), "learner.placement.per_node=3") == 6
+    assert ranks(cluster_of(16, 16), "learner.placement.strategy=spread", "learner.tensor_parallel=4") == 2
+    assert ranks(cluster_of(2, 2, 2, 2, 2, 2)) == 1
+    assert ranks(cluster_of(16), "learner.placement.resources={rack: 1}") == 1, "the plan refuses it, and says why"
 
 
 def test_engines_have_the_gpus_that_the_learner_leaves():
