@@ -2,9 +2,11 @@
 
 As root: ``python tests/spanning_hosts.py late pools`` plays these one after the other, on one pair of hosts made of
 namespaces. Each fails at the first thing that is not as it should be, and the next one is played. ``late`` must come first.
+With ``--tls`` all connections are encrypted, the runs' and Ray's.
 """
 
 import argparse
+import os
 import re
 import shutil
 import signal
@@ -13,12 +15,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from sqlite3 import connect
 
 import psutil
-from two_nodes import SHARED, Host, RayCluster, hosts
+import torch
+from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from two_nodes import SHARED, Host, RayCluster, encrypted, hosts
 
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.run.summary import Status, Summary
@@ -29,22 +33,26 @@ OWN = Path("/tmp/runs")
 FAR = ["generators.count=1", "generators.placement.resources={node-1: 1}"]
 """One engine, on the second host."""
 RANKS_APART = "learner.placement.per_node=1"
-STEPS = 24
+STEPS, FEW_STEPS = 24, 6
+TINY, EXPERTS = Path("/tmp/models/tiny"), Path("/tmp/models/experts")
+"""Models of the first host: the tiny one, and one of the same tokens with experts, untrained."""
 
 
 class Stage:
-    """Two hosts with a Ray cluster, the first of which has a model.
+    """Two hosts with a Ray cluster, the first of which has models.
 
     Attributes:
         runs: where the scenario's runs go.
     """
 
-    def __init__(self, folder: Path, made: Sequence[Host], cluster: RayCluster) -> None:
+    def __init__(self, folder: Path, made: Sequence[Host], cluster: RayCluster, *, tls: bool) -> None:
         self.folder, (self.head, self.far), self.cluster = folder, made, cluster
+        self._tls = ["network.tls.kind=run"] if tls else []
         self.runs = OWN
         self._began = time.monotonic()
         model = ensure_tiny_model({"": ClassEnvironment(name="calculator")}, 0, lambda progress: None)
-        shutil.copytree(model, self.outside(Path("/tmp/models/tiny")))
+        shutil.copytree(model, self.outside(TINY))
+        _make_experts(self.outside(TINY), self.outside(EXPERTS))
 
     def say(self, *words: object) -> None:
         """Print with the time since the beginning."""
@@ -58,9 +66,9 @@ class Stage:
 
     def recipe(self, *overrides: str) -> list[str]:
         """The quickstart made small, every publication of which is probed."""
-        small = ["model.path=/tmp/models/tiny", f"run_dir={self.runs}", "batch.groups_per_step=4", "weights.probe_every=1"]
+        small = [f"model.path={TINY}", f"run_dir={self.runs}", "batch.groups_per_step=4", "weights.probe_every=1"]
         few = ["tasks.train=100", "tasks.evaluation=8", "generators.kv_cache_mb=64", "evaluation.every=100", f"steps={STEPS}"]
-        return ["launch", "quickstart", *small, *few, "learner.data_parallel=1", *overrides]
+        return ["launch", "quickstart", *small, *few, "learner.data_parallel=1", *self._tls, *overrides]
 
     def start(self, *arguments: str, **variables: str) -> "Command":
         """Start ``asyncrl`` on the first host."""
@@ -97,6 +105,18 @@ class Stage:
         with closing(connect(self.outside(self.runs) / "mlflow.db", timeout=10)) as database:
             return dict(database.execute("select step, value from metrics where key = ? order by step", (metric,)).fetchall())
 
+    @property
+    def step(self) -> int:
+        """The newest training step in the metrics of the scenario's run."""
+        return max(self.values("learner/step_seconds"), default=0)
+
+    def wait_for_step(self, step: int, seconds: float = 120) -> None:
+        """Until the run has trained that step. It prints only some of them."""
+        by = time.monotonic() + seconds
+        while self.step < step:
+            assert time.monotonic() < by, f"step {step} took longer than {seconds:g} s; the newest is {self.step}"
+            time.sleep(0.2)
+
     def weights_in_memory(self) -> list[list[str]]:
         """The files of weights in the memory of each host, without the run's name."""
 
@@ -105,6 +125,17 @@ class Stage:
             return sorted(re.sub(r".*-(rank|mirror|disk)", r"\1", file.name) for file in there)
 
         return [of(self.head), of(self.far)]
+
+
+def _make_experts(tiny: Path, folder: Path) -> None:
+    base = AutoConfig.from_pretrained(tiny)
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
+    known = {"vocab_size": base.vocab_size, "eos_token_id": base.eos_token_id, "pad_token_id": base.pad_token_id}
+    config = Qwen3MoeConfig(**size, **heads, **known, norm_topk_prob=True, tie_word_embeddings=False)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
 
 
 class Command:
@@ -138,17 +169,20 @@ class Command:
         self._stage.say(f"ended after {number.name}")
 
 
-def _ranks_apart(stage: Stage, layout: str) -> Command:
-    """Launch with learner ranks on both hosts, and wait until it has trained for a while."""
-    run = stage.start(*stage.recipe(*FAR, layout, RANKS_APART, "checkpoint.every=4"))
-    run.wait_for(r"training step ([5-9]|1\d)/")
+def _ranks_apart(stage: Stage, *overrides: str) -> Command:
+    """Launch with learner ranks on both hosts, and wait until it has trained for a while. It would not end by itself."""
+    run = stage.start(*stage.recipe(*FAR, *overrides, RANKS_APART, "checkpoint.every=4", "steps=100000"))
+    run.wait_for(r"training step \d+/")
+    stage.wait_for_step(8)
     stage.say("weights in memory:", *stage.weights_in_memory())
     return run
 
 
 def _resume(stage: Stage) -> None:
-    stage.call("launch", "--resume", str(stage.runs / stage.run.name), seconds=400)
-    assert stage.check().steps == STEPS
+    """Resume the run for a few steps, after which it is complete."""
+    steps = stage.step + FEW_STEPS
+    stage.call("launch", "--resume", str(stage.runs / stage.run.name), f"steps={steps}", seconds=400)
+    assert stage.check().steps == steps
     assert (stage.run / "model" / "model.safetensors").is_file()
     assert stage.weights_in_memory() == [[], []]
 
@@ -163,12 +197,69 @@ def pipeline(stage: Stage) -> None:
     """Pipeline stages on two hosts, of which one is lost; once it is back, the run is resumed."""
     run = _ranks_apart(stage, "learner.pipeline_parallel=2")
     stage.far.power_off()
-    assert run.process.wait(60) == 1
-    stage.check(Status.FAILED)
+    _fails(stage, run, r"learner rank 1.*node is gone")
     stage.far.boot()
     stage.cluster.start(only=[stage.far])
     stage.cluster.wait_for(2)
     _resume(stage)
+
+
+def killed(stage: Stage) -> None:
+    """Pipeline stages on two hosts, the process of one of which is killed; the run is resumed."""
+    run = _ranks_apart(stage, "learner.pipeline_parallel=2")
+    (rank,) = _processes(stage.far, "ray::LearnerActor")
+    rank.kill()
+    _fails(stage, run, r"learner rank 1.*process died")
+    _resume(stage)
+
+
+def _processes(host: Host, name: str) -> list[psutil.Process]:
+    """The processes of a host whose command begins with ``name``."""
+    place = os.readlink(f"/proc/{host.pid}/ns/pid")
+
+    def is_there(process: psutil.Process) -> bool:
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            return os.readlink(f"/proc/{process.pid}/ns/pid") == place
+        return False
+
+    of_name = [each for each in psutil.process_iter(["cmdline"]) if " ".join(each.info["cmdline"] or ()).startswith(name)]
+    return [each for each in of_name if is_there(each)]
+
+
+def _fails(stage: Stage, run: Command, why: str) -> None:
+    """Wait until a run has failed, and check what it says of it."""
+    began = time.monotonic()
+    assert run.process.wait(60) == 1
+    stage.say(f"ended by itself {time.monotonic() - began:.1f} s later")
+    summary = stage.check(Status.FAILED)
+    assert re.search(why, summary.reason or ""), summary.reason
+    assert "--resume" in run.output, run.output
+
+
+def _spanning(stage: Stage, per_node: int, *overrides: str) -> None:
+    """A short run with learner ranks on both hosts, and an engine on the second."""
+    few = [f"learner.placement.per_node={per_node}", f"steps={FEW_STEPS}"]
+    run = stage.start(*stage.recipe(*FAR, *few, *overrides))
+    run.wait_for(rf"training step [1-{FEW_STEPS}]/")
+    stage.say("weights in memory:", *stage.weights_in_memory())
+    assert run.process.wait(300) == 0, run.output
+    assert stage.check().steps == FEW_STEPS
+    assert (stage.run / "model" / "config.json").is_file()
+
+
+def tensor(stage: Stage) -> None:
+    """Two pipeline stages, each on a host with two tensor-parallel ranks."""
+    _spanning(stage, 2, "learner.tensor_parallel=2", "learner.pipeline_parallel=2")
+
+
+def experts(stage: Stage) -> None:
+    """The experts are divided between ranks on two hosts."""
+    _spanning(stage, 1, f"model.path={EXPERTS}", "learner.data_parallel=2", "learner.expert_parallel=2")
+
+
+def context(stage: Stage) -> None:
+    """The tokens of each row are divided between ranks on two hosts."""
+    _spanning(stage, 1, "learner.context_parallel=2")
 
 
 def pools(stage: Stage) -> None:
@@ -182,6 +273,26 @@ def pools(stage: Stage) -> None:
         stage.say(f"{pool}: up to {max(sampled):.0f} tokens a second")
         assert max(sampled) > 0
     stage.say("stored:", *sorted(file.name for file in (stage.run / "weights").glob("version-*/rank*")))
+
+
+def blind(stage: Stage) -> None:
+    """Weights go through a folder that the second host does not see any more; after it was switched off and on, it does."""
+    run = stage.start(*stage.recipe("generators.count=1", "generators.placement.per_node=1", "steps=100000", "weights.kind=disk"))
+    run.wait_for(r"training step \d+/")
+    inside = str(stage.runs / stage.run.name)
+    stage.far.call(["umount", "--lazy", str(SHARED)], {}, 10)
+    stage.call("scale", inside, "generators=2", said="coming up")
+    run.wait_for(r"did not come up.*does not see .*/weights, through which new weights go")
+    stage.call("scale", inside, "generators=2", code=2, said="there is no room")
+    stage.far.power_off()
+    stage.far.boot()
+    stage.cluster.start(only=[stage.far])
+    stage.cluster.wait_for(2)
+    stage.call("scale", inside, "generators=2", said="coming up")
+    run.wait_for(r"generator-\d+ is up, and has caught up")
+    run.signal(signal.SIGINT)
+    ledger = stage.check(Status.INTERRUPTED).ledger
+    assert ledger.failed == ledger.expired == 0, ledger
 
 
 def late(stage: Stage) -> None:
@@ -200,9 +311,15 @@ def late(stage: Stage) -> None:
     run.wait_for(r"generator-\d+ is up, and has caught up")
     assert stage.weights_in_memory()[1]
     stage.call("scale", inside, "generators=1", said="hands back its")
-    run.wait_for(r"has handed back its episodes, and ends")
+    run.wait_for(r"generator-[1-9]\d* has handed back its episodes, and ends")
+    at = stage.step
+    stage.wait_for_step(at + 5)
+    assert not _processes(stage.far, "ray::GeneratorActor")
+    stage.say(f"the far engine is gone, and training went on from step {at}")
     run.signal(signal.SIGINT)
-    stage.check(Status.INTERRUPTED)
+    ledger = stage.check(Status.INTERRUPTED).ledger
+    stage.say(ledger)
+    assert ledger.failed == ledger.expired == 0
 
 
 def folders(stage: Stage) -> None:
@@ -226,9 +343,9 @@ def unreachable(stage: Stage) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
-    each.__name__: each for each in (data, pipeline, pools, late, folders, unreachable)
+    each.__name__: each for each in (data, pipeline, killed, tensor, experts, context, pools, blind, late, folders, unreachable)
 }
-SHARING = {"data", "pipeline", "pools"}
+SHARING = {"data", "pipeline", "killed", "tensor", "experts", "context", "pools", "blind"}
 """Scenarios whose runs lie where both hosts see them."""
 
 
@@ -236,14 +353,17 @@ def main() -> None:
     """Play the scenarios that were named."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenarios", nargs="+", choices=SCENARIOS)
-    chosen: list[str] = parser.parse_args().scenarios
+    parser.add_argument("--tls", action="store_true", help="encrypt all connections")
+    arguments = parser.parse_args()
+    chosen: list[str] = arguments.scenarios
     joins_late = chosen[0] == "late"
     if "late" in chosen[1:]:
         parser.error("late must come first: the second host has not joined yet then")
     failed = []
     with tempfile.TemporaryDirectory() as folder, hosts(2, Path(folder)) as made:
-        cluster = RayCluster(made, cpus=2)
-        stage = Stage(Path(folder), made, cluster)
+        variables = encrypted(Path(folder)) if arguments.tls else None
+        cluster = RayCluster(made, cpus=2 if joins_late else 3, variables=variables)  # `late` needs a first host without room
+        stage = Stage(Path(folder), made, cluster, tls=arguments.tls)
         cluster.start(only=made[:1] if joins_late else None)
         cluster.wait_for(1 if joins_late else 2)
         for name in chosen:
