@@ -159,6 +159,7 @@ class GeneratorWorker:
         self._engine, self._tickets, self._scoring = tools.engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
+        self._installation: tuple[PolicyVersion, asyncio.Task[int]] | None = None
         self._ending = False
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
@@ -339,7 +340,16 @@ class GeneratorWorker:
         return blank
 
     async def install(self, publication: Publication) -> int:
-        """Load published weights while episodes run; see :meth:`generators.completion.Engine.install`."""
+        """Load published weights while episodes run; see :meth:`generators.completion.Engine.install`.
+
+        A second call for the same version, by somebody whom the answer of the first did not reach, gets the same answer.
+        """
+        if self._installation is None or self._installation[0] != publication.version:
+            installing = asyncio.create_task(self._install(publication), name=f"installing version {publication.version}")
+            self._installation = publication.version, installing
+        return await asyncio.shield(self._installation[1])
+
+    async def _install(self, publication: Publication) -> int:
         self._installing += 1
         try:
             with self._time.installing(lambda: self._engine.use().paused_seconds):

@@ -117,6 +117,10 @@ class NodeFull(ProcessDied):
         super().__init__(problem)
 
 
+class WeightsOutOfReach(ProcessDied):
+    """A generator cannot go on because new weights do not come to its node in the way that the recipe names."""
+
+
 class EnvironmentUnreachable(ComponentFailed):
     """Nothing that a new episode's environment could stand on came back in time; the text says what was waited for."""
 

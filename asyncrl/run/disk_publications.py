@@ -13,7 +13,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.core.errors import AsyncRLError, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.run.actors.disk_mirror import RemoteDiskMirror
@@ -41,6 +41,7 @@ class DiskPublications:
 
     def __init__(self, make: Callable[[str], Any], seconds: float) -> None:
         self._make, self._seconds = make, seconds
+        self._stored: PolicyVersion | None = None
         self._mirrors: dict[str, Any] = {}
         self._storing = SharedWork[PolicyVersion, None]()
         self._fetching = SharedWork[tuple[PolicyVersion, str], Publication]()
@@ -72,6 +73,20 @@ class DiskPublications:
         read = {each for each, _ in self._fetching.under_way}
         proof, what = publication.fingerprint, f"complete version {version}"
         await self._ask(nodes[0], lambda mirror: mirror.complete.remote(version, proof, files, read), what, ANSWER_DEADLINE_S)
+        self._stored = version
+
+    async def check_reach(self, newest: Publication, node: str) -> None:
+        """See :meth:`asyncrl.run.mirrors.LocalPublications.check_reach`."""
+        stored = self._stored
+        if stored is None or all(file.node == node for file in newest.files):
+            return
+        what, seconds = f"look for version {stored}", SEEN_S + ANSWER_DEADLINE_S
+        unseen = await self._ask(node, lambda mirror: mirror.unseen.remote(stored, SEEN_S), what, seconds)
+        if unseen is not None:
+            raise WeightsOutOfReach(
+                f"node {node[:8]} does not see {unseen}, through which new weights go (weights.kind=disk); to use that node, "
+                "mount the folder there and start Ray on it again"
+            )
 
     async def _ask(self, node: str, call: "Callable[[Any], ray.ObjectRef[T]]", what: str, seconds: float) -> T:
         """Call the mirror of a node. If it dies, the next call makes a successor, which stores and fetches whole files first."""

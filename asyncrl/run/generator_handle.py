@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import ray
 
+from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnreachable
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
@@ -80,15 +81,18 @@ class GeneratorHandle:
             await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 
     async def _answer_once(self, seconds: float) -> None:
-        ends = time.monotonic() + seconds
+        ends, unreachable = time.monotonic() + seconds, None
         while True:
             try:
                 return await self._ask(self._actor.answer.remote(), "answer", ends - time.monotonic())
-            except ProcessUnreachable:
+            except ProcessUnreachable as error:
                 if ends - time.monotonic() <= AGAIN_S:
                     raise
+                unreachable = error
                 await asyncio.sleep(AGAIN_S)
             except DeadlineExceeded as late:
+                if unreachable is not None:
+                    raise unreachable from late
                 raise EventLoopBlocked(
                     f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it holds the "
                     "interpreter's lock (a regular expression can do so for hours, even in a thread); see "
@@ -96,10 +100,19 @@ class GeneratorHandle:
                 ) from late
 
     async def install(self, publication: Publication) -> int:
-        """Load a publication; returns the fingerprint of what was loaded."""
-        what = f"load version {publication.version}"
-        asked = self._actor.install.remote(publication)
-        return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
+        """Load a publication; returns the fingerprint of what was loaded. Goes on after the process was out of reach."""
+        what, seconds = f"{self.worker} to load version {publication.version}", self._deadlines.publish
+        remedy = f"see {self._log}; raise deadlines.publish"
+
+        async def install() -> int:
+            async with deadline(seconds, waiter="the driver", owner=what, remedy=remedy):
+                while True:
+                    try:
+                        return int(await watch(self._actor.install.remote(publication), of=what))
+                    except ProcessUnreachable:  # it may be loading; asked again, it tells what came of it
+                        await asyncio.sleep(AGAIN_S)
+
+        return await self._while_it_answers(install())
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
         """Have its engine score ``rows`` beside what it samples."""

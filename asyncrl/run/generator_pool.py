@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncrl.core.errors import (
     AsyncRLError,
@@ -53,6 +53,8 @@ from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BLOCKED_IN_A_SLOT = 3
 """The run ends if the event loops of this many generators in one slot are blocked: once may be due to the task or the
@@ -285,12 +287,13 @@ class GeneratorPool:
         return await self._evaluation.play(tasks, version)
 
     async def score(self, rows: Sequence[Sequence[int]], turn: int) -> EngineScores | None:
-        """Have one generator score ``rows``, another one in each turn; None if none is up, or it died."""
-        up = self._slots.up
+        """Have one generator score ``rows``, another one in each turn; None if none is up, or it died or was cut off."""
+        up = [slot for slot in self._slots.up if not self._nodes.is_silent(slot.generator.node)]
         if not up:
             return None
         slot = up[turn % len(up)]
-        worker, (scored,) = slot.generator.worker, await self._slots.ask([slot], lambda generator: generator.score(rows))
+        asked = self._slots.ask([slot], lambda generator: self._if_reached(generator, generator.score(rows)))
+        worker, (scored,) = slot.generator.worker, await asked
         return None if scored is None else EngineScores(worker, slot.pool, scored)
 
     async def statistics(self) -> list[GeneratorStatistics]:
@@ -300,20 +303,26 @@ class GeneratorPool:
         not answer keep the counters that were known before.
         """
 
-        async def count(generator: GeneratorHandle) -> GeneratorStatistics | None:
-            try:
-                return await self._nodes.unless_silent(generator.node, generator.statistics())
-            except ProcessUnreachable:
-                return None
-
         slots = self._slots.up
         asked = [slot.generator for slot in slots]
-        answers = await self._slots.ask(slots, count)
+        answers = await self._slots.ask(slots, lambda generator: self._if_reached(generator, generator.statistics()))
         for slot, generator, answer in zip(slots, asked, answers, strict=True):
             if answer is not None and slot.up and slot.generator is generator:
                 slot.counted(answer)
                 self._remarks.tell(generator.worker, answer)
         return [slot.counters for slot in self._slots.training]
+
+    async def _if_reached(self, generator: GeneratorHandle, answer: Awaitable[T]) -> T | None:
+        """Await an answer of a generator; None if its node does not answer or its process cannot be reached: it may come back."""
+        try:
+            return await self._nodes.unless_silent(generator.node, answer)
+        except ProcessUnreachable:
+            return None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many engines each pool is to have now."""
+        return {pool: len(self._slots.of_pool(pool)) for pool in self._pools}
 
     @property
     def training_pools(self) -> list[str]:

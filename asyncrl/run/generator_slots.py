@@ -8,7 +8,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EventLoopBlocked, NodeFull, NodeLost, ProcessDied
+from asyncrl.core.errors import (
+    ComponentFailed,
+    DeadlineExceeded,
+    EventLoopBlocked,
+    NodeFull,
+    NodeLost,
+    ProcessDied,
+    WeightsOutOfReach,
+)
 from asyncrl.core.ids import WorkerId
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
@@ -95,6 +103,8 @@ class GeneratorSlots:
         """Note that the generator in ``slot`` or its engine is gone; kill what is left, which also ends its ``run``."""
         if isinstance(death, NodeFull):
             self._nodes.lacks(slot.generator.node, death.needed)
+        if isinstance(death, WeightsOutOfReach):
+            self._nodes.has_no_weights(slot.generator.node)
         worker, why = slot.generator.worker, str(death)
         slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self.last_death = slot.death

@@ -13,7 +13,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.core.errors import AsyncRLError, ProcessDied, RecipeError
+from asyncrl.core.errors import AsyncRLError, ProcessDied, RecipeError, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.tls import TlsKeys
@@ -55,6 +55,19 @@ class LocalPublications(Protocol):
         """
         ...
 
+    async def check_reach(self, newest: Publication, node: str) -> None:
+        """Check that publications can come to a node on which an engine is about to start.
+
+        Args:
+            newest: the newest publication.
+
+        Raises:
+            WeightsOutOfReach: they cannot.
+            ComponentFailed: the node cannot be asked.
+            DeadlineExceeded: it did not answer in time.
+        """
+        ...
+
     async def close(self, seconds: float) -> None:
         """End what is under way, and remove what lies on other nodes."""
         ...
@@ -74,6 +87,12 @@ class SharedMemoryAlone:
             raise RecipeError("weights.kind", problem, "set it to auto, and resume the run")
         return publication
 
+    async def check_reach(self, newest: Publication, node: str) -> None:
+        """See :class:`LocalPublications`."""
+        if any(file.node != node for file in newest.files):
+            problem = f"weights.kind=shm does not reach node {node[:8]}, where the learner does not write"
+            raise WeightsOutOfReach(f"{problem}; to use that node, set it to auto, and resume the run")
+
     async def close(self, seconds: float) -> None:
         """There is nothing to remove."""
 
@@ -92,6 +111,9 @@ class Broadcasts:
         """See :class:`LocalPublications`. The engine fetches when it makes the publication ready, from the ranks' own files."""
         near = all(file.node == node for file in publication.files)
         return msgspec.structs.replace(publication, senders=()) if near and not self._everywhere else publication
+
+    async def check_reach(self, newest: Publication, node: str) -> None:
+        """See :class:`LocalPublications`. Whether an engine's GPU reaches those of the ranks shows when they make a group."""
 
     async def close(self, seconds: float) -> None:
         """There is nothing to remove."""
@@ -162,6 +184,9 @@ class Mirrors:
             del self._versions[version]
         name = f"version {publication.version} to node {node[:8]}"
         return await transfers.to_node.result(node, lambda: self._transfer(publication, node, transfers), name)
+
+    async def check_reach(self, newest: Publication, node: str) -> None:
+        """See :class:`LocalPublications`. The network between nodes is what Ray itself needs."""
 
     async def _transfer(self, publication: Publication, node: str, transfers: _Transfers) -> Publication:
         try:

@@ -34,6 +34,7 @@ class NodeWatch:
         self._silent: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._free: dict[str, int] = {}
         self._needed: dict[str, int] = {}
+        self._out_of_reach: set[str] = set()
 
     @classmethod
     def of_nobody(cls) -> "NodeWatch":
@@ -79,6 +80,7 @@ class NodeWatch:
         self._silent.pop(node, None)
         self._free.pop(node, None)
         self._needed.pop(node, None)
+        self._out_of_reach.discard(node)
 
     async def _answers(self, node: str) -> bool:
         """Ask a node. Raises ``NodeLost`` if it will never answer again."""
@@ -120,8 +122,13 @@ class NodeWatch:
         """Note that a node needs so many free bytes in its memory file system before a generator can be there."""
         self._needed[node] = needed
 
+    def has_no_weights(self, node: str) -> None:
+        """Note that new weights do not come to a node, so that no generator can be there."""
+        self._out_of_reach.add(node)
+
     @property
     def avoided(self) -> set[str]:
-        """The nodes on which no generator should be started now: they are silent, or their memory file system is too full."""
+        """The nodes on which no generator should be started now: they are silent, or new weights do not come to them, or their
+        memory file system is too full for them."""
         full = {node for node, needed in self._needed.items() if node in self._free and self._free[node] < needed}
-        return full | {node for node, is_silent in self._silent.items() if is_silent.is_set()}
+        return self._out_of_reach | full | {node for node, is_silent in self._silent.items() if is_silent.is_set()}

@@ -9,7 +9,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from asyncrl.core.errors import AsyncRLError, BudgetExceeded, ComponentFailed, NodeLost, ProcessDied, RecipeError
+from asyncrl.core.errors import (
+    AsyncRLError,
+    BudgetExceeded,
+    ComponentFailed,
+    NodeLost,
+    ProcessDied,
+    RecipeError,
+    WeightsOutOfReach,
+)
 from asyncrl.core.ids import WorkerId
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
@@ -20,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SUCCESSORS_IN_A_ROW = 3
 """The run ends if this many successors in a row die in one slot while they come up: that is not an accident any more. Those that
-are lost with their node do not count."""
+are lost with their node, or on a node that new weights do not come to, do not count."""
 
 ROOM_CHECK_S = 5.0
 """Seconds between two looks at whether the cluster has room for a successor. Ray has no event for it."""
@@ -54,25 +62,26 @@ class Successors:
             BudgetExceeded: more generators died than ``buffer.max_failures`` allows.
             ComponentFailed: :data:`SUCCESSORS_IN_A_ROW` died, or one could not come up for another reason.
         """
-        left = SUCCESSORS_IN_A_ROW
+        left, blameless = SUCCESSORS_IN_A_ROW, False
         while True:
             try:
-                await self._replace_once(slot)
+                await self._replace_once(slot, blameless=blameless)
                 return
             except ProcessDied as died:
                 death = await self._slots.explained(slot.generator, died)
                 self._slots.died(slot, death)
                 if self._slots.needs_nobody(slot):
                     return
-                left -= not isinstance(death, NodeLost)
+                blameless = isinstance(death, NodeLost | WeightsOutOfReach)
+                left -= not blameless
                 if not left:
                     problem = f"no successor came up, {SUCCESSORS_IN_A_ROW} in a row died; the last: {slot.death}"
                     raise ComponentFailed(problem) from death
 
-    async def _replace_once(self, slot: GeneratorSlot) -> None:
+    async def _replace_once(self, slot: GeneratorSlot, *, blameless: bool) -> None:
         gone = slot.generator.worker
         try:
-            await self._report_lost(gone, await self._slots.was_lost_with_its_node(slot.generator))
+            await self._report_lost(gone, blameless or await self._slots.was_lost_with_its_node(slot.generator))
         except BudgetExceeded as one_too_many:
             raise BudgetExceeded(f"{one_too_many}: {slot.death}") from one_too_many
         logger.warning("%s", slot.death)
@@ -127,11 +136,12 @@ class Successors:
     async def _bring_up(self, slot: GeneratorSlot) -> None:
         generator = slot.generator
         try:
+            await self._delivery.check_reach(generator)  # before its engine, which takes long to start
             await generator.start()
             self._delivery.join(generator, waited_for=False)
             version = await self._delivery.caught_up(generator)
         except ProcessDied as death:
-            self._slots.last_death = str(death)
+            self._slots.died(slot, await self._slots.explained(generator, death))
             raise
         slot.up = True
         self._note(f"{generator.worker} is up, and has caught up with version {version or 0}")

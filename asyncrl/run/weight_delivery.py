@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, NodeFull, ProcessDied, WeightMismatch
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, NodeFull, ProcessDied, WeightMismatch, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
@@ -47,6 +47,7 @@ class WeightDelivery:
         self._generators: dict[WorkerId, GeneratorHandle] = {}
         self._steps: dict[WorkerId, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._newest: Publication | None = None
         self._failure: BaseException | None = None
         self._told: set[WorkerId] = set()
         self._overlooked: set[WorkerId] = set()
@@ -82,10 +83,27 @@ class WeightDelivery:
             WeightMismatch: what a generator has loaded is not what was published.
         """
         self._protocol.publish(publication)
+        self._newest = publication
         self._go_on()
         while not self._protocol.published:
             await self._change(self._protocol.wait_s)
         self._tell_of_those_behind(publication.version)
+
+    async def check_reach(self, generator: GeneratorHandle) -> None:
+        """Check that publications can come to the node of a generator that has not joined yet.
+
+        Raises:
+            WeightsOutOfReach: they cannot.
+            ProcessDied: the node did not say in time, or cannot be asked.
+        """
+        if self._publications is None or self._newest is None:
+            return
+        try:
+            await self._publications.check_reach(self._newest, generator.node)
+        except WeightsOutOfReach as error:
+            raise WeightsOutOfReach(f"{generator.worker}: {error}") from error
+        except (ComponentFailed, DeadlineExceeded) as error:
+            raise ProcessDied(f"{generator.worker}: it is not known whether weights come to its node: {error}") from error
 
     async def caught_up(self, generator: GeneratorHandle) -> PolicyVersion | None:
         """Wait until a generator that has joined has loaded a publication, if there was any; return its version.

@@ -139,6 +139,14 @@ class DiskMirror:
             self._fetches += 1
             return tuple(files)
 
+    def unseen(self, version: PolicyVersion, seconds: float) -> Path | None:
+        """Return the versioned folder if this node sees no version there that is as new as ``version``; None if it does.
+
+        Args:
+            seconds: how long to wait until it does.
+        """
+        return None if self._versions.has(version, seconds) else self._versions.folder
+
     def close(self) -> None:
         """Remove the files in memory. Engines that still map them can read them until they unmap them."""
         for side in self._sides:

@@ -49,15 +49,15 @@ class StoredVersions:
     """The versions in ``folder``, which all nodes see under the same path."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def path(self, version: PolicyVersion) -> Path:
         """The folder of a version."""
-        return self._folder / f"version-{version:06d}"
+        return self.folder / f"version-{version:06d}"
 
     def new(self, version: PolicyVersion) -> Path:
         """The folder in which a version is written; made if need be. A resumed run writes the same version again."""
-        path = self._folder / f".version-{version:06d}.new"
+        path = self.folder / f".version-{version:06d}.new"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -76,7 +76,7 @@ class StoredVersions:
             if version >= manifest.version:
                 shutil.rmtree(self.path(version))
         new.rename(path)
-        sync(self._folder)
+        sync(self.folder)
 
     def manifest(self, version: PolicyVersion) -> Manifest:
         """Read the manifest of a version.
@@ -107,9 +107,18 @@ class StoredVersions:
                     raise
             time.sleep(_LOOK_AGAIN_S)
 
+    def has(self, version: PolicyVersion, seconds: float) -> bool:
+        """Whether this node sees a version that is whole and as new as ``version``, within ``seconds``."""
+        ends = time.monotonic() + seconds
+        while not any(seen >= version for seen in self.versions()):
+            if time.monotonic() >= ends:
+                return False
+            time.sleep(_LOOK_AGAIN_S)
+        return True
+
     def versions(self) -> list[PolicyVersion]:
         """The versions that are whole, the oldest first."""
-        numbers = (path.name.removeprefix("version-") for path in self._folder.glob("version-*"))
+        numbers = (path.name.removeprefix("version-") for path in self.folder.glob("version-*"))
         return [PolicyVersion(number) for number in sorted(int(number) for number in numbers if number.isdigit())]
 
     def chain(self, version: PolicyVersion, number: int, known: PolicyVersion | None) -> list[tuple[Path, StoredFile]]:

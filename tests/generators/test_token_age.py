@@ -169,6 +169,9 @@ class World:
         await asyncio.sleep(self.chance.uniform(0.0, 0.5))
         return publication
 
+    async def check_reach(self, newest: Publication, node: str) -> None:
+        return
+
     async def publish(self, version: int) -> None:
         await self.pool.may_write()
         self.written = version

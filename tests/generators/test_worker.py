@@ -508,6 +508,32 @@ async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
         await running
 
 
+async def test_a_version_is_loaded_once_however_often_it_is_asked_for() -> None:
+    """A driver that the answer did not reach asks again, while the worker loads and afterwards."""
+    shop = Shop([])
+    installing, installed = asyncio.Event(), list[int]()
+
+    async def install(publication: Publication) -> int:
+        installed.append(publication.version)
+        await installing.wait()
+        return publication.fingerprint
+
+    shop.engine.install = install  # type: ignore[method-assign]
+    first, second = (
+        Publication(version=PolicyVersion(each), files=(), shards=(), fingerprints=(), fingerprint=70 + each) for each in (1, 2)
+    )
+    unheard = asyncio.create_task(shop.worker.install(first))
+    await asyncio.sleep(0)
+    unheard.cancel()
+    again = [asyncio.create_task(shop.worker.install(first)) for _ in range(2)]
+    await asyncio.sleep(0)
+    installing.set()
+    assert await asyncio.gather(*again) == [71, 71]
+    assert await shop.worker.install(first) == 71
+    assert await shop.worker.install(second) == 72
+    assert installed == [1, 2]
+
+
 async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new_one() -> None:
     """The buffer never answers the request that was made as version 0: it must not keep the worker from asking as version 1."""
     shop = Shop([])

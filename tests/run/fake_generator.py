@@ -9,6 +9,7 @@ from asyncrl.core.errors import ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.trajectory import StopReason
+from generators.completion import ScoredRow
 from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from generators.worker import GeneratorStatistics
 
@@ -30,6 +31,9 @@ class SameNode:
 
     async def fetch(self, publication: Publication, node: str) -> Publication:
         return publication
+
+    async def check_reach(self, newest: Publication, node: str) -> None:
+        return
 
 
 class FakeGenerator:
@@ -83,6 +87,10 @@ class FakeGenerator:
         await self._while_alive(self.may_count.wait())
         count = self.tokens
         return GeneratorStatistics(count, Counter({PolicyVersion(0): count}), count * 2.0, count * 1.0, finished_episodes=count)
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
+        await self._while_alive(self.may_count.wait())
+        return []
 
     async def hand_back(self) -> None:
         await self._while_alive(asyncio.sleep(0))

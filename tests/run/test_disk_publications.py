@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.core.errors import ComponentFailed, ProcessDied
+from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.run.disk_publications import DiskPublications
@@ -111,3 +111,24 @@ async def test_a_folder_that_is_not_shared_is_named(site: Site, monkeypatch: pyt
     with pytest.raises(ComponentFailed, match="must be on a file system that all nodes share"):
         await site.publications.fetch(publication, "a")
     await site.publications.close(CLOSING_S)
+
+
+async def test_a_node_that_does_not_see_the_folder_is_known_before_an_engine_starts_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.run.disk_publications.SEEN_S", 0.0)
+    publication = site.publish(1)
+    await site.publications.check_reach(publication, "a")
+    assert site.calls == [], "nothing is stored yet by which it could be seen"
+    for version in range(2, 7):
+        publication = site.publish(version)
+        await site.publications.fetch(publication, "learner")
+        await site.publications.check_reach(publication, "a")
+    shared, site.folder = site.folder, site.folder.with_name("not-shared")
+    await site.publications.check_reach(publication, "learner")
+    with pytest.raises(
+        WeightsOutOfReach, match=r"node b does not see .*/not-shared, through which new weights go .*mount the folder"
+    ):
+        await site.publications.check_reach(publication, "b")
+    site.folder = shared
+    await site.publications.check_reach(publication, "c")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from asyncrl.core.errors import EventLoopBlocked, ProcessUnreachable
-from asyncrl.core.ids import WorkerId
+from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnreachable
+from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.run import generator_handle
 from asyncrl.run.generator_handle import GeneratorHandle
@@ -22,14 +23,14 @@ class Remote:
         self._work = work
         self.asked = 0
 
-    def remote(self) -> "asyncio.Future[Any]":
+    def remote(self, *arguments: Any) -> "asyncio.Future[Any]":
         self.asked += 1
         return asyncio.ensure_future(self._work())
 
 
 class Actor:
-    def __init__(self, run: Callable[[], Awaitable[Any]], answer: Callable[[], Awaitable[Any]]) -> None:
-        self.run, self.answer = Remote(run), Remote(answer)
+    def __init__(self, work: Callable[[], Awaitable[Any]], answer: Callable[[], Awaitable[Any]]) -> None:
+        self.run, self.install, self.answer = Remote(work), Remote(work), Remote(answer)
 
 
 def handle(actor: Actor, lease: float = 0.04) -> GeneratorHandle:
@@ -104,3 +105,32 @@ async def test_a_process_that_is_out_of_reach_for_a_lease_is_gone(monkeypatch: p
     async with asyncio.timeout(10):
         with pytest.raises(ProcessUnreachable, match=r"generator-3 to answer: its process cannot be reached"):
             await handle(Actor(out_of_reach, out_of_reach)).run()
+
+
+PUBLICATION = Publication(version=PolicyVersion(3), files=(), shards=(), fingerprints=(), fingerprint=7)
+
+
+async def test_a_process_that_was_out_of_reach_while_it_loaded_tells_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+
+    async def install() -> int:
+        await (nothing() if actor.install.asked == 5 else out_of_reach())
+        return 7
+
+    actor = Actor(install, nothing)
+    async with asyncio.timeout(10):
+        assert await handle(actor, lease=60.0).install(PUBLICATION) == 7
+
+
+async def test_a_process_that_is_out_of_reach_for_a_lease_while_it_loads_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+    async with asyncio.timeout(10):
+        with pytest.raises(ProcessUnreachable, match=r"generator-3 to answer: its process cannot be reached"):
+            await handle(Actor(out_of_reach, out_of_reach)).install(PUBLICATION)
+
+
+async def test_a_load_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = DeadlinesConfig(publish=0.02)
+    generator = GeneratorHandle(WorkerId("generator-3"), Actor(forever, nothing), deadlines, Path("/logs/log"), "node")
+    with pytest.raises(DeadlineExceeded, match=r"0\.02 s .*generator-3 to load version 3.*raise deadlines\.publish"):
+        await generator.install(PUBLICATION)

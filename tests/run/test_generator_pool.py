@@ -20,6 +20,7 @@ from asyncrl.core.errors import (
     ProcessDied,
     RecipeError,
     WeightMismatch,
+    WeightsOutOfReach,
 )
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication, WeightFile
@@ -312,6 +313,7 @@ async def test_nobody_waits_for_a_generator_whose_node_does_not_answer_and_it_go
             gate.clear()
         installing = asyncio.create_task(shop.pool.install(publication(1)))
         counting = asyncio.create_task(shop.pool.statistics())
+        scoring = asyncio.create_task(shop.pool.score([[1, 2]], 1))
         await shop.until(lambda: shop.made[0].loaded == [0, 1] and far.loading is not None)
         await shop.settle()
         assert not installing.done()
@@ -321,6 +323,8 @@ async def test_nobody_waits_for_a_generator_whose_node_does_not_answer_and_it_go
         async with asyncio.timeout(10):
             await installing
             assert [each.tokens_generated for each in await counting] == [0, 5]
+            assert await scoring is None
+            assert {(await shop.pool.score([[1, 2]], turn)).worker for turn in range(4)} == {"generator-0"}
             await shop.pool.install(publication(2))
             await shop.pool.statistics()
         shop.watch._silent["far"].clear()
@@ -390,6 +394,47 @@ async def test_no_successor_is_made_on_a_node_whose_memory_is_full() -> None:
     assert shop.watch._needed == {"far": 730}
     assert shop.notes[0].startswith("generator-1: version 1 did not reach its node: /dev/shm/mirror: no room for 700 bytes")
     assert (shop.made[0].loaded, shop.made[2].loaded) == ([0, 1], [1])
+
+
+async def test_a_node_that_weights_do_not_come_to_gets_no_engine_and_counts_as_no_failure() -> None:
+    shop = Shop(size=1, budget=1)
+    blind = [f"blind-{number}" for number in range(successors.SUCCESSORS_IN_A_ROW + 2)]
+
+    async def check_reach(newest: Publication, node: str) -> None:
+        if node in blind:
+            raise WeightsOutOfReach(f"node {node} does not see the folder")
+
+    def at_the_first_node_that_is_not_avoided(fake: FakeGenerator) -> None:
+        fake.node = next(node for node in [*blind, "seeing"] if node not in shop.watch.avoided)
+
+    shop.successor = at_the_first_node_that_is_not_avoided
+    async with shop.generating():
+        shop.pool._delivery._publications.check_reach = check_reach  # type: ignore[method-assign]
+        shop.made[0].die()
+        last = len(blind) + 1
+        await shop.until(lambda: f"generator-{last} runs" in shop.log)
+        assert await shop.pool.scale("generators", 2) == f"generator-{last + 1} is coming up"
+        await shop.until(lambda: f"generator-{last + 1} runs" in shop.log)
+    assert [fake.node for fake in shop.made[1:]] == [*blind, "seeing", "seeing"]
+    assert [line for line in shop.log if line.endswith(" up")] == [f"generator-{each} up" for each in (0, last, last + 1)]
+    assert shop.notes[1].startswith("generator-1: node blind-0 does not see the folder. Its episodes are issued again")
+
+
+async def test_a_newcomer_on_a_node_that_weights_do_not_come_to_leaves_the_run_as_it_was() -> None:
+    shop = Shop(size=1)
+
+    async def check_reach(newest: Publication, node: str) -> None:
+        raise WeightsOutOfReach("node blind does not see the folder")
+
+    shop.successor = lambda fake: setattr(fake, "node", "blind")
+    async with shop.generating():
+        shop.pool._delivery._publications.check_reach = check_reach  # type: ignore[method-assign]
+        await shop.pool.scale("generators", 2)
+        await shop.until(lambda: "generator-1 lost" in shop.log)
+        assert (shop.watch.avoided, shop.pool.sizes) == ({"blind"}, {"generators": 1})
+    assert shop.notes[-1] == (
+        "generator-1 did not come up, and the run goes on without it: generator-1: node blind does not see the folder"
+    )
 
 
 async def test_a_publication_goes_on_with_the_living() -> None:
@@ -969,7 +1014,9 @@ async def test_a_pool_grows_by_newcomers_that_catch_up_and_shrinks_by_what_is_ha
         assert [fake.loaded for fake in shop.made] == [[3, 4]] * 3
         for fake in shop.made:
             fake.tokens = 5
+        assert shop.pool.sizes == {"generators": 3}
         assert await shop.pool.scale("generators", 1) == "generator-2, generator-1 hand back their episodes"
+        assert shop.pool.sizes == {"generators": 1}, "from now on, not when they have ended"
         await shop.until(lambda: not any(fake.alive for fake in shop.made[1:]))
         await shop.until(lambda: {"generator-1 lost", "generator-2 lost"} <= set(shop.log))
         await shop.pool.install(publication(5))

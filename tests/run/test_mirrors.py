@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from asyncrl.core.errors import ProcessDied
+from asyncrl.core.errors import ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication, WeightFile
-from asyncrl.run.mirrors import FAN_OUT, Broadcasts, Mirrors
+from asyncrl.run.mirrors import FAN_OUT, Broadcasts, Mirrors, SharedMemoryAlone
 from asyncrl.weights.chunk_wire import Address
 
 SECONDS = 60.0
@@ -91,6 +91,14 @@ async def test_engines_on_the_learners_node_read_what_was_written(cluster: FakeC
     mirrors, written = Mirrors(cluster.make, SECONDS), publication(1)
     assert await mirrors.fetch(written, "learner") is written
     assert not cluster.made
+
+
+async def test_memory_alone_reaches_no_node_but_that_of_all_ranks() -> None:
+    memory = SharedMemoryAlone()
+    await memory.check_reach(publication(1, "a", "a"), "a")
+    for node in ("a", "b", "c"):
+        with pytest.raises(WeightsOutOfReach, match=rf"weights\.kind=shm does not reach node {node}.*set it to auto"):
+            await memory.check_reach(publication(1, "a", "b"), node)
 
 
 async def test_engines_of_one_node_share_a_transfer(cluster: FakeCluster) -> None:

@@ -134,6 +134,20 @@ def test_a_silent_node_without_a_process_is_watched_until_it_answers_or_is_gone_
     assert [told[:2] for told in cluster.told if told[0] == "answers"] == [("answers", "a")]
 
 
+def test_a_node_that_weights_do_not_come_to_is_avoided_until_it_is_gone(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        await asyncio.sleep(1)
+        cluster.watch.has_no_weights("a")
+        cluster.nodes = {"b"}
+        await asyncio.sleep(100)
+        assert cluster.watch.avoided == {"a"}
+        cluster.lost = {"a"}
+        await asyncio.sleep(10)
+        assert cluster.watch.avoided == set()
+
+    cluster.run(scenario)
+
+
 def test_a_node_whose_memory_is_full_is_avoided_until_there_is_room(cluster: Cluster) -> None:
     async def scenario() -> None:
         await asyncio.sleep(1)

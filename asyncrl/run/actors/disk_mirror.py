@@ -44,6 +44,10 @@ class DiskMirrorActor:
         """See :meth:`DiskMirror.fetch`."""
         return self._mirror.fetch(version, seconds)
 
+    def unseen(self, version: PolicyVersion, seconds: float) -> Path | None:
+        """See :meth:`DiskMirror.unseen`."""
+        return self._mirror.unseen(version, seconds)
+
     def close(self) -> None:
         """See :meth:`DiskMirror.close`."""
         self._mirror.close()
