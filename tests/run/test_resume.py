@@ -9,23 +9,23 @@ from whole_run import Run, lives
 
 from asyncrl.run.summary import Status
 
-STEPS = 12
+STEPS = 14
 
 pytestmark = pytest.mark.timeout(560)
 
 
 def test_a_run_killed_twice_ends_as_if_it_had_not_been(tiny_model: Path, tmp_path: Path):
     """And its only generator is killed beside that: another one takes its place, and nothing is left of its engine."""
-    settings = [f"steps={STEPS}", "checkpoint.every=2", f"evaluation.every={STEPS}", "generators.count=1"]
+    settings = [f"steps={STEPS}", "checkpoint.every=3", f"evaluation.every={STEPS}", "generators.count=1"]
     first = Run.launch(tiny_model, tmp_path, *settings)
-    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000002")), 300, "the first checkpoint")
+    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000003")), 300, "the first checkpoint")
     first.kill()
     folder = first.folder
 
     second = Run.resume(folder)
-    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000004")), 200, "the second checkpoint")
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000006")), 200, "the second checkpoint")
     _kill_generator(second)
-    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000006")), 200, "the third checkpoint")
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000009")), 200, "the third checkpoint")
     for learner in second.descendants("LearnerActor"):
         learner.kill()
     assert second.end(60) == 1
