@@ -18,8 +18,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The executor with the one worker in the engine's process. vLLM replaces its short name by that of the other executor."""
-IN_PROCESSES = "mp"
-"""The executor with a process for each worker."""
+IN_PROCESSES = "generators.engine_queues.NamelessQueuesExecutor"
+"""The executor with a process for each worker, which leaves nothing in memory if they are killed."""
 
 _CONFIG_KEY = "asyncrl_threads"
 """Key in vLLM's ``additional_config`` under which a worker finds its number of threads."""
@@ -51,6 +51,10 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
         torch.set_num_threads(self.vllm_config.additional_config[_CONFIG_KEY])
         # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
         torch._dynamo.config.disable = True
+        if self.parallel_config.world_size > 1:
+            from generators.engine_queues import remove_names  # takes a moment, and one worker has no queues
+
+            remove_names()
         super().init_device()
         _remove_names()
 

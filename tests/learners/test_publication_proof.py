@@ -1,10 +1,18 @@
 """An engine over two workers samples with what ranks in any layout published: a part of the table of ``publication_proof``."""
 
 import asyncio
+from pathlib import Path
 
+import psutil
 import pytest
 from learner_samples import make_model
 from publication_proof import LAYOUTS, MODELS, VERSIONS, gaps, published, started
+
+
+def mapped_queues() -> list[str]:
+    """The queues in shared memory that the processes of the engine have mapped, as the kernel tells of them."""
+    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in psutil.Process().children(recursive=True)]
+    return [line for each in maps for line in each.splitlines() if "/psm_" in line]
 
 
 @pytest.mark.timeout(600)
@@ -21,6 +29,9 @@ def test_an_engine_over_two_workers_has_the_log_probabilities_of_the_ranks(tmp_p
     async def of_engine():
         engine = await started(folder, 2, "float32")
         try:
+            queues = mapped_queues()
+            assert len(queues) > 2, "the engine's process and two workers speak through them"
+            assert all(each.endswith("(deleted)") for each in queues), "a process that is killed would leave the others"
             return await gaps(engine, versions)
         finally:
             await engine.close()
