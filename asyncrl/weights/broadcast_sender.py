@@ -19,10 +19,11 @@ from multiprocessing.connection import wait
 import msgspec
 import torch
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
+from asyncrl.core.errors import DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication
 from asyncrl.device.pinning import PinnedFiles
+from asyncrl.weights.accepting_socket import AcceptingSocket
 from asyncrl.weights.broadcast_wire import Answer, Extent, Hello, Reply, Request, hear, pieces, supervised, tell
 from asyncrl.weights.chunk_wire import SECRET_BYTES, WELCOME, BrokenConnection, introduction, receive
 from asyncrl.weights.collective import Collective, Group, Nccl
@@ -59,12 +60,8 @@ class BroadcastSender:
         self._coming: dict[str, _Engine] = {}
         self._served: set[_Engine] = set()
         self._lock = threading.Lock()
-        try:
-            self._listening = socket.create_server((host, 0))
-        except OSError as error:
-            remedy = "start Ray on this node with the --node-ip-address of one of its own interfaces"
-            raise ComponentFailed(f"{self._name} cannot listen at {host}: {error.strerror}; {remedy}") from error
-        there, port = self._listening.getsockname()[:2]
+        self._listening = AcceptingSocket(host, self._name)
+        there, port = self._listening.address
         self._address = BroadcastAddress(there, port, self._secret, seconds)
         threading.Thread(target=self._accept, name="weights: accept", daemon=True).start()
 
@@ -78,12 +75,8 @@ class BroadcastSender:
         return msgspec.structs.replace(part, senders=(self._address,))
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._listening.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._greet, args=(connection, address), name="weights: greet", daemon=True).start()
+        while (accepted := self._listening.accept()) is not None:
+            threading.Thread(target=self._greet, args=accepted, name="weights: greet", daemon=True).start()
 
     def _greet(self, connection: socket.socket, address: object) -> None:
         """Let a worker in; the one that makes its engine complete has this thread serve them."""
@@ -161,8 +154,6 @@ class BroadcastSender:
 
     def close(self) -> None:
         """End all groups and connections. Does nothing the second time."""
-        with contextlib.suppress(OSError):  # accept() in the other thread returns only after a shutdown
-            self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         with self._lock:
             for engine in (*self._coming.values(), *self._served):

@@ -12,9 +12,9 @@ import socket
 import threading
 import time
 
-from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.tls import TlsKeys
+from asyncrl.weights.accepting_socket import AcceptingSocket
 from asyncrl.weights.chunk_wire import (
     ANSWER,
     REQUEST,
@@ -56,12 +56,8 @@ class ChunkServer:
     def __init__(self, held: HeldFiles, secret: bytes, host: str, tls: TlsKeys | None = None) -> None:
         self._held, self._introduction = held, introduction(secret)
         self._tls = None if tls is None else tls.server()
-        try:
-            self._listening = socket.create_server((host, 0))
-        except OSError as error:
-            remedy = "start Ray on this node with the --node-ip-address of one of its own interfaces"
-            raise ComponentFailed(f"the mirror of weights cannot listen at {host}: {error.strerror}; {remedy}") from error
-        self.address = Address(*self._listening.getsockname()[:2])
+        self._listening = AcceptingSocket(host, "the mirror of weights")
+        self.address = Address(*self._listening.address)
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._unknown = UnknownClients()
         self._lock = threading.Lock()
@@ -70,11 +66,8 @@ class ChunkServer:
         self._accepting.start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._listening.accept()
-            except OSError:  # closed
-                return
+        while (accepted := self._listening.accept()) is not None:
+            connection, address = accepted
             thread = threading.Thread(
                 target=self._serve, args=(connection, address), name=f"weights: serve {address}", daemon=True
             )
@@ -155,8 +148,6 @@ class ChunkServer:
 
     def close(self) -> None:
         """End all connections. Does nothing the second time."""
-        with contextlib.suppress(OSError):  # accept() in the other thread returns only after a shutdown
-            self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         self._accepting.join()
         with self._lock:
