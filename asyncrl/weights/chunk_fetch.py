@@ -2,7 +2,7 @@
 
 What always holds: a chunk counts once its bytes have the checksum that came with them; one that was missed, because a connection
 broke or its bytes were wrong, is fetched again, from the next source if there is another, and no chunk that counts is fetched
-twice; the fetch ends by its deadline.
+twice; a source that fails again and again is asked no more while another one answers; the fetch ends by its deadline.
 """
 
 import logging
@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ CONNECTIONS = 4
 """Connections side by side: while one checks a chunk, others receive."""
 _WRONG_IN_A_ROW = 5
 """The fetch fails if the same chunk arrives with a wrong checksum this often."""
+_GIVEN_UP = CONNECTIONS
+"""A source that failed this often in a row is asked only if all have: it may be cut off, and each time would cost its silence."""
 _RETRY_S = 0.2
 """Pause after all sources of a chunk failed, before they are tried again."""
 
@@ -65,10 +67,6 @@ class _Wanted(NamedTuple):
     chunk: int
     failures: int = 0
     wrong: int = 0
-
-    @property
-    def source(self) -> Address:
-        return self.file.sources[self.failures % len(self.file.sources)]
 
 
 class ChunkFetch:
@@ -98,6 +96,7 @@ class ChunkFetch:
             _Wanted(file, chunk) for chunk in range(chunks) for file in files if chunk * CHUNK_BYTES < len(file.memory)
         )
         self._missing = len(self._wanted)
+        self._failed = Counter[Address]()
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._error: Exception | None = None
         self._last_failure = "no source answered"
@@ -127,7 +126,7 @@ class ChunkFetch:
             while (wanted := self._next()) is not None:
                 self._try(connections, wanted)
         except Exception as error:  # noqa: BLE001 - raised by run()
-            self._fail(error)
+            self.stop(error)
         finally:
             connections.close()
 
@@ -144,37 +143,46 @@ class ChunkFetch:
             self._ended.wait(_RETRY_S)  # the last chunks are under way; one of them may yet have to be fetched again
         return None
 
+    def _source(self, wanted: _Wanted) -> Address:
+        """Where to fetch a chunk from next: from its sources in turn, without those that were given up."""
+        sources = wanted.file.sources
+        in_turn = [sources[(wanted.failures + turn) % len(sources)] for turn in range(len(sources))]
+        with self._lock:
+            return next((each for each in in_turn if self._failed[each] < _GIVEN_UP), in_turn[0])
+
     def _try(self, connections: "_Connections", wanted: _Wanted) -> None:
+        source = self._source(wanted)
         try:
-            self._fetch(connections, wanted)
+            self._fetch(connections, wanted, source)
         except (BrokenConnection, OSError) as error:
-            connections.drop(wanted.source)
+            connections.drop(source)
             wrong = wanted.wrong + isinstance(error, _WrongChecksum)
-            self._again(wanted, wrong, f"{wanted.source}: {str(error) or type(error).__name__}")
+            self._again(wanted, source, wrong, f"{source}: {str(error) or type(error).__name__}")
         else:
             with self._lock:
+                self._failed[source] = 0
                 self._missing -= 1
                 if not self._missing:
                     self._ended.set()
 
-    def _fetch(self, connections: "_Connections", wanted: _Wanted) -> None:
+    def _fetch(self, connections: "_Connections", wanted: _Wanted, source: Address) -> None:
         begin = wanted.chunk * CHUNK_BYTES
         memory = wanted.file.memory[begin : begin + CHUNK_BYTES]
         patience = min(SILENCE_S, max(self._left(), _RETRY_S))
-        connection = connections.to(wanted.source, patience)
+        connection = connections.to(source, patience)
         connection.sendall(REQUEST.pack(self._version, wanted.file.number, wanted.chunk))
         while True:
             answer, size, checksum = ANSWER.unpack(receive(connection, ANSWER.size))
             if answer == Answer.CHUNK:
                 break
             if answer == Answer.GONE:
-                self._gone(wanted)
+                self._gone(wanted, source)
                 raise BrokenConnection("it does not have this version")
             if self._ended.is_set() or not self._left():
                 raise BrokenConnection("it waited for a chunk until the deadline")
         if size != len(memory):
             raise ComponentFailed(
-                f"version {self._version} at {wanted.source}: chunk {wanted.chunk} of file {wanted.file.number} has {size} bytes "
+                f"version {self._version} at {source}: chunk {wanted.chunk} of file {wanted.file.number} has {size} bytes "
                 f"instead of {len(memory)}; the file is not that of the publication"
             )
         receive_into(connection, memory)
@@ -182,24 +190,25 @@ class ChunkFetch:
             if wanted.wrong + 1 >= _WRONG_IN_A_ROW:
                 raise ComponentFailed(
                     f"{self._waiter}: chunk {wanted.chunk} of file {wanted.file.number} of version {self._version} arrived "
-                    f"{_WRONG_IN_A_ROW} times with a wrong checksum, the last time from {wanted.source}; its memory or the "
+                    f"{_WRONG_IN_A_ROW} times with a wrong checksum, the last time from {source}; its memory or the "
                     "network is faulty"
                 )
             raise _WrongChecksum("a chunk arrived with a wrong checksum")
         wanted.file.arrived(wanted.chunk, checksum)
 
-    def _gone(self, wanted: _Wanted) -> None:
+    def _gone(self, wanted: _Wanted, source: Address) -> None:
         """Fail if the last source, on the node where the file was written, does not have the version."""
-        if wanted.source == wanted.file.sources[-1]:
+        if source == wanted.file.sources[-1]:
             raise ComponentFailed(
-                f"version {self._version} of the weights is gone at {wanted.source}, where the learner wrote it: it was "
+                f"version {self._version} of the weights is gone at {source}, where the learner wrote it: it was "
                 f"overwritten, or its mirror was started again, before {self._waiter} had fetched it"
             )
 
-    def _again(self, wanted: _Wanted, wrong: int, failure: str) -> None:
+    def _again(self, wanted: _Wanted, source: Address, wrong: int, failure: str) -> None:
         again = wanted._replace(failures=wanted.failures + 1, wrong=wrong)
         with self._lock:
             first, self._last_failure = failure != self._last_failure, failure
+            self._failed[source] += 1
             self._wanted.appendleft(again)
         if first:
             logger.warning("%s: %s; chunk %d is fetched again", self._waiter, failure, wanted.chunk)
@@ -209,7 +218,8 @@ class ChunkFetch:
     def _left(self) -> float:
         return max(0.0, self._ends - time.monotonic())
 
-    def _fail(self, error: Exception) -> None:
+    def stop(self, error: Exception) -> None:
+        """Have :meth:`run` raise ``error`` soon, unless it has ended."""
         with self._lock:
             self._error = self._error or error
         self._ended.set()

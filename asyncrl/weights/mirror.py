@@ -3,14 +3,15 @@
 On a node where the learner writes, it serves what the ranks wrote. On any other, it fetches the files of a publication once, into
 the node's memory file system, where all engines of the node map them; chunks that it has checked are served at once, so that a
 tree of mirrors passes a publication on while it arrives. Engines go on sampling meanwhile. What always holds: two publications
-are there side by side; a third overwrites the older one, and until then whoever asked for that one must have ended. What did not
-arrive whole is overwritten first.
+are there side by side; a third overwrites the older one, and until then whoever asked for that one must have ended or be gone; if
+that one still arrives, its fetch is ended first. What did not arrive whole is overwritten first.
 """
 
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import WeightFile
 from asyncrl.core.tls import TlsKeys
@@ -25,12 +26,21 @@ _NONE = PolicyVersion(-1)
 
 
 class _Side:
-    """Files of one version on this node, by their number in the publication, and the version that is there or arrives."""
+    """Files of one version on this node, by their number in the publication, and the version that is there or arrives.
+
+    Attributes:
+        version: the version.
+        fetching: held by whoever writes to the files. Who waits for it has told that fetch to stop, which takes as long as its
+            sources may be silent.
+        fetch: the last fetch of a version to this side.
+    """
 
     def __init__(self, stem: str) -> None:
         self._stem = stem
         self.files: dict[int, MemoryFile] = {}
         self.version = _NONE
+        self.fetching = threading.Lock()
+        self.fetch: ChunkFetch | None = None
 
     def file(self, number: int) -> MemoryFile:
         if number not in self.files:
@@ -90,16 +100,20 @@ class Mirror:
         Raises:
             MemoryFull: the memory file system has no room for them.
             DeadlineExceeded: they did not arrive in time.
-            ComponentFailed: no source has them, or their bytes arrive wrong again and again.
+            ComponentFailed: no source has them, their bytes arrive wrong again and again, or two newer versions were asked for.
         """
         with self._lock:
             side = min(self._sides, key=lambda side: side.version)
             side.version = version
+            if side.fetch is not None:
+                side.fetch.stop(_overtaken(version))
         try:
-            return self._fetch(side, version, files, sources, seconds)
+            with side.fetching:
+                return self._fetch(side, version, files, sources, seconds)
         except BaseException:
-            side.version = _NONE
             with self._lock:
+                if side.version == version:
+                    side.version = _NONE
                 self._held.forget(version)
                 if any(file.node == self._node for file in files):  # other nodes still fetch these
                     self._held.hold(version, self._written_here(files))
@@ -127,9 +141,13 @@ class Mirror:
             local.append(WeightFile(mirrored.path, self._node, file.size))
             held.append(mine)
             fetched.append(FetchedFile(number, memory, sources[file.node], partial(self._held.arrived, mine)))
+        fetch = ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds, self._tls)
         with self._lock:
+            if side.version > version:
+                raise _overtaken(side.version)
+            side.fetch = fetch
             self._held.hold(version, held)
-        ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds, self._tls).run()
+        fetch.run()
         return tuple(local)
 
     def close(self) -> None:
@@ -145,3 +163,7 @@ class Mirror:
     def remove_left_behind(run_id: str) -> None:
         """Remove what the mirrors of a killed run have left behind in this node's memory file system."""
         remove_memory_files(run_id, "mirror-")
+
+
+def _overtaken(version: PolicyVersion) -> ComponentFailed:
+    return ComponentFailed(f"version {version} of the weights takes the place of one that two others have overtaken")

@@ -1,5 +1,6 @@
 """Publications that travel to other nodes, over real sockets and through real files; each mirror stands for a node."""
 
+import errno
 import os
 import random
 import socket
@@ -19,7 +20,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard, WeightFile
 from asyncrl.core.tls import TlsKeys
 from asyncrl.run.certificates import make_keys
-from asyncrl.weights import chunk_fetch
+from asyncrl.weights import accepting_socket, chunk_fetch
 from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import ANSWER, CHUNK_BYTES, REQUEST, WELCOME, Address, Answer, introduction, receive
 from asyncrl.weights.held_files import HeldFile, HeldFiles
@@ -344,6 +345,50 @@ def test_if_the_parent_dies_the_rest_comes_from_the_learner(nodes) -> None:
     assert contents_of(local) == contents
 
 
+def test_a_parent_that_is_silent_does_not_hold_up_every_chunk(nodes, monkeypatch) -> None:
+    monkeypatch.setattr(chunk_fetch, "SILENCE_S", 0.2)
+    contents = [random_bytes(40 * CHUNK_BYTES)]
+    files = nodes.written(V1, contents)
+    with closing(socket.create_server((HOST, 0), backlog=64)) as silent:
+        parent = Address(*silent.getsockname())
+        local = nodes["other"].fetch(V1, files, {"learner": [parent, nodes["learner"].address]}, MINUTE)
+        silent.setblocking(False)
+        asked = 0
+        with suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                asked += 1
+    assert contents_of(local) == contents
+    assert 0 < asked < 2 * chunk_fetch.CONNECTIONS
+
+
+def test_a_version_that_nobody_waits_for_any_more_gives_its_files_to_the_next_but_one(nodes, monkeypatch) -> None:
+    """The engine that asked for version 1 is gone, and its bytes may still arrive when version 3 is to lie there."""
+    monkeypatch.setattr(chunk_fetch, "SILENCE_S", 0.2)
+    contents = {PolicyVersion(version): [random_bytes(2 * CHUNK_BYTES, version)] for version in (1, 2, 3, 4)}
+    other, raised = nodes["other"], list[ComponentFailed]()
+    with closing(socket.create_server((HOST, 0), backlog=64)) as silent:
+
+        def ask() -> None:
+            try:
+                other.fetch(V1, files, {"learner": [Address(*silent.getsockname())]}, MINUTE)
+            except ComponentFailed as error:
+                raised.append(error)
+
+        files = nodes.written(V1, contents[V1])
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with other._held._changed:
+            assert other._held._changed.wait_for(lambda: V1 in other._held._versions, MINUTE)
+        nodes.fetch("other", V2, nodes.written(V2, contents[V2]))
+        third = nodes.fetch("other", V3, nodes.written(V3, contents[V3]))
+        asking.join(MINUTE)
+    assert [str(error) for error in raised] == ["version 3 of the weights takes the place of one that two others have overtaken"]
+    fourth = PolicyVersion(4)
+    later = nodes.fetch("other", fourth, nodes.written(fourth, contents[fourth]))
+    assert (contents_of(third), contents_of(later)) == (contents[V3], contents[fourth])
+
+
 def test_a_parent_that_fails_hands_its_children_to_the_learner(nodes) -> None:
     contents = [random_bytes(2 * CHUNK_BYTES)]
     files = nodes.written(V1, contents)
@@ -400,6 +445,21 @@ def test_a_full_memory_file_system_is_an_error_with_a_remedy(nodes, monkeypatch)
         nodes.fetch("other", V1, files)
     monkeypatch.undo()
     assert contents_of(nodes.fetch("other", V1, files)) == [random_bytes(100)], "room was made: the same version is fetched"
+
+
+def test_a_server_that_had_too_many_files_open_accepts_connections_again(nodes, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(accepting_socket, "_AGAIN_S", 0.01)
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def accept_later(listening: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    contents = [random_bytes(100)]
+    assert contents_of(nodes.fetch("other", V1, nodes.written(V1, contents))) == contents
+    assert "could not accept a connection: [Errno 24] Too many open files" in caplog.text
 
 
 def test_closing_removes_the_files_and_ends_connections(nodes, tmp_path: Path) -> None:
