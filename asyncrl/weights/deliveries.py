@@ -91,12 +91,12 @@ class Deliveries:
     def leave(self, engine: WorkerId) -> None:
         """Forget an engine that died, failed a step or missed its deadline. Nothing happens if it is not there."""
         self._engines.pop(engine, None)
-        self._look()
+        self._publish_if_due()
 
     def hold(self, engine: WorkerId) -> None:
         """Have an engine keep its version, once its present step is done."""
         self._engines[engine].holds = True
-        self._look()
+        self._publish_if_due()
 
     def release(self, engine: WorkerId) -> None:
         """Let an engine go on to newer versions. Nothing happens if it has left."""
@@ -107,7 +107,7 @@ class Deliveries:
         """Wait no longer for an engine that is out of reach, until it was in time with a version; nothing happens if it left."""
         if (there := self._engines.get(engine)) is not None:
             there.waited_for = False
-            self._look()
+            self._publish_if_due()
 
     def publish(self, publication: Publication) -> None:
         """Make ``publication`` the newest.
@@ -118,7 +118,7 @@ class Deliveries:
         if self._newest is not None and publication.version <= self._newest.version:
             raise WeightMismatch(f"version {publication.version} cannot be published after version {self._newest.version}")
         self._newest, self._first_at, self._published = publication, None, False
-        self._look()
+        self._publish_if_due()
 
     def begin(self, engine: WorkerId) -> Publication | None:
         """Have ``engine`` begin with the publication that is to be fetched for it now, and return it; None if there is none."""
@@ -169,7 +169,7 @@ class Deliveries:
         if publication is self._newest:
             self._first_at = self._clock() if self._first_at is None else self._first_at
             there.waited_for = there.waited_for or self.wait_s != 0.0
-        self._look()
+        self._publish_if_due()
 
     def _doing(self, engine: WorkerId, step: Step) -> Publication:
         there = self._engines.get(engine)
@@ -178,7 +178,7 @@ class Deliveries:
             raise WeightMismatch(f"{engine} reported the end of step {step.name}, and {doing}; this is a bug in the pool")
         return there.doing
 
-    def _look(self) -> None:
+    def _publish_if_due(self) -> None:
         """Publish the newest version if it is time. What was published stays so, even if all that have it leave."""
         if self._published:
             return
@@ -192,7 +192,7 @@ class Deliveries:
     @property
     def published(self) -> bool:
         """Whether the newest version is published. Changes with every report, and with time after :attr:`wait_s`."""
-        self._look()
+        self._publish_if_due()
         return self._published
 
     @property
