@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,8 +61,8 @@ _WARM_UP_TOKENS = 16
 class VllmEngine:
     """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
 
-    def __init__(self, llm: "AsyncLLM", adapters: AdapterSettings | None = None) -> None:
-        self._llm, self._adapters = llm, adapters
+    def __init__(self, llm: "AsyncLLM", adapters: AdapterSettings | None, sockets: TemporaryDirectory[str]) -> None:
+        self._llm, self._adapters, self._sockets = llm, adapters, sockets
         self._slots = VersionSlots(1 if adapters is None else adapters.versions)
         self._installing = asyncio.Lock()
         self._failure: str | None = None
@@ -107,8 +108,9 @@ class VllmEngine:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would lack the plug-in, and copy our threads
         remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
-            llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters)
-            engine = cls(llm, adapters)
+            sockets = TemporaryDirectory(prefix="asyncrl-engine-", ignore_cleanup_errors=True)
+            llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets.name)
+            engine = cls(llm, adapters, sockets)
             await engine._warm_up(name, max_context)
         return engine
 
@@ -307,6 +309,7 @@ class VllmEngine:
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, 1.0)
+        self._sockets.cleanup()
 
 
 class _EpisodeSampler:
@@ -384,8 +387,10 @@ def _build(
     seed: int,
     server: EngineProcessServer | None,
     adapters: AdapterSettings | None,
+    sockets: str,
 ) -> "AsyncLLM":
-    with added_to_environment(ENGINE_VARIABLES):
+    # vLLM leaves its sockets in this folder when it ends.
+    with added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": sockets}):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         with server.used_by_vllm() if server is not None else nullcontext():

@@ -1,6 +1,6 @@
 """Plays what goes wrong between two hosts in one whole run, by hand, and prints what the run says and does about it.
 
-As root: ``python tests/broken_hosts.py full slow strangers cut lost evaluate -- OVERRIDES`` plays these one after the other, in
+As root: ``python tests/broken_hosts.py full slow strangers cut lost -- OVERRIDES`` plays these one after the other, in
 a run whose model of seven million parameters has engines on both hosts. ``full`` must come first: the far host's memory is almost
 full from the beginning.
 """
@@ -181,22 +181,7 @@ def lost(stage: Stage) -> None:
     stage.watch(10)
 
 
-def evaluate(stage: Stage) -> None:
-    """The run is interrupted, and its first version evaluated on the cluster."""
-    summary = stage.run.interrupt(60)
-    stage.say(summary.status, summary.ledger)
-    left = stage.far.call(["sh", "-c", "ls -d /tmp/runs/*/* 2>/dev/null; ls /dev/shm; true"], {}, 10)
-    stage.say("left on the far host:", left.split())
-    run = "/" + str(stage.run.folder.relative_to(stage.head.seen_from_outside(Path("/"))))
-    arguments = ["evaluate", run, "--version", "0", "generators.count=2", "generators.placement.strategy=spread"]
-    stage.run = FarRun(stage.head, stage.cluster, *arguments, told=stage._told)
-    stage.say("evaluate ended with", stage.run.process.wait(300))
-    stage.run.look()
-    here = stage.head.seen_from_outside(Path("/tmp/runs"))
-    stage.say(*sorted(str(each.relative_to(here)) for each in here.rglob("*evaluat*")))
-
-
-PLAYS: dict[str, Callable[[Stage], None]] = {each.__name__: each for each in (full, slow, strangers, cut, lost, evaluate)}
+PLAYS: dict[str, Callable[[Stage], None]] = {each.__name__: each for each in (full, slow, strangers, cut, lost)}
 
 
 def make_model(folder: Path) -> Path:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from sqlite3 import connect
@@ -34,6 +34,8 @@ FAR = ["generators.count=1", "generators.placement.resources={node-1: 1}"]
 """One engine, on the second host."""
 RANKS_APART = "learner.placement.per_node=1"
 STEPS, FEW_STEPS = 24, 6
+CUT_S = 20.0
+"""A cut of the cable that is waited out: shorter than Ray takes to give a node up."""
 TINY, EXPERTS = Path("/tmp/models/tiny"), Path("/tmp/models/experts")
 """Models of the first host: the tiny one, and one of the same tokens with experts, untrained."""
 
@@ -126,6 +128,33 @@ class Stage:
 
         return [of(self.head), of(self.far)]
 
+    def cut_for_good(self, run: "Command") -> None:
+        """Cut the second host's cable for 20 s, and then until the run has failed; switch that host off and on, and resume."""
+        before = self.step
+        self.far.unplug()
+        time.sleep(CUT_S)
+        within, plugged = self.step - before, time.monotonic()
+        self.far.plug()
+        self.wait_for_step(before + within + 2)  # the next one may have been under way
+        took = time.monotonic() - plugged
+        self.say(f"cut for {CUT_S:g} s: {within} training steps in it, the next but one {took:.0f} s after it")
+        time.sleep(10)
+        assert run.process.poll() is None, run.output
+        self.far.unplug()
+        assert run.process.wait(200) == 1
+        self.say("cut for good:", Summary.read(self.run / "summary.json").reason)
+        self.far.power_off()
+        self.far.boot()
+        self.cluster.start(only=[self.far])
+        self.cluster.wait_for(2)
+        resumed = self.start("launch", "--resume", str(self.runs / self.run.name))
+        resumed.wait_for(r"training step \d+/")
+        resumed.signal(signal.SIGINT)
+        print(resumed.output[:3000])
+        ledger = self.check(Status.INTERRUPTED).ledger
+        self.say(ledger)
+        assert ledger.failed == ledger.expired == 0, ledger
+
 
 def _make_experts(tiny: Path, folder: Path) -> None:
     base = AutoConfig.from_pretrained(tiny)
@@ -202,6 +231,11 @@ def pipeline(stage: Stage) -> None:
     stage.cluster.start(only=[stage.far])
     stage.cluster.wait_for(2)
     _resume(stage)
+
+
+def cut(stage: Stage) -> None:
+    """Replicas on two hosts, whose cable is cut for 20 s, and then for good; once it is back, the run is resumed."""
+    stage.cut_for_good(_ranks_apart(stage, "learner.data_parallel=2"))
 
 
 def killed(stage: Stage) -> None:
@@ -343,16 +377,17 @@ def unreachable(stage: Stage) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
-    each.__name__: each for each in (data, pipeline, killed, tensor, experts, context, pools, blind, late, folders, unreachable)
+    each.__name__: each
+    for each in (data, pipeline, cut, killed, tensor, experts, context, pools, blind, late, folders, unreachable)
 }
-SHARING = {"data", "pipeline", "killed", "tensor", "experts", "context", "pools", "blind"}
+SHARING = {"data", "pipeline", "cut", "killed", "tensor", "experts", "context", "pools", "blind"}
 """Scenarios whose runs lie where both hosts see them."""
 
 
-def main() -> None:
+def main(scenarios: Mapping[str, Callable[[Stage], None]] = SCENARIOS) -> None:
     """Play the scenarios that were named."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scenarios", nargs="+", choices=SCENARIOS)
+    parser = argparse.ArgumentParser(description=(sys.modules["__main__"].__doc__ or "").splitlines()[0])
+    parser.add_argument("scenarios", nargs="+", choices=scenarios)
     parser.add_argument("--tls", action="store_true", help="encrypt all connections")
     arguments = parser.parse_args()
     chosen: list[str] = arguments.scenarios
@@ -367,11 +402,11 @@ def main() -> None:
         cluster.start(only=made[:1] if joins_late else None)
         cluster.wait_for(1 if joins_late else 2)
         for name in chosen:
-            stage.say(f"{name}: {SCENARIOS[name].__doc__}")
+            stage.say(f"{name}: {scenarios[name].__doc__}")
             stage.runs = (SHARED if name in SHARING else OWN) / name
             stage.outside(stage.runs).mkdir(parents=True)
             try:
-                SCENARIOS[name](stage)
+                scenarios[name](stage)
             except Exception:  # noqa: BLE001 - the next one is played
                 failed.append(name)
                 traceback.print_exc()

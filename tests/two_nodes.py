@@ -205,6 +205,8 @@ class Host:
     def power_off(self) -> None:
         """Kill every process of the host at once; its interface disappears."""
         self._place.end()
+        with contextlib.suppress(RuntimeError):  # it has gone with the host already
+            self._switch.run("ip", "link", "delete", self._port)
         for process in self._running:
             process.wait()
         self._running.clear()

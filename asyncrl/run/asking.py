@@ -9,6 +9,7 @@ from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
     RayActorError,
+    RayError,
     RayTaskError,
 )
 
@@ -17,10 +18,17 @@ from asyncrl.core.errors import AsyncRLError, ComponentFailed, NodeLost, Process
 
 T = TypeVar("T")
 
-NODE_GONE = (ActorUnschedulableError, NodeDiedError, ObjectLostError)
-"""What Ray raises beside ``RayActorError`` when a node is lost while an actor is placed on it, or an answer is on its way."""
+RAISED_BY_RAY = (RayTaskError, RayActorError, ActorUnschedulableError, NodeDiedError, ObjectLostError)
+"""What Ray raises instead of an answer; the last three when a node is lost while an actor is placed on it, or an answer is on its
+way."""
 ANSWER_DEADLINE_S = 60.0
 """The deadline of a call that needs no work, in seconds."""
+
+AGAIN = -1
+"""The ``max_task_retries`` of calls that Ray makes again if the connection breaks, as long as the process lives.
+
+Only for calls that do no harm if they are made twice.
+"""
 
 
 async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
@@ -57,17 +65,21 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
     """Await an answer without a deadline: the call may last as long as the run. Raises what else :func:`ask` raises."""
     try:
         return await answer
-    except RayTaskError as error:
-        if isinstance(error.cause, AsyncRLError):
-            raise error.cause from error
-        raise ComponentFailed(f"{of}: {type(error.cause).__name__}: {error.cause}") from error
-    except ActorUnavailableError as error:
-        raise ProcessUnreachable(f"{of}: its process cannot be reached ({str(error).strip().splitlines()[0]})") from error
-    except RayActorError as error:
-        lines = str(error).strip().splitlines()
+    except RAISED_BY_RAY as error:
+        raise told(error, of) from error
+
+
+def told(error: RayError, of: str) -> AsyncRLError:
+    """Return what a user should be told of an error that Ray raised instead of an answer; ``of`` is as for :func:`ask`."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return cause if isinstance(cause, AsyncRLError) else ComponentFailed(f"{of}: {type(cause).__name__}: {cause}")
+    if isinstance(error, ActorUnavailableError):
+        return ProcessUnreachable(f"{of}: its process cannot be reached ({lines[0]})")
+    if with_node := [line.strip() for line in lines if isinstance(error, RayActorError) and "its node has died" in line]:
+        return NodeLost(f"{of}: its node is gone ({with_node[0]})")
+    if isinstance(error, RayActorError):
         # If the actor's constructor raised, Ray puts that error last, after the traceback.
-        reason = lines[-1] if "creation task" in lines[0] else lines[0]
-        raise ProcessDied(f"{of}: its process died ({reason})") from error
-    except NODE_GONE as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise NodeLost(f"{of}: its node is gone ({reason})") from error
+        return ProcessDied(f"{of}: its process died ({lines[-1 if 'creation task' in lines[0] else 0]})")
+    return NodeLost(f"{of}: its node is gone ({lines[0]})")

@@ -10,6 +10,7 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
-from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
+from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, ask_buffer, watch
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.certificates import keys_of
 from asyncrl.run.dead_rank import explained
@@ -90,7 +91,8 @@ class Cluster:
         self._buffer: BufferClient | None = None
 
         model = model_for_all_nodes(Path(model_path))
-        self.far_files = FarFiles(folder, lambda: places.others)
+        self._shards_on: set[str] = set()
+        self.far_files = FarFiles(folder, lambda: places.others | self._shards_on)
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
@@ -131,6 +133,7 @@ class Cluster:
             nodes=self._nodes,
         )
         self._learners: list[Any] = [learner(rank) for rank in range(layout.ranks)]
+        self._calls = count()
 
     async def start(self) -> None:
         """See which nodes have the run folder, start the buffer, then all other processes side by side.
@@ -144,6 +147,14 @@ class Cluster:
         seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
         await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
+        shards = await ask_buffer(
+            self._buffer_actor.shards.remote(),
+            of="the buffer (shards)",
+            by="the driver",
+            seconds=ANSWER_DEADLINE_S,
+            remedy="see logs/buffer.log",
+        )
+        self._shards_on = {place.node for place in shards} - {self.places.driver}
         # If the driver loses its connection, the run ends; ProcessDied would get a generator replaced instead.
         self._buffer = await BufferClient.connect(
             self._buffer_actor, "the driver", self._note, self._deadlines.batch, loss=ComponentFailed
@@ -211,6 +222,9 @@ class Cluster:
             told = f"{self.places.hosts.get(node)} does not answer. Nobody waits for {', '.join(workers)}"
             its = "Its" if len(workers) == 1 else "Their"
             self._note(f"{told}. {its} episodes are issued again")
+        waited = [f"learner rank {rank}" for rank, where in enumerate(self._ranks) if where.node == node]
+        if waited := [*waited, *(["a payload shard"] if node in self._shards_on else [])]:
+            self._note(f"{self.places.hosts.get(node)} does not answer. Training waits for {' and '.join(waited)} there")
 
     async def _back(self, node: str) -> None:
         logger.warning("node %s (%s) answers again", node[:8], self.places.hosts.get(node))
@@ -229,7 +243,7 @@ class Cluster:
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
-        reports: list[StepReport] = await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
+        reports: list[StepReport] = await self._all(self._call("train", batch), what, seconds, remedy)
         for report in reports:
             if report.news:
                 self._note(report.news)
@@ -238,7 +252,7 @@ class Cluster:
     async def write_trajectories(self) -> None:
         """Wait until the trajectories that were trained are in their files."""
         seconds = self._deadlines.step
-        writing = [r.write_trajectories.remote(seconds) for r in self._learners]
+        writing = self._call("write_trajectories", seconds)
         what, remedy = "learner rank to write trajectories", "see its log; raise deadlines.step"
         for news in await self._all(writing, what, seconds + ANSWER_DEADLINE_S, remedy):
             if news:
@@ -248,13 +262,13 @@ class Cluster:
     async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
         """Have all ranks write their shards of ``version``, over none of the versions that are ``read``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
-        writing = [r.publish.remote(version, read) for r in self._learners]
+        writing = self._call("publish", version, read)
         return merge(await self._all(writing, what, self._deadlines.publish, remedy))
 
     async def score(self) -> LearnerScores:
         """Have the ranks score a few rows of the last batch with the weights as they are."""
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
-        scoring = [r.score.remote() for r in self._learners]
+        scoring = self._call("score")
         answers = await self._all(scoring, "learner rank to score a probe", seconds, "see its log; raise deadlines.step")
         scores: LearnerScores
         (scores,) = [answer for answer in answers if answer is not None]
@@ -262,18 +276,18 @@ class Cluster:
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
         """Have all ranks begin to write their part of the checkpoint at ``version``; they may train meanwhile."""
-        starting = [r.start_checkpoint.remote(path, version) for r in self._learners]
+        starting = self._call("start_checkpoint", path, version)
         await self._all(starting, f"learner rank to begin {path.name}", self._deadlines.step, "see its log")
 
     async def finish_checkpoint(self) -> None:
         """Wait until the checkpoint that was begun is complete on disk."""
-        finishing = [r.finish_checkpoint.remote() for r in self._learners]
+        finishing = self._call("finish_checkpoint")
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
         await self._all(finishing, "learner rank to write a checkpoint", seconds, "see its log; raise deadlines.step")
 
     async def load_checkpoint(self, path: Path) -> None:
         """Have all ranks load a checkpoint."""
-        loading = [r.restore.remote(path) for r in self._learners]
+        loading = self._call("restore", path)
         await self._all(loading, f"learner rank to load {path.name}", self._deadlines.start, "see its log; raise deadlines.start")
 
     async def save_model(self) -> None:
@@ -281,7 +295,7 @@ class Cluster:
         model = self._folder.model
         new = model.with_name(f".{model.name}.new")
         shutil.rmtree(new, ignore_errors=True)
-        saving = [r.save_pretrained.remote(new) for r in self._learners]
+        saving = self._call("save_pretrained", new)
         await self._all(saving, "learner rank to export the model", self._deadlines.step, "see its log")
         old = model.with_name(f".{model.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -307,6 +321,11 @@ class Cluster:
                 logger.warning("closing: %s", outcome)
             elif outcome is not None:
                 raise outcome
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of all learner ranks; returns what stands for their answers."""
+        number = next(self._calls)
+        return [rank.call.remote(number, method, *arguments) for rank in self._learners]
 
     def _log_of(self, rank: int) -> Path:
         return self._folder.logs / f"learner-{rank}.log"

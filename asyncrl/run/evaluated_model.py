@@ -58,6 +58,11 @@ class EvaluatedModel(msgspec.Struct, frozen=True, kw_only=True):
     run: Path | None = None
     version: PolicyVersion | None = None
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether a run has trained its weights."""
+        return self.run is not None and self.weights is not Weights.START
+
 
 def find_model(word: str, version: int | None = None) -> EvaluatedModel:
     """Find the model that ``word`` means.

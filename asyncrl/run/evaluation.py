@@ -109,7 +109,7 @@ async def _weights(planned: PlannedModel, folder: EvaluationFolder, view: LiveVi
 async def _generators(
     planned: PlannedModel, weights: Path, here: RunFolder, nodes: NodesSeen, view: LiveView
 ) -> AsyncIterator[GeneratorPool]:
-    """Start the generators of a model, and end them afterwards."""
+    """Start the generators of a model, and end them afterwards. No node keeps a copy of what a run has trained."""
     recipe, made, model = planned.recipe, list[GeneratorHandle](), model_for_all_nodes(weights)
 
     def make(pool: str, number: int) -> GeneratorHandle:
@@ -125,7 +125,7 @@ async def _generators(
     view.phase(f"Starting {count} engine{'s' * (count > 1)} with {planned.model.name}")
     places = find_places(recipe, pools_of, nodes, await asyncio.to_thread(_sizes, recipe, weights))
     pool = GeneratorPool(recipe.generators.by_pool, make, report_lost, recipe.deadlines, view.note)
-    far_files = FarFiles(here, lambda: places.others)
+    far_files = FarFiles(here, lambda: places.others, model if planned.model.is_trained else None)
     try:
         await pool.start()
         await far_files.bring()

@@ -14,6 +14,7 @@ from asyncrl.core.errors import AsyncRLError, NodeLost, ProcessDied, ProcessUnre
 from asyncrl.run.actors.node_files import start_node_files
 from asyncrl.run.asking import ask
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.node_files import FileEntry
 from asyncrl.run.whole_file import write_whole
 
@@ -34,10 +35,11 @@ class FarFiles:
     Args:
         folder: the run folder, on this node.
         nodes: returns the ids of the other nodes on which the run has processes now.
+        model: a model whose copies on other nodes go with the run; other models stay in the nodes' caches.
     """
 
-    def __init__(self, folder: RunFolder, nodes: Callable[[], Collection[str]]) -> None:
-        self._folder, self._nodes = folder, nodes
+    def __init__(self, folder: RunFolder, nodes: Callable[[], Collection[str]], model: ModelFolder | None = None) -> None:
+        self._folder, self._nodes, self._model = folder, nodes, model
         self._known: dict[str, _FarNode] = {}
         self._looking = asyncio.Lock()
 
@@ -87,7 +89,7 @@ class FarFiles:
         any more."""
         try:
             async with asyncio.timeout(seconds), self._looking:
-                await asyncio.gather(*(node.leave() for node in self._known.values()))
+                await asyncio.gather(*(node.leave(self._model) for node in self._known.values()))
         except TimeoutError:
             logger.warning("the last lines of other nodes' logs may be missing: they did not come within %g s", seconds)
 
@@ -129,10 +131,11 @@ class _FarNode:
                 self._problem = str(error)
                 logger.warning("logs and episodes of node %s are not brought at present: %s", self.id[:8], error)
 
-    async def leave(self) -> None:
-        """Bring the last lines, and remove what the run has left on the node."""
+    async def leave(self, model: ModelFolder | None) -> None:
+        """Bring the last lines, and remove what the run has left on the node, and the node's copy of ``model``."""
         await self.bring()
-        await self.forget(self._folder.run_id, [] if self._sees is not False else [self._folder.logs, self._folder.trajectories])
+        written = [] if self._sees is not False else [self._folder.logs, self._folder.trajectories]
+        await self.forget(self._folder.run_id, written, model)
 
     async def sees(self) -> bool:
         """Whether the node sees the run folder."""
@@ -166,10 +169,10 @@ class _FarNode:
             await asyncio.to_thread(write_whole, path, b"".join(parts))
             await self._ask(self._files.remove.remote([path]))
 
-    async def forget(self, run_id: str, folders: Sequence[Path]) -> None:
-        """Remove what a run has left in the node's memory, and ``folders``."""
+    async def forget(self, run_id: str, folders: Sequence[Path], model: ModelFolder | None = None) -> None:
+        """See :meth:`asyncrl.run.node_files.NodeFiles.forget_run`. A node that does not answer is logged."""
         try:
-            await self._ask(self._files.forget_run.remote(run_id, folders))
+            await self._ask(self._files.forget_run.remote(run_id, folders, model))
         except AsyncRLError as error:
             logger.warning("node %s may keep files of the run: %s", self.id[:8], error)
 

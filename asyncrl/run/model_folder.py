@@ -51,7 +51,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
         """
         if self.source is None or model_files(self.path) == self.files:
             return self.path
-        copy = default_cache_root().parent / "models" / self._digest() / self.path.name
+        copy = self._copies() / self.path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(copy.parent / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -66,6 +66,14 @@ class ModelFolder(msgspec.Struct, frozen=True):
         finally:
             os.close(lock)
         return copy
+
+    def remove_copy(self) -> None:
+        """Remove the copy on this node, if there is one, which no process here needs any more."""
+        shutil.rmtree(self._copies(), ignore_errors=True)
+
+    def _copies(self) -> Path:
+        """The folder of this node's copy and its lock."""
+        return default_cache_root().parent / "models" / self._digest()
 
     def _copy_to(self, folder: Path) -> None:
         for file in self.files:
@@ -83,7 +91,11 @@ class ModelFolder(msgspec.Struct, frozen=True):
                 asked.append(self.source.read.remote(self.path / file.name, offset, CHUNK_BYTES))
                 offset += CHUNK_BYTES
             yield ask_shard(
-                asked.popleft(), of=f"{file.name} of the model, from the driver's node", by="an actor", seconds=ANSWER_S
+                asked.popleft(),
+                of=f"{file.name} of the model, from the driver's node",
+                by="a process on another node",
+                seconds=ANSWER_S,
+                remedy="that node or the network to it may be overloaded; launch again, or put the model on all nodes",
             )
 
     def _digest(self) -> str:

@@ -5,11 +5,15 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.run.run_memory import free_memory_of
+
+if TYPE_CHECKING:
+    from asyncrl.run.model_folder import ModelFolder
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -53,9 +57,17 @@ class NodeFiles:
         for file in files:
             file.unlink(missing_ok=True)
 
-    def forget_run(self, run_id: str, folders: Sequence[Path]) -> None:
-        """Remove what a run keeps in this node's memory, and ``folders``, where its processes wrote if they saw no run folder."""
+    def forget_run(self, run_id: str, folders: Sequence[Path], model: "ModelFolder | None" = None) -> None:
+        """Remove what a run has left on this node.
+
+        Args:
+            run_id: the run whose files in memory are removed.
+            folders: where its processes wrote if they saw no run folder.
+            model: a model whose copy on this node nobody needs after the run.
+        """
         free_memory_of(run_id)
+        if model is not None:
+            model.remove_copy()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # there is more in it

@@ -11,19 +11,20 @@ from typing import Any, TypeVar
 
 import msgspec
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError
 
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, ProcessDied
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
-from asyncrl.run.asking import NODE_GONE, ask, ask_buffer
+from asyncrl.run.asking import RAISED_BY_RAY, ask, ask_buffer, told
 from buffers.payload import PayloadReader, PayloadWriter
 
 T = TypeVar("T")
 
 SHARD_DEADLINE_S = 60.0
 """Deadline, in seconds, for moving the bytes of one batch, or of one trajectory, from node to node."""
+SHARD_REMEDY = "see logs/buffer*.log; once its node answers again, resume the run (asyncrl launch --resume RUN)"
 SEGMENT_MB_IN_MEMORY = 64
 """Size of segments in a run without a journal; with one, ``buffer.journal.segment_mb`` says it."""
 
@@ -137,24 +138,19 @@ def ask_shard(
     of: str,
     by: str,
     seconds: float = SHARD_DEADLINE_S,
-    remedy: str = "its actor or the network may be overloaded; see logs/buffer*.log",
+    remedy: str = SHARD_REMEDY,
 ) -> T:
     """Wait for the answer of a payload shard, or of another actor, for up to ``seconds``, blocking this thread.
 
     Raises:
         DeadlineExceeded: there was no answer in time.
-        ComponentFailed: the actor died.
+        ComponentFailed: the actor died, or its node is gone.
         AsyncRLError: what it raised.
     """
     try:
         return ray.get(answer, timeout=seconds)
     except GetTimeoutError as error:
         raise DeadlineExceeded(by, of, seconds, remedy) from error
-    except RayActorError as error:
-        raise ComponentFailed(f"{of}: its process died; {remedy}") from error
-    except NODE_GONE as error:
-        raise ComponentFailed(f"{of}: its node is gone; {remedy}") from error
-    except RayTaskError as error:
-        if isinstance(error.cause, AsyncRLError):
-            raise error.cause from error
-        raise
+    except RAISED_BY_RAY as error:
+        problem = told(error, of)
+        raise (ComponentFailed(f"{problem}; {remedy}") if isinstance(problem, ProcessDied) else problem) from error

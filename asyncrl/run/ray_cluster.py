@@ -19,6 +19,8 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.run.gpus import usable
 from asyncrl.run.stopping import sigterm_blocked
 
+logger = logging.getLogger(__name__)
+
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
 LOOPBACK_S = 5.0
@@ -32,6 +34,8 @@ def start_ray() -> None:
         ComponentFailed: Ray did not start, or the cluster cannot be joined.
     """
     address = os.environ.get("RAY_ADDRESS")
+    worker: Any = ray._private.worker
+    worker.print_to_stdstream = _log  # Ray would write its messages in between what the run shows
     try:
         if address:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env={"worker_process_setup_hook": _as_here()})
@@ -42,6 +46,11 @@ def start_ray() -> None:
         problem = f"cannot join Ray at {address}" if address else "Ray did not start"
         remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; if this machine is very busy, try again"
         raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
+
+
+def _log(message: dict[str, Any], ignore_prefix: bool) -> None:
+    """Log what Ray says of its nodes and of calls that it makes again."""
+    logger.warning("Ray: %s", " ".join(message["lines"]))
 
 
 def _as_here() -> Callable[[], None]:

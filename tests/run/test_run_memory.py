@@ -1,7 +1,12 @@
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
+import pytest
+
 from asyncrl.core.memory_files import memory_file_system
+from asyncrl.run.model_folder import ModelFolder
+from asyncrl.run.model_identity import model_files
 from asyncrl.run.node_files import NodeFiles
 
 
@@ -20,3 +25,27 @@ def test_what_a_run_keeps_in_memory_is_removed_and_nothing_of_another_run(tmp_pa
     finally:
         for run in (over, other):
             NodeFiles().forget_run(run, [])
+
+
+def test_a_copy_of_a_model_that_was_made_for_a_run_goes_with_it_and_other_copies_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("asyncrl.run.model_folder.ask_shard", lambda answer, **_: answer)
+
+    def model_of_another_node(name: str) -> ModelFolder:
+        there, here = tmp_path / "another node" / name, tmp_path / name
+        there.mkdir(parents=True)
+        (there / "config.json").write_text(name)
+
+        def read(path: Path, offset: int, limit: int) -> bytes:
+            return NodeFiles().read(there / path.relative_to(here), offset, limit)
+
+        return ModelFolder(here, model_files(there), SimpleNamespace(read=SimpleNamespace(remote=read)))
+
+    exported, base = (model_of_another_node(name) for name in ("exported", "base"))
+    copies = exported.here(), base.here()
+    assert [(copy / "config.json").read_text() for copy in copies] == ["exported", "base"]
+    NodeFiles().forget_run(uuid4().hex, [], exported)
+    assert [path.name for path in (tmp_path / "cache").rglob("*.json")] == ["config.json"]
+    assert copies[1].is_dir()

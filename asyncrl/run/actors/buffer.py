@@ -16,7 +16,7 @@ from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.actors.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
-from asyncrl.run.asking import ask
+from asyncrl.run.asking import AGAIN, ask
 from asyncrl.run.buffer_client import METHODS
 from asyncrl.run.buffer_folder import BufferFolder
 from asyncrl.run.payload import SHARD_DEADLINE_S, ShardPlace, this_node
@@ -120,10 +120,12 @@ class BufferActor:
         """Return the places of all payload shards."""
         return self._places
 
+    @ray.method(max_task_retries=AGAIN)
     async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
         """Read from this actor's own shard; see :meth:`PayloadShard.fetch`."""
         return await self._shard.fetch(refs)
 
+    @ray.method(max_task_retries=AGAIN)
     async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
         """Append to this actor's own shard; see :meth:`PayloadShard.append`."""
         return await self._shard.append(payloads)

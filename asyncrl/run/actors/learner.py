@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
+from asyncrl.run.actors.once import Once
 from asyncrl.run.actors.output import route_output
+from asyncrl.run.asking import AGAIN
 from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.payload import PayloadSource, this_node
 from asyncrl.run.probe_scores import PROBED_ROWS, PROBED_TOKENS, LearnerScores
@@ -39,6 +42,8 @@ LAST_FILES_S = 1.0
 
 class LearnerActor:
     """Rank ``rank`` of the learner. Methods run one at a time, in the order they were called.
+
+    Once it has started, the driver calls its methods by :meth:`call`, which outlasts a broken connection.
 
     Args:
         sharing: how many processes of the run share the node's cores, this one included.
@@ -70,7 +75,14 @@ class LearnerActor:
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
         self._kept: TrainedEpisodes | None = None
+        self._once = Once()
 
+    @ray.method(max_task_retries=AGAIN)
+    def call(self, number: int, method: str, *arguments: Any) -> Any:
+        """Call a method, once, however often Ray delivers the call ``number``."""
+        return self._once.do(number, partial(getattr(self, method), *arguments))
+
+    @ray.method(max_task_retries=AGAIN)
     def node(self) -> str:
         """Ray's id of the node that this rank is on."""
         return this_node()

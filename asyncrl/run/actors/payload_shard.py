@@ -12,6 +12,7 @@ import ray
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.run.actors.output import route_output
+from asyncrl.run.asking import AGAIN
 from asyncrl.run.payload import ask_shard, open_writer
 from buffers.payload import PayloadReader, PayloadStore
 
@@ -113,4 +114,5 @@ class RemoteStore:
         ask_shard(self._actor.sweep.remote(), of=self._name, by="the buffer", seconds=self._whole_s)
 
 
-RemotePayloadShard = ray.remote(PayloadShardActor)
+RemotePayloadShard = ray.remote(max_task_retries=AGAIN)(PayloadShardActor)
+"""Payload that is kept twice, because a call was made again, is freed when the run is resumed."""

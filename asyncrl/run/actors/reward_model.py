@@ -11,6 +11,7 @@ import torch
 
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.run.actors.output import route_output
+from asyncrl.run.asking import AGAIN
 from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.reward_folder import check_vocabulary
 from learners.reward_model import RewardModel
@@ -47,4 +48,4 @@ class RewardModelActor:
         return self._model.score(rows)
 
 
-RemoteRewardModel = ray.remote(RewardModelActor)
+RemoteRewardModel = ray.remote(max_task_retries=AGAIN)(RewardModelActor)
