@@ -39,6 +39,7 @@ from generators.engine_arguments import engine_arguments
 from generators.engine_load import REPORT_LOAD
 from generators.engine_process import ENGINE_VARIABLES, EngineProcessServer
 from generators.first_error import first_error
+from generators.held_outputs import HOLD_OUTPUTS
 from generators.loop_share import LoopShare
 from generators.occupancy import Occupancy
 from generators.version_slots import VersionSlots, version_in
@@ -120,6 +121,7 @@ class VllmEngine:
 
         settings = {"engine": name, "adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
+        await self._ask(HOLD_OUTPUTS)
         length = min(_WARM_UP_TOKENS, max_context // 2)
         with first_error():
             async with asyncio.TaskGroup() as group:

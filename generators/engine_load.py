@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from generators.engine_steps import EngineSteps
+from generators.held_outputs import HOLD_OUTPUTS, hold_outputs
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
@@ -16,10 +17,11 @@ REPORT_LOAD = "report_load"
 
 
 def register() -> None:
-    """Add the report to vLLM's engine process. Safe to call again."""
+    """Add to vLLM's engine process what generators ask of it: this report, and to hold back outputs. Safe to call again."""
     from vllm.v1.engine.core import EngineCoreProc
 
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
+    setattr(EngineCoreProc, HOLD_OUTPUTS, hold_outputs)
 
 
 def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:

@@ -1,7 +1,7 @@
 """Runs of one generator, for ``asyncrl bench generators``: episodes, their requests without episodes, and the loop's lag.
 
 What always holds: the requests that the bare engine gets are those that the episodes just made, token for token, and each is
-answered with as many tokens. Before each measurement the engine's prefix cache is emptied.
+answered with as many tokens. Before each measurement the engine's prefix cache is emptied. The front end is this process.
 """
 
 import asyncio
@@ -70,6 +70,36 @@ class Request(msgspec.Struct, frozen=True):
     sampled: int
 
 
+class Cost(msgspec.Struct, frozen=True):
+    """What one run took.
+
+    Attributes:
+        tokens: sampled tokens.
+        seconds: duration.
+        engine_cpu_s, front_end_cpu_s: processor time of the engine's processes, and of the process that asked it.
+    """
+
+    tokens: int
+    seconds: float
+    engine_cpu_s: float
+    front_end_cpu_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def engine_cpu_s_per_1k_tokens(self) -> float:
+        """Processor time of the engine for a thousand sampled tokens."""
+        return self.engine_cpu_s / self.tokens * 1e3
+
+    @property
+    def front_end_cpu_s_per_1k_tokens(self) -> float:
+        """Processor time of the process that asked the engine, for a thousand sampled tokens."""
+        return self.front_end_cpu_s / self.tokens * 1e3
+
+
 class RecordingEngine:
     """An engine that keeps the requests of its episodes; each asyncio task is one episode."""
 
@@ -125,8 +155,8 @@ class Measured:
         """End the engine."""
         await self._engine.close()
 
-    async def episodes(self, count: int, wait_s: float, seed: int, lag: LoopLag | None = None) -> tuple[float, list[Request]]:
-        """Play ``count`` episodes at once; returns sampled tokens per second, and the requests made.
+    async def episodes(self, count: int, wait_s: float, seed: int, lag: LoopLag | None = None) -> tuple[Cost, list[Request]]:
+        """Play ``count`` episodes at once; returns what it cost, and the requests made.
 
         Raises:
             ComponentFailed: an episode did not follow the script, so that it measures nothing.
@@ -135,17 +165,19 @@ class Measured:
         engine = RecordingEngine(self._engine)
         tools = EpisodeTools(engine, self._chat, self._reader, lambda task: Waiting(wait_s))
         tasks = [HeldOutTask(task, "bench", GROUP_SIZE) for task in make_tasks(count // GROUP_SIZE, seed)]
+        before = await self._cpu_seconds()
         began = time.perf_counter()
-        with (lag or LoopLag()).probing():
+        with nullcontext() if lag is None else lag.probing():
             played = await evaluate(tasks, {"": self._limits}, tools, at_once=count, attempts=1)
         seconds = time.perf_counter() - began
+        cost = _cost(engine.requests, seconds, before, await self._cpu_seconds())
         for each in played:
             if not isinstance(each, Trajectory) or each.metrics.get("tool_calls") != self._limits.max_turns:
                 raise ComponentFailed(f"an episode of the scripted model did not follow its script: {each}")
-        return sum(request.sampled for request in engine.requests) / seconds, engine.requests
+        return cost, engine.requests
 
-    async def bare(self, requests: Sequence[Request]) -> float:
-        """Ask vLLM for the same prompts and lengths without episodes; returns sampled tokens per second.
+    async def bare(self, requests: Sequence[Request]) -> Cost:
+        """Ask vLLM for the same prompts and lengths without episodes; returns what it cost.
 
         The requests of an episode follow each other as they did, since each prompt contains the turn before it.
         """
@@ -153,11 +185,17 @@ class Measured:
         episodes: dict[int, list[Request]] = {}
         for request in requests:
             episodes.setdefault(request.episode, []).append(request)
+        before = await self._cpu_seconds()
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for episode, turns in episodes.items():
                 group.create_task(self._ask(f"bare-{began}-{episode}", turns))
-        return sum(request.sampled for request in requests) / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return _cost(requests, seconds, before, await self._cpu_seconds())
+
+    async def _cpu_seconds(self) -> tuple[float, float]:
+        """Processor time so far of the engine's processes, and of this one."""
+        return (await self._engine.load()).cpu_seconds, time.process_time()
 
     async def _ask(self, name: str, turns: Sequence[Request]) -> None:
         from vllm import SamplingParams
@@ -182,6 +220,11 @@ class Measured:
     @property
     def _llm(self) -> "AsyncLLM":
         return self._engine.llm
+
+
+def _cost(requests: Sequence[Request], seconds: float, before: tuple[float, float], after: tuple[float, float]) -> Cost:
+    engine_cpu_s, front_end_cpu_s = (late - early for early, late in zip(before, after, strict=True))
+    return Cost(sum(request.sampled for request in requests), seconds, engine_cpu_s, front_end_cpu_s)
 
 
 def make_model(folder: Path, size: str) -> None:

@@ -1,6 +1,7 @@
 """What episodes cost a generator: beside the bare engine, and in its event loop.
 
-The ratio is of two measurements that alternate within one run, because the load of a machine changes from minute to minute.
+Ratios and processor time are of two measurements that alternate within one run, because the load of a machine changes from minute
+to minute.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from asyncrl.bench.generator_runs import Measured, make_model, tool_overhead_ms
+from asyncrl.bench.generator_runs import Cost, Measured, make_model, tool_overhead_ms
 from asyncrl.bench.loop_lag import LoopLag
 from asyncrl.bench.own_process import in_own_process
 from asyncrl.bench.remote_cost import mcp_call_ms, remote_step_ms
@@ -55,6 +56,10 @@ class GeneratorFigures(msgspec.Struct, frozen=True):
     Attributes:
         ratio_to_bare_engine: completion tokens per second of the episodes over those of the bare engine (medians).
         episode_tokens_per_s, bare_tokens_per_s: the two, of each repetition.
+        engine_cpu_s_per_1k_tokens, bare_engine_cpu_s_per_1k_tokens: processor time of the engine's processes for a thousand
+            sampled tokens, with episodes and without (medians).
+        front_end_cpu_s_per_1k_tokens, bare_front_end_cpu_s_per_1k_tokens: the same of the process that asks the engine. With
+            episodes it also renders the chat template, reads calls and runs tools.
         event_loop_lag_p99_ms: what 99 % of the probes of the event loop did not exceed, in milliseconds.
         event_loop_lag_p50_ms, event_loop_lag_max_ms: the median, and the longest.
         many_tokens_per_s: completion tokens per second of the many episodes.
@@ -64,6 +69,10 @@ class GeneratorFigures(msgspec.Struct, frozen=True):
     ratio_to_bare_engine: float
     episode_tokens_per_s: tuple[float, ...]
     bare_tokens_per_s: tuple[float, ...]
+    engine_cpu_s_per_1k_tokens: float
+    bare_engine_cpu_s_per_1k_tokens: float
+    front_end_cpu_s_per_1k_tokens: float
+    bare_front_end_cpu_s_per_1k_tokens: float
     event_loop_lag_p99_ms: float
     event_loop_lag_p50_ms: float
     event_loop_lag_max_ms: float
@@ -136,24 +145,30 @@ async def _measure(settings: GeneratorBenchSettings, model: Path) -> GeneratorFi
     overhead_ms = await tool_overhead_ms(settings.calls)
     measured = await Measured.start(model, config, settings.turns, settings.start_s)
     try:
-        speeds: list[float] = []
-        bare_speeds: list[float] = []
+        played: list[Cost] = []
+        bare: list[Cost] = []
         for repetition in range(settings.repetitions + 1):
-            speed, requests = await measured.episodes(settings.episodes, 0.0, repetition)
-            speeds.append(speed)
-            bare_speeds.append(await measured.bare(requests))
+            cost, requests = await measured.episodes(settings.episodes, 0.0, repetition)
+            played.append(cost)
+            bare.append(await measured.bare(requests))
         lag = LoopLag()
         many, _ = await measured.episodes(settings.many_episodes, settings.wait_s, settings.repetitions + 1, lag)
     finally:
         await measured.close()
+    del played[0], bare[0]
+    speeds, bare_speeds = (tuple(each.tokens_per_s for each in costs) for costs in (played, bare))
     return GeneratorFigures(
-        ratio_to_bare_engine=statistics.median(speeds[1:]) / statistics.median(bare_speeds[1:]),
-        episode_tokens_per_s=tuple(speeds[1:]),
-        bare_tokens_per_s=tuple(bare_speeds[1:]),
+        ratio_to_bare_engine=statistics.median(speeds) / statistics.median(bare_speeds),
+        episode_tokens_per_s=speeds,
+        bare_tokens_per_s=bare_speeds,
+        engine_cpu_s_per_1k_tokens=statistics.median(each.engine_cpu_s_per_1k_tokens for each in played),
+        bare_engine_cpu_s_per_1k_tokens=statistics.median(each.engine_cpu_s_per_1k_tokens for each in bare),
+        front_end_cpu_s_per_1k_tokens=statistics.median(each.front_end_cpu_s_per_1k_tokens for each in played),
+        bare_front_end_cpu_s_per_1k_tokens=statistics.median(each.front_end_cpu_s_per_1k_tokens for each in bare),
         event_loop_lag_p99_ms=lag.percentile_ms(99),
         event_loop_lag_p50_ms=lag.percentile_ms(50),
         event_loop_lag_max_ms=lag.percentile_ms(100),
-        many_tokens_per_s=many,
+        many_tokens_per_s=many.tokens_per_s,
         tool_overhead_ms=overhead_ms,
     )
 
@@ -167,6 +182,10 @@ def view(result: GeneratorBenchResult) -> RenderableType:
     speeds = (statistics.median(each) for each in (result.episode_tokens_per_s, result.bare_tokens_per_s))
     table.add_row(f"{settings.episodes} episodes, bare engine", "{:,.0f}, {:,.0f} tokens/s".format(*speeds))
     table.add_row("ratio to the bare engine", f"{result.ratio_to_bare_engine:.2f}")
+    engine = (result.engine_cpu_s_per_1k_tokens, result.bare_engine_cpu_s_per_1k_tokens)
+    table.add_row("processor time of the engine", "{:.3f}, {:.3f} s for 1,000 tokens".format(*engine))
+    front_end = (result.front_end_cpu_s_per_1k_tokens, result.bare_front_end_cpu_s_per_1k_tokens)
+    table.add_row("processor time of the front end", "{:.3f}, {:.3f} s for 1,000 tokens".format(*front_end))
     lags = (result.event_loop_lag_p50_ms, result.event_loop_lag_p99_ms, result.event_loop_lag_max_ms)
     table.add_row(f"event loop lag, {settings.many_episodes} episodes", "{:.1f} p50, {:.1f} p99, {:.1f} max ms".format(*lags))
     table.add_row("one call of a tool", f"{result.tool_overhead_ms:.3f} ms beside the tool")
