@@ -13,9 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from learners.megatron.gloo_devices import INTERFACES
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
-_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
 
@@ -43,7 +43,7 @@ def meet(spec: RankSpec, seconds: float) -> dist.Store:
             ours = _address_towards(host, port)
     interface = _interface_of(ours)
     if interface is not None:
-        os.environ.setdefault(_GLOO_INTERFACE, interface)
+        os.environ.setdefault(INTERFACES, interface)
     store.set(f"rank {spec.rank}", "here")
     store.wait([f"rank {rank}" for rank in range(spec.layout.ranks)], timeout)
     return store

@@ -11,6 +11,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RankLost
 from asyncrl.core.recipe.schema import DeadlinesConfig
+from learners.megatron.gloo_devices import shared_devices
 from learners.megatron.meeting import meet
 from learners.rank import RankSpec
 
@@ -46,23 +47,25 @@ def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
     if on_gpu:
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())
     with named_wait(spec, "coming up", deadlines.start):
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=meet(spec, deadlines.start),
-            rank=spec.rank,
-            world_size=layout.ranks,
-            timeout=datetime.timedelta(seconds=deadlines.step),
-        )
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tensor,
-            pipeline_model_parallel_size=layout.pipeline,
-            context_parallel_size=layout.context,
-            expert_model_parallel_size=layout.expert,
-            expert_tensor_parallel_size=layout.expert_tensor,
-            virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
-            distributed_timeout_minutes=deadlines.step / 60,
-            create_gloo_process_groups=gathers_in_host_memory(),
-        )
+        store = meet(spec, deadlines.start)
+        with shared_devices():
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                store=store,
+                rank=spec.rank,
+                world_size=layout.ranks,
+                timeout=datetime.timedelta(seconds=deadlines.step),
+            )
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=layout.tensor,
+                pipeline_model_parallel_size=layout.pipeline,
+                context_parallel_size=layout.context,
+                expert_model_parallel_size=layout.expert,
+                expert_tensor_parallel_size=layout.expert_tensor,
+                virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+                distributed_timeout_minutes=deadlines.step / 60,
+                create_gloo_process_groups=gathers_in_host_memory(),
+            )
     # Megatron's own seeding covers its random streams but not torch's default generator. CPU initialisation draws from
     # that generator, and its seed differs from process to process.
     torch.manual_seed(seed + _SEED_STRIDE * spec.pipeline_rank)
