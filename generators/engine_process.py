@@ -16,8 +16,14 @@ from multiprocessing import forkserver
 
 from asyncrl.core.environment_variables import added_to_environment
 
-IMPORTED = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "generators.cpu_worker", "asyncrl.weights.vllm_engine")
-"""What the server imports: most of what an engine's process needs on a CPU."""
+IMPORTED = (
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "generators.cpu_worker",
+    "generators.forked_workers",
+    "asyncrl.weights.vllm_engine",
+)
+"""What the server imports: most of what an engine's process needs on a CPU, and what has it fork its workers."""
 
 ENGINE_VARIABLES = {
     "VLLM_LOGGING_LEVEL": "WARNING",

@@ -27,7 +27,7 @@ class _Forked(ForkServerProcess):
     def start(self) -> None:
         # A server takes its module path from the environment only (CPython passes sys.path on and then ignores it). On a machine
         # with a GPU, its preload must ask for GPUs without starting CUDA, which no fork would survive.
-        path = os.pathsep.join(filter(None, [*sys.path, str(_TESTS / "learners"), str(_TESTS / "run")]))
+        path = os.pathsep.join(filter(None, [*sys.path, *(str(_TESTS / each) for each in ("learners", "run", "weights"))]))
         with mock.patch.dict(os.environ, PYTHONPATH=path, PYTORCH_NVML_BASED_CUDA_CHECK="1"):
             self.server.ensure_running()
         with mock.patch.object(forkserver, "connect_to_new_process", self.server.connect_to_new_process):
@@ -42,6 +42,10 @@ class _WithMlflow(_Forked):
     server = _server("tracking_side")
 
 
+class _WithGlooEngine(_Forked):
+    server = _server("gloo_engine")
+
+
 class _MegatronContext(ForkServerContext):
     Process = _WithMegatron
 
@@ -50,5 +54,9 @@ class _MlflowContext(ForkServerContext):
     Process = _WithMlflow
 
 
-WITH_MEGATRON, WITH_MLFLOW = _MegatronContext(), _MlflowContext()
+class _GlooEngineContext(ForkServerContext):
+    Process = _WithGlooEngine
+
+
+WITH_MEGATRON, WITH_MLFLOW, WITH_GLOO_ENGINE = _MegatronContext(), _MlflowContext(), _GlooEngineContext()
 """Contexts of multiprocessing."""

@@ -17,7 +17,7 @@ from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion, Sampler
 from generators.engine import VllmEngine
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 
 SETTINGS = AdapterSettings(
     rank=3, alpha=12.0, targets=("down_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"), versions=2

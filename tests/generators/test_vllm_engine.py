@@ -18,7 +18,7 @@ from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion
 from generators.engine import VllmEngine
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 
 
 @pytest.fixture(scope="module")

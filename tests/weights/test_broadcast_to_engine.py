@@ -1,14 +1,16 @@
 """A real engine of two workers that takes weights from two ranks by broadcasts, with gloo in NCCL's place."""
 
 import asyncio
-import os
-import sys
 from collections import Counter
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pytest
 import torch
+from fork_server import WITH_GLOO_ENGINE
 from gloo_collective import Gloo
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -21,11 +23,22 @@ from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 from generators.completion import Completion
 from generators.engine import VllmEngine
+from generators.engine_process import EngineProcessServer
 
-TESTS = Path(__file__).parent.parent
 RANKS = 2
 PROMPT = list(range(5, 25))
 PIECES: Counter[str] = Counter()
+
+
+class GlooEngineServer(EngineProcessServer):
+    """Has imported ``gloo_engine``."""
+
+    @contextmanager
+    def used_by_vllm(self) -> Iterator[None]:
+        from vllm.v1.engine import utils
+
+        with mock.patch.object(utils, "get_mp_context", return_value=WITH_GLOO_ENGINE):
+            yield
 
 
 class Counting(Gloo):
@@ -87,14 +100,14 @@ async def sample(engine: VllmEngine, tokens: int) -> Completion:
     return await engine.generate(PROMPT, max_tokens=tokens, sampling=Sampling(1.0), stop_token_id=0)
 
 
-async def test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_weights_in_use(tmp_path, monkeypatch) -> None:
+@pytest.mark.timeout(400)
+async def test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_weights_in_use(tmp_path) -> None:
     model = make_model()
     model.save_pretrained(tmp_path / "model")
-    ours = os.pathsep.join([str(TESTS / "weights" / "gloo_engine"), str(TESTS), *filter(None, sys.path)])
-    monkeypatch.setenv("PYTHONPATH", ours)
     config = GeneratorsConfig(count=1, dtype="float32", max_running=8, kv_cache_mb=64, tensor_parallel=2)
     path = str(tmp_path / "model")
-    engine = await VllmEngine.start(config, path, name="generator-0", max_context=1024, seed=0, start_s=240.0)
+    server = GlooEngineServer()
+    engine = await VllmEngine.start(config, path, name="generator-0", max_context=1024, seed=0, start_s=240.0, server=server)
     try:
         with ExitStack() as stack:
             ranks = Ranks(tmp_path, stack)
