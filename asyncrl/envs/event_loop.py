@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
@@ -76,8 +77,12 @@ class EventLoopThread:
             if answer.cancelled():
                 return
             working = self._loop.create_task(done())
-            answer.add_done_callback(lambda _: answer.cancelled() and self.call_soon(working.cancel))
+            answer.add_done_callback(partial(stop, working))
             working.add_done_callback(settle)
+
+        def stop(working: "asyncio.Task[T]", answer: "Future[T]") -> None:
+            if answer.cancelled():
+                self.call_soon(working.cancel)
 
         def settle(working: "asyncio.Task[T]") -> None:
             if working.cancelled():
