@@ -210,8 +210,8 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
             # With depth d, d + 1 batches are under way side by side.
             return _Advice(knobs, depth, depth + 1, 2 if kind is Kind.STALENESS else (depth + 2) / (depth + 1))
         case Kind.GENERATION:
-            engines = recipe.generators.count
-            return _Advice(("generators.count",), engines, engines + 1, (engines + 1) / engines)
+            now, engines = recipe.generators.count, _training_engines(recipe)
+            return _Advice(("generators.count",), now, now + 1, (engines + 1) / engines)
 
 
 def _could_play_more(recipe: Recipe, depth: int) -> bool:
@@ -220,8 +220,12 @@ def _could_play_more(recipe: Recipe, depth: int) -> bool:
     What a step of an engine costs depends little on how many episodes it computes, so more of them at once raise its rate.
     """
     under_way = (depth + 1) * recipe.batch.groups_per_step * recipe.batch.group_size
-    engines = sum(pool.count for pool in recipe.generators.training.values())
-    return recipe.generators.max_running < min(MOST_RUNNING, under_way / engines)
+    return recipe.generators.max_running < min(MOST_RUNNING, under_way / _training_engines(recipe))
+
+
+def _training_engines(recipe: Recipe) -> int:
+    """How many engines play training episodes, in all pools together."""
+    return sum(pool.count for pool in recipe.generators.training.values())
 
 
 def _room(kind: Kind, shares: Shares, advice: _Advice) -> float:

@@ -77,6 +77,15 @@ def test_the_advice_begins_at_the_present_size_of_a_pool_that_was_scaled():
     assert "generators.count 3 -> 4" in find_bottleneck(busy, now, 1, 20).sentence
 
 
+def test_one_more_engine_is_foreseen_to_bring_its_share_of_the_engines_of_all_pools():
+    busy = Shares(training=0.4, waiting=0.6)
+    pools = "generators.pools={small: {count: 3}, evaluation: {count: 9, role: evaluation}}"
+    recipe = compose("quickstart", ["generators.count=1", "generators.max_running=256", "generators.role=train", pools])
+    bottleneck = find_bottleneck(busy, recipe, 1, 20)
+    assert "generators.count 1 -> 2" in bottleneck.sentence
+    assert bottleneck.factor == pytest.approx(1 / (0.4 + 0.6 * 4 / 5)), "four engines become five"
+
+
 def test_a_factor_is_amdahl_s_and_no_more_than_the_other_side_gives():
     assert found(training=1.0, idle=0.9).factor == pytest.approx(2.0)
     assert found(training=1.0, idle=0.375).factor == pytest.approx(1.6)
