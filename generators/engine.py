@@ -62,8 +62,8 @@ _WARM_UP_TOKENS = 16
 class VllmEngine:
     """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
 
-    def __init__(self, llm: "AsyncLLM", adapters: AdapterSettings | None, sockets: TemporaryDirectory[str]) -> None:
-        self._llm, self._adapters, self._sockets = llm, adapters, sockets
+    def __init__(self, llm: "AsyncLLM", adapters: AdapterSettings | None = None) -> None:
+        self._llm, self._adapters = llm, adapters
         self._slots = VersionSlots(1 if adapters is None else adapters.versions)
         self._installing = asyncio.Lock()
         self._failure: str | None = None
@@ -109,10 +109,11 @@ class VllmEngine:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would lack the plug-in, and copy our threads
         remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
-            sockets = TemporaryDirectory(prefix="asyncrl-engine-", ignore_cleanup_errors=True)
-            llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets.name)
-            engine = cls(llm, adapters, sockets)
-            await engine._warm_up(name, max_context)
+            # Once vLLM's processes are connected, nobody looks for their sockets by name; vLLM would leave them there.
+            with TemporaryDirectory(prefix="asyncrl-engine-", ignore_cleanup_errors=True) as sockets:
+                llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets)
+                engine = cls(llm, adapters)
+                await engine._warm_up(name, max_context)
         return engine
 
     async def _warm_up(self, name: str, max_context: int) -> None:
@@ -311,7 +312,6 @@ class VllmEngine:
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, 1.0)
-        self._sockets.cleanup()
 
 
 class _EpisodeSampler:
@@ -391,7 +391,6 @@ def _build(
     adapters: AdapterSettings | None,
     sockets: str,
 ) -> "AsyncLLM":
-    # vLLM leaves its sockets in this folder when it ends.
     with added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": sockets}):
         from vllm.v1.engine.async_llm import AsyncLLM
 
