@@ -153,7 +153,7 @@ class Stage:
         print(resumed.output[:3000])
         ledger = self.check(Status.INTERRUPTED).ledger
         self.say(ledger)
-        assert ledger.failed == ledger.expired == 0, ledger
+        assert ledger.expired == ledger.tasks.filtered == ledger.trajectories.missing == 0, ledger
 
 
 def _make_experts(tiny: Path, folder: Path) -> None:
