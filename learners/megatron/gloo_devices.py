@@ -1,7 +1,7 @@
 """Lets all of a rank's gloo groups share one connection device.
 
 torch gives every group a device of its own, and a device has a thread that wakes up a hundred times a second, even while nothing
-is sent. Megatron makes about thirty groups on each rank: thousands of wake-ups a second, on a CPU that has better things to do.
+is sent. Megatron makes eighteen groups on each rank of a CPU: without this a rank that waits wakes up 1,800 times a second.
 """
 
 import datetime
