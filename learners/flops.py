@@ -3,7 +3,8 @@
 Only matrix products count, with two operations for each multiply-add: products with the weights, and attention over the
 keys that the causal mask lets a token see. A backward pass counts twice its forward pass, minus the gradients of frozen
 weights. Recomputation, padding, embedding look-ups, norms, activations and softmax do not count. In a mixture of
-experts, only a token's own experts count.
+experts, only a token's own experts count. The last layer counts for every token, although on a CPU its feed-forward block is
+computed only where a token is predicted.
 
 Divided by the time and the device's peak, this is the model FLOPs utilisation of Chowdhery et al. 2022 (PaLM,
 arXiv:2204.02311, appendix B), except for attention: PaLM counts it as if every token saw its whole row.

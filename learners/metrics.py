@@ -80,7 +80,8 @@ TOKENS_REJECTED = _sum("learner/tokens_rejected", "tokens", "tokens left out by 
 TOKENS_COMPUTED = _sum(
     "learner/tokens_computed",
     "tokens",
-    "tokens that one pass over the batch computes: a prefix that rows share counts once in each micro-batch",
+    "tokens that one pass over the batch computes: a prefix that rows share counts once in each micro-batch, and what follows a "
+    "row's last prediction not at all",
 )
 STEP_SECONDS = Metric(
     "learner/step_seconds", "s", Reduction.MAX, "wall time of the batch's optimizer steps, data preparation included"

@@ -1,7 +1,8 @@
 """One micro-batch as tensors: rows laid end to end, and what the loss needs to know about each sampled token.
 
 A prefix that rows of a group share is laid down once, as a segment that the rows continue. It has no sampled token, so
-only attention and positions need to know of it.
+only attention and positions need to know of it. What a row has from its last sampled token on predicts nothing, and is not
+laid down.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     Attributes:
         token_ids: int64 [t].
         lengths: tokens of each segment; they add up to ``t``. The shared prefixes come first. Then comes each row:
-            whole, or only what follows its shared prefix. If there is padding, it is one last segment, which is not
-            among the rows.
+            all that is before its last sampled token, or what of this follows its shared prefix. If there is padding,
+            it is one last segment, which is not among the rows.
         prefixes: for each shared prefix, the numbers of the rows that continue it, which are neighbours.
         positions: int64 [n], increasing: the place in the packed sequence of the token *before* each sampled token,
             whose hidden state predicts it.
@@ -81,20 +82,16 @@ def unsampled(rows: Sequence[Sequence[int]], multiple: int) -> MicroBatch:
         rows: token ids, at least 2 in each row. Without rows, the result is a micro-batch of padding.
         multiple: what the number of tokens must be divisible by, as in :func:`pack`.
     """
-    tokens = [token for row in rows for token in row]
-    lengths = [len(row) for row in rows]
-    padding = -len(tokens) % multiple if tokens else multiple
-    starts = np.cumsum([0, *lengths[:-1]]) if rows else np.zeros(0, np.int64)
-    of_rows = [np.arange(start, start + length - 1) for start, length in zip(starts, lengths, strict=True)]
-    positions = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *of_rows]))
-    count = len(positions)
-    index = torch.from_numpy(np.repeat(np.arange(len(rows)), [length - 1 for length in lengths]))
-    all_tokens = torch.tensor([*tokens, *[_PADDING_TOKEN] * padding], dtype=torch.int64)
+    tokens = [token for row in rows for token in row[:-1]]
+    lengths = [len(row) - 1 for row in rows]
+    count = len(tokens)
+    padding = -count % multiple if tokens else multiple
+    index = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
     return MicroBatch(
-        token_ids=all_tokens,
+        token_ids=torch.tensor([*tokens, *[_PADDING_TOKEN] * padding], dtype=torch.int64),
         lengths=(*lengths, *([padding] if padding else [])),
-        positions=positions,
-        targets=all_tokens[positions + 1],
+        positions=torch.arange(count),
+        targets=torch.tensor([token for row in rows for token in row[1:]], dtype=torch.int64),
         in_buffer=torch.zeros(count, dtype=torch.int32),
         logp_behaviour=torch.zeros(count),
         advantages=torch.zeros(count),
@@ -153,12 +150,13 @@ def pack(
     shared = np.zeros(len(rows), np.int64)
     for continuing, length in prefixes.items():
         shared[continuing.start : continuing.stop] = length
-    own = np.array([len(row) for row in rows], np.int64) - shared
+    whole = np.array([len(row) for row in rows], np.int64)
+    own = np.array([_needed(row) for row in rows], np.int64) - shared
     lengths = [*prefixes.values(), *own.tolist()]
     total = sum(lengths)
     padding = -total % multiple if total else multiple
     # Where each row would begin if rows were laid down whole, and where its own tokens begin in the packed sequence.
-    starts = _starts(own + shared, 0)
+    starts = _starts(whole, 0)
     own_starts = _starts(own, sum(prefixes.values()))
 
     def joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
@@ -166,7 +164,8 @@ def pack(
         return end_to_end.astype(dtype, copy=False)
 
     first_tokens = [rows[continuing.start].token_ids[:length] for continuing, length in prefixes.items()]
-    own_tokens = [row.token_ids[length:] for row, length in zip(rows, shared.tolist(), strict=True)]
+    ends = (shared + own).tolist()
+    own_tokens = [row.token_ids[first:end] for row, first, end in zip(rows, shared.tolist(), ends, strict=True)]
     token_ids = joined([*first_tokens, *own_tokens], np.int64)
     sampled = np.flatnonzero(joined([row.loss_mask for row in rows], np.bool_))
     versions = joined([row.versions() for row in rows], np.int32)[sampled]
@@ -186,7 +185,7 @@ def pack(
         lengths=(*lengths, padding) if padding else tuple(lengths),
         prefixes=tuple(prefixes),
         positions=torch.from_numpy(positions),
-        targets=torch.from_numpy(token_ids[positions + 1]),
+        targets=torch.from_numpy(joined([row.token_ids for row in rows], np.int64)[sampled]),
         logp_behaviour=torch.from_numpy(joined([row.logprobs for row in rows], np.float32)[sampled]),
         advantages=torch.from_numpy(np.array(of_turn, np.float32)[turn_of_token]),
         mask=torch.from_numpy(versions >= batch.oldest_version),
@@ -210,6 +209,12 @@ def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[r
         if planned_prefix(records[alike.start : alike.stop]) and (length := shared_prefix(rows[alike.start : alike.stop])):
             prefixes[alike] = length
     return prefixes
+
+
+def _needed(row: Trajectory) -> int:
+    """How many leading tokens of the row are needed: those before its last sampled one."""
+    sampled = np.flatnonzero(row.loss_mask)
+    return int(sampled[-1]) if len(sampled) else len(row)
 
 
 def _starts(lengths: np.ndarray, first: int) -> np.ndarray:

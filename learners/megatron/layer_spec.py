@@ -29,6 +29,8 @@ from learners.megatron.elementwise import gated_silu, rms_norm
 from learners.megatron.engine import engine_layers, why_unusable
 from learners.megatron.experts import Experts, Router
 from learners.megatron.model_config import has_experts
+from learners.megatron.packed_rows import PackedRows
+from learners.megatron.row_moves import take_rows
 
 _FP8_CAPABILITY = (8, 9)
 """Compute capability of the oldest GPUs with fp8 matrix products."""
@@ -44,9 +46,7 @@ def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlock
         return spec
     first = get_transformer_layer_offset(config, chunk)
     layers = range(first, first + get_num_layers_to_build(config, chunk))
-    return TransformerBlockSubmodules(
-        layer_specs=[_layer_spec(config, has_experts(config, layer)) for layer in layers], layer_norm=RMSNorm
-    )
+    return TransformerBlockSubmodules(layer_specs=[_layer_spec(config, layer) for layer in layers], layer_norm=RMSNorm)
 
 
 def uses_transformer_engine(config: TransformerConfig) -> bool:
@@ -106,7 +106,25 @@ class GatedMLP(MLP):
         return output, None
 
 
-def _layer_spec(config: TransformerConfig, with_experts: bool) -> ModuleSpec:
+class LastLayer(TransformerLayer):
+    """The model's last layer. Its feed-forward block computes only the hidden states that are needed."""
+
+    def forward(self, *arguments: Any, packed_seq_params: PackedRows, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Compute the layer's output, from [t, 1, hidden] to [n, 1, hidden] of the tokens that
+        ``packed_seq_params.predicting`` names, or of all."""
+        hidden, context = self._forward_attention(*arguments, packed_seq_params=packed_seq_params, **options)
+        if packed_seq_params.predicting is not None:
+            hidden = take_rows(hidden, packed_seq_params.predicting)
+        return self._forward_mlp(hidden), context
+
+
+def gives_predicting_only(config: TransformerConfig) -> bool:
+    """Whether the last layer can leave out tokens: where a rank has the hidden states of all, and they go to no experts."""
+    divided = config.sequence_parallel or config.context_parallel_size > 1
+    return not (divided or uses_transformer_engine(config) or has_experts(config, config.num_layers - 1))
+
+
+def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
     qk_norm = RMSNorm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
@@ -118,12 +136,12 @@ def _layer_spec(config: TransformerConfig, with_experts: bool) -> ModuleSpec:
     # The names in TransformerEngine's layer, so that checkpoints of CPU and GPU runs are interchangeable.
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     mlp: type | ModuleSpec = GatedMLP
-    if with_experts:
+    if has_experts(config, layer):
         mlp = ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=Experts, router=Router))
     else:
         names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
     return ModuleSpec(
-        module=TransformerLayer,
+        module=LastLayer if layer == config.num_layers - 1 and gives_predicting_only(config) else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention),

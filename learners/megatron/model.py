@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncrl.core.recipe.learner import LearnerConfig
 from learners.megatron import optimizer_state, parallel
-from learners.megatron.layer_spec import block_spec, uses_transformer_engine
+from learners.megatron.layer_spec import block_spec, gives_predicting_only, uses_transformer_engine
 from learners.megatron.log_probabilities import Predictions, token_log_probabilities
 from learners.megatron.model_config import PolicyConfig
 from learners.megatron.packed_rows import PackedRows
@@ -78,6 +78,8 @@ class PolicyModel(GPTModel):
             rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
         else:
             packed.rotate_by(self.rotary_pos_emb.get_freqs_non_repeated(packed.longest_row), self.config.params_dtype)
+        if gives_predicting_only(self.config):
+            packed.predicting = positions
         hidden: Tensor = self.decoder(
             hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=packed
         )
@@ -90,7 +92,12 @@ class PolicyModel(GPTModel):
             # Each rank's part of the vocabulary gives a part of the gradient. The backward of the gather adds these up.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
         group = parallel_state.get_tensor_model_parallel_group()
-        return token_log_probabilities(take_rows(hidden.squeeze(1), positions), weight, targets, temperature, group)
+        return token_log_probabilities(self.states_at(hidden, packed, positions), weight, targets, temperature, group)
+
+    def states_at(self, hidden: Tensor, packed: PackedRows, positions: Tensor) -> Tensor:
+        """[n, hidden], the hidden states at ``positions``, if the last layer has not left out the others already."""
+        hidden = hidden.squeeze(1)
+        return hidden if packed.predicting is not None else take_rows(hidden, positions)
 
 
 def build(config: PolicyConfig, virtual_pipeline: int) -> list[PolicyModel]:

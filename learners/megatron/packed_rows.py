@@ -57,12 +57,15 @@ class PackedRows(PackedSeqParams):
     Attributes:
         lengths, prefixes: see :class:`~learners.micro_batch.MicroBatch`.
         rotation: cosine and sine of the rotary embedding, see :meth:`rotate_by`; None if Megatron's layer applies it.
+        predicting: int64 [n], the only tokens whose hidden states are needed from the last layer; None if the layer
+            gives them all.
         flexible_mask: the mask of FlexAttention, made by the first layer that needs it.
     """
 
     lengths: tuple[int, ...] = ()
     prefixes: tuple[range, ...] = ()
     rotation: tuple[Tensor, Tensor] | None = None
+    predicting: Tensor | None = None
     flexible_mask: BlockMask | None = None
 
     @classmethod

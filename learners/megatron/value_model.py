@@ -12,7 +12,6 @@ from torch import Tensor
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig
 from learners.megatron.packed_rows import PackedRows
-from learners.megatron.row_moves import take_rows
 
 
 class ValueModel(PolicyModel):
@@ -61,4 +60,4 @@ class ValueModel(PolicyModel):
         if self.config.sequence_parallel:
             # All ranks compute the same values of the same states, so each takes its own part of the same gradient.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        return F.linear(take_rows(hidden.squeeze(1), positions), self.value_head.weight).squeeze(1).float()
+        return F.linear(self.states_at(hidden, packed, positions), self.value_head.weight).squeeze(1).float()

@@ -176,6 +176,11 @@ def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[Gro
     return batch_of(rows, version, oldest)
 
 
+def needed(row: Trajectory) -> int:
+    """How many tokens of the row anything is predicted from: those before its last sampled token."""
+    return int(np.flatnonzero(row.loss_mask)[-1])
+
+
 def batch_of(
     rows: Sequence[Trajectory], version: int = 5, oldest: int = 4
 ) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:

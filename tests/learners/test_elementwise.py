@@ -35,15 +35,16 @@ def compare(ours, plain, *inputs):
         torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(7, 1, 16), (5, 1, 3, 8)])
+@pytest.mark.parametrize("shape", [(7, 1, 16), (5, 1, 3, 8), (0, 1, 16)])
 def test_rms_norm(shape):
     torch.manual_seed(0)
     compare(lambda x, w: rms_norm(x, w, 1e-5), plain_norm, torch.randn(shape), torch.randn(shape[-1]))
 
 
-def test_gated_silu():
+@pytest.mark.parametrize("tokens", [6, 0])
+def test_gated_silu(tokens):
     torch.manual_seed(0)
-    compare(gated_silu, plain_gate, 3 * torch.randn(6, 1, 20))
+    compare(gated_silu, plain_gate, 3 * torch.randn(tokens, 1, 20))
 
 
 def test_rotation():

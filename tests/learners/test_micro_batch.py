@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from learner_samples import make_batch
+from learner_samples import make_batch, needed
 
 from asyncrl.core.trajectory import Sampling as Sampled
 from learners.micro_batch import pack
@@ -30,7 +30,7 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
     records, rows, batch = packed()
     expected = []
     start = 0
-    for number, (record, row) in enumerate(zip(records, rows, strict=True)):
+    for number, row in enumerate(rows):
         versions = row.versions()
         expected += [
             (
@@ -40,14 +40,15 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
             for turn, (begin, end) in enumerate((one.start, one.end) for one in row.turns)
             for place in range(begin, end)
         ]
-        start += record.length
+        start += needed(row)
     row, turn = batch.rows.index, batch.turns.index
     columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.staleness, row, turn - 2 * row)
     columns += (batch.share, batch.advantages)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [tuple(map(float, token)) for token in expected]
     assert torch.equal(batch.mask, batch.staleness <= 1)
     assert batch.mask.sum() == sum(record.loss_tokens for record in records)
-    assert batch.lengths == tuple(record.length for record in records)
+    assert batch.lengths == tuple(map(needed, rows))
+    assert batch.token_ids.tolist() == [token for row in rows for token in row.token_ids[: needed(row)].tolist()]
     assert (batch.rows.count, batch.turns.count, batch.max_staleness) == (12, 24, 1)
     assert not batch.singled_out.any()
 
