@@ -332,7 +332,7 @@ class Cluster:
 
     async def _all(self, answers: Sequence[Any], of: str, seconds: float, remedy: str) -> list[Any]:
         """Return the answers of the learner's ranks, or raise the first error at once."""
-        named = [f"{of} ({index})" if len(answers) > 1 else of for index in range(len(answers))]
+        named = [of.replace("learner rank", f"learner rank {index}", 1) for index in range(len(answers))]
         asking = [
             asyncio.ensure_future(
                 _told(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy), self._log_of(number))
