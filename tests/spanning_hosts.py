@@ -209,8 +209,9 @@ def _ranks_apart(stage: Stage, *overrides: str) -> Command:
 
 def _resume(stage: Stage) -> None:
     """Resume the run for a few steps, after which it is complete."""
-    steps = stage.step + FEW_STEPS
-    stage.call("launch", "--resume", str(stage.runs / stage.run.name), f"steps={steps}", seconds=400)
+    steps, recipe = stage.step + FEW_STEPS, stage.run / "recipe.yaml"
+    recipe.write_text(re.sub(r"(?m)^steps: \d+$", f"steps: {steps}", recipe.read_text()))
+    stage.call("launch", "--resume", str(stage.runs / stage.run.name), seconds=400)
     assert stage.check().steps == steps
     assert (stage.run / "model" / "model.safetensors").is_file()
     assert stage.weights_in_memory() == [[], []]
