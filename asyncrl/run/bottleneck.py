@@ -140,7 +140,7 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int, slow
     advice = _advice(kind, shares, recipe, depth)
     if advice.knobs == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
         return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
-    divided = share + shares.optimizer if kind is Kind.PUBLICATION else share  # neither grows with the batch
+    divided = share + _saved_by_a_larger_batch(shares) if kind is Kind.PUBLICATION else share
     factor = min(1 / (1 - divided + divided / advice.divides), _room(kind, shares, advice))
     if factor < WORTH_SAYING or advice.breaks(recipe):
         return Bottleneck(kind, share, f"{found}; {_no_knob(shares)}")
@@ -228,13 +228,21 @@ def _training_engines(recipe: Recipe) -> int:
     return sum(pool.count for pool in recipe.generators.training.values())
 
 
+def _saved_by_a_larger_batch(shares: Shares) -> float:
+    """The share of time, besides publishing itself, that a training step takes only once if its batch is twice as large.
+
+    That is updating the weights, and what the larger batch trains while engines still get the version before.
+    """
+    return shares.optimizer + min(shares.delivering, shares.training - shares.optimizer)
+
+
 def _room(kind: Kind, shares: Shares, advice: _Advice) -> float:
     """The largest factor that the other side allows, and also the processor, where more would be computed at once."""
     least = shares.training + shares.publishing
     if kind is Kind.LEARNER:
         least = 1 - shares.idle
     elif kind is Kind.PUBLICATION:
-        fixed = shares.publishing + shares.optimizer
+        fixed = shares.publishing + _saved_by_a_larger_batch(shares)
         least = max(1 - shares.idle, shares.training + shares.publishing - fixed + fixed / advice.divides)
     if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS) and advice.knobs != _MORE_AT_ONCE:
         least = max(least, shares.cores / SIDE_BY_SIDE)

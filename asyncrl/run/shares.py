@@ -36,6 +36,7 @@ class Shares(msgspec.Struct, frozen=True):
         training: the learner trained.
         waiting: the learner waited for a batch.
         publishing: the learner wrote weights, or waited until every engine had the version before.
+        delivering: the part of ``publishing`` in which the learner waited until every engine had the version before.
         optimizer: the part of ``training`` in which the weights were updated, which takes the same time for any batch.
         idle: engines had nothing running or were paused; a mean over the engines, as are the next three.
         paused: engines were paused to load weights.
@@ -51,6 +52,7 @@ class Shares(msgspec.Struct, frozen=True):
     training: float = 0.0
     waiting: float = 0.0
     publishing: float = 0.0
+    delivering: float = 0.0
     optimizer: float = 0.0
     idle: float = 0.0
     paused: float = 0.0
@@ -90,6 +92,7 @@ class Shares(msgspec.Struct, frozen=True):
             training=times.training / seconds,
             waiting=times.waiting / seconds,
             publishing=(times.delivering + times.writing) / seconds,
+            delivering=times.delivering / seconds,
             optimizer=times.parts.optimizer / seconds,
             idle=of_engines("idle_seconds"),
             paused=of_engines("paused_seconds"),

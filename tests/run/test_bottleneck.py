@@ -55,6 +55,9 @@ def test_the_largest_share_names_it(shares, kind, knob):
 def test_a_larger_batch_is_foreseen_to_divide_all_that_a_training_step_costs_whatever_its_batch():
     assert found(training=0.4, publishing=0.6, idle=0.9).factor == pytest.approx(1 / 0.7)
     assert found(training=0.4, optimizer=0.3, publishing=0.6, idle=0.9).factor == pytest.approx(1 / 0.55)
+    # Of twice the training, what fits beside the delivery of the version before takes no time of its own.
+    slow_cable = {"training": 0.38, "optimizer": 0.03, "publishing": 0.58, "delivering": 0.58, "waiting": 0.04, "idle": 0.77}
+    assert found(**slow_cable).factor == pytest.approx(2 / (2 * 0.04 + 0.03 + 2 * 0.35 + (0.58 - 0.35)))
     busy_engines = found(training=0.4, optimizer=0.3, publishing=0.6, idle=0.3)
     assert busy_engines.factor == pytest.approx(1 / 0.7), "they play no more episodes than they do"
 
@@ -192,6 +195,7 @@ def test_shares_come_from_what_the_counters_grew_by():
         training=0.5,
         waiting=0.25,
         publishing=0.25,
+        delivering=0.0625,
         optimizer=0.125,
         idle=0.5,
         paused=0.125,
