@@ -1,8 +1,8 @@
 """Shows that what Megatron's ranks publish is what an engine samples with, whatever divides the model on either side.
 
 Ranks train five versions, publish each, and compute the log-probabilities of some rows with it. An engine installs the same five
-publications, and scores the same rows. ``python tests/learners/publication_proof.py`` prints the table for all models, layouts
-and engines; the test takes one column of it.
+publications, and scores the same rows. ``PYTHONPATH=tests python tests/learners/publication_proof.py`` prints the table for all
+models, layouts and engines; the test takes one column of it.
 """
 
 import asyncio
