@@ -147,13 +147,20 @@ class Stage:
         self.far.boot()
         self.cluster.start(only=[self.far])
         self.cluster.wait_for(2)
+        self.resume()
+
+    def resume(self) -> None:
+        """Resume the run for a few steps, and check that none of its work was lost."""
+        before = self.step
         resumed = self.start("launch", "--resume", str(self.runs / self.run.name))
         resumed.wait_for(r"training step \d+/")
+        self.wait_for_step(before + FEW_STEPS)
         resumed.signal(signal.SIGINT)
         print(resumed.output[:3000])
         ledger = self.check(Status.INTERRUPTED).ledger
         self.say(ledger)
         assert ledger.expired == ledger.tasks.filtered == ledger.trajectories.missing == 0, ledger
+        assert self.weights_in_memory() == [[], []]
 
 
 def _make_experts(tiny: Path, folder: Path) -> None:
@@ -207,20 +214,10 @@ def _ranks_apart(stage: Stage, *overrides: str) -> Command:
     return run
 
 
-def _resume(stage: Stage) -> None:
-    """Resume the run for a few steps, after which it is complete."""
-    steps, recipe = stage.step + FEW_STEPS, stage.run / "recipe.yaml"
-    recipe.write_text(re.sub(r"(?m)^steps: \d+$", f"steps: {steps}", recipe.read_text()))
-    stage.call("launch", "--resume", str(stage.runs / stage.run.name), seconds=400)
-    assert stage.check().steps == steps
-    assert (stage.run / "model" / "model.safetensors").is_file()
-    assert stage.weights_in_memory() == [[], []]
-
-
 def data(stage: Stage) -> None:
     """Replicas on two hosts; the driver is killed, and the run resumed."""
     _ranks_apart(stage, "learner.data_parallel=2").signal(signal.SIGKILL)
-    _resume(stage)
+    stage.resume()
 
 
 def pipeline(stage: Stage) -> None:
@@ -231,7 +228,7 @@ def pipeline(stage: Stage) -> None:
     stage.far.boot()
     stage.cluster.start(only=[stage.far])
     stage.cluster.wait_for(2)
-    _resume(stage)
+    stage.resume()
 
 
 def cut(stage: Stage) -> None:
@@ -245,7 +242,7 @@ def killed(stage: Stage) -> None:
     (rank,) = _processes(stage.far, "ray::LearnerActor")
     rank.kill()
     _fails(stage, run, r"learner rank 1.*process died")
-    _resume(stage)
+    stage.resume()
 
 
 def _processes(host: Host, name: str) -> list[psutil.Process]:
