@@ -68,8 +68,19 @@ class ModelFolder(msgspec.Struct, frozen=True):
         return copy
 
     def remove_copy(self) -> None:
-        """Remove the copy on this node, if there is one, which no process here needs any more."""
-        shutil.rmtree(self._copies(), ignore_errors=True)
+        """Remove the copy on this node, which no process of the caller needs any more. If there is none, or somebody else is
+        making it at this moment, nothing happens. Its lock stays: without it two processes could copy at once."""
+        try:
+            lock = os.open(self._copies() / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self._copies() / self.path.name, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
 
     def _copies(self) -> Path:
         """The folder of this node's copy and its lock."""

@@ -1,3 +1,4 @@
+import fcntl
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
@@ -46,6 +47,10 @@ def test_a_copy_of_a_model_that_was_made_for_a_run_goes_with_it_and_other_copies
     exported, base = (model_of_another_node(name) for name in ("exported", "base"))
     copies = exported.here(), base.here()
     assert [(copy / "config.json").read_text() for copy in copies] == ["exported", "base"]
+    with (copies[0].parent / "lock").open() as lock:  # as somebody has it who makes the copy at this moment
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        NodeFiles().forget_run(uuid4().hex, [], exported)
+    assert copies[0].is_dir()
     NodeFiles().forget_run(uuid4().hex, [], exported)
     assert [path.name for path in (tmp_path / "cache").rglob("*.json")] == ["config.json"]
     assert copies[1].is_dir()
