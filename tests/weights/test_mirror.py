@@ -293,11 +293,11 @@ def test_who_does_not_know_the_secret_gets_nothing(nodes, caplog) -> None:
     with pytest.raises(DeadlineExceeded, match="did not accept the run's secret"):
         stranger.fetch(V1, files, {"learner": [nodes["learner"].address]}, 0.5)
     assert "did not show the run's secret" in caplog.text
-    with socket.create_connection(nodes["learner"].address, MINUTE) as client:
-        with suppress(OSError):  # it may be reset at any of these
-            client.sendall(REQUEST.pack(1, 0, 0) * 4)
-            client.shutdown(socket.SHUT_WR)
-            assert client.recv(1) == b""
+    client = socket.create_connection(nodes["learner"].address, MINUTE)
+    with client, suppress(OSError):  # it may be reset at any moment
+        client.sendall(REQUEST.pack(1, 0, 0) * 4)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
