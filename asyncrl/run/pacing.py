@@ -17,7 +17,7 @@ TOO_MUCH = 0.05
 """Share of the time in which both sides may wait before the depth grows."""
 NOTHING = 0.01
 """Share of the time in which both sides wait below which a smaller depth is tried."""
-PATIENCE = 16
+PATIENCE = 32
 """Training steps without such waits after which a smaller depth is tried; doubled each time that it was too small."""
 
 

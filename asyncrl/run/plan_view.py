@@ -7,6 +7,7 @@ from rich.text import Text
 
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.text import counted
 from asyncrl.run.placement import Node
 from asyncrl.run.plan import Plan
@@ -197,6 +198,6 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
 
 
 def _pace(buffer: BufferConfig) -> str:
-    if buffer.first_depth == buffer.largest_depth:
-        return f"paced at {buffer.first_depth}"
-    return f"paced at {buffer.first_depth} to {buffer.largest_depth}, the least that keeps learner or engines busy"
+    if buffer.pipeline_depth != AUTO or buffer.largest_depth < 2:
+        return f"paced at {buffer.largest_depth}"
+    return f"paced at 1 to {buffer.largest_depth}, the least that keeps learner or engines busy"

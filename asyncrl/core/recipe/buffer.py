@@ -84,7 +84,7 @@ class BufferConfig(Section, frozen=True):
     Attributes:
         max_staleness: no token older than this enters a loss. 0 is synchronous training.
         pipeline_depth: how many training steps of experience may be outstanding ahead of the learner, which is the usual
-            staleness. ``auto`` begins with 1 and moves within ``max_staleness`` while training, by one at a time, to the smallest
+            staleness. ``auto`` begins with 2 and moves within ``max_staleness`` while training, by one at a time, to the smallest
             depth at which learner and engines do not both wait.
         on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the next
             version is published, or ``drop`` them.
@@ -114,7 +114,7 @@ class BufferConfig(Section, frozen=True):
     @property
     def first_depth(self) -> int:
         """The pipeline depth that a run begins with."""
-        return min(1, self.max_staleness) if self.pipeline_depth == AUTO else self.pipeline_depth
+        return min(2, self.max_staleness) if self.pipeline_depth == AUTO else self.pipeline_depth
 
     @property
     def largest_depth(self) -> int:
