@@ -12,8 +12,10 @@ from math import ceil, gcd
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import counted
 from asyncrl.run.chat_template import tool_parser_of
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
@@ -35,6 +37,13 @@ FEW_CORES = 2
 """With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
 """On CPU, one learner rank for this many cores of its node; the others are for engines, tools and the run's own processes."""
+COSTLY_EPISODE = 4e9
+"""Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine. On two cores,
+with models of 1 M and of 6 M parameters, two ranks were 0.73 times as fast as one at 1.4e9, 1.1 at 2e9, 1.3 to 1.6 above 9e9."""
+CORES_A_BUSY_RANK = 2
+"""As :data:`CORES_A_RANK`, where training an episode costs so much; with :data:`FEW_CORES`, each core has a rank."""
+LEARNER_SHARE = 0.5
+"""The largest share of free memory for more learner ranks than the model needs."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -152,28 +161,40 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     least = experts // gcd(experts, layout.stage_ranks)
     if machine.gpus:
         return least, "further GPUs are for engines; raise it where the learner is the bottleneck"
-    spare = machine.cores // CORES_A_RANK // layout.ranks
+    cores, busy = _cores_a_rank(recipe, machine, shape)
+    spare = machine.cores // cores // layout.ranks
     most = min(spare, recipe.batch.groups_per_step) // least * least
-    if machine.cluster is None:
-        if most > least:
-            return most, f"at most one rank for every {CORES_A_RANK} of {machine.cores} cores, and for each group of a step"
-    else:
-        for ranks in range(most, least, -least):
-            if _have_cores(recipe, ranks, machine.cluster, shape):
-                return ranks, f"at most one rank for every {CORES_A_RANK} cores of its node, and for each group of a step"
+    because = f"{busy}at most one rank for every {counted(cores, 'core')}"
+    for ranks in range(most, least, -least):
+        learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks)
+        if machine.cluster is not None:
+            if _have_cores(learner, machine.cluster, shape, cores):
+                return ranks, f"{because} of its node, and for each group of a step"
+        elif shape is None or learner.layout.ranks * learner_bytes(learner, shape) <= LEARNER_SHARE * machine.free:
+            return ranks, f"{because} of {machine.cores}, and for each group of a step"
     return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
 
 
-def _have_cores(recipe: Recipe, data_parallel: int, cluster: Nodes, shape: ModelShape | None) -> bool:
-    """Whether the nodes on which the learner's ranks would be placed have :data:`CORES_A_RANK` cores for each."""
-    learner = msgspec.structs.replace(recipe.learner, data_parallel=data_parallel)
+def _cores_a_rank(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    """How many cores there are to be for each learner rank on CPU, and why so few."""
+    if shape is None:
+        return CORES_A_RANK, ""
+    cost = 6 * shape.parameters * recipe.model.max_context  # Kaplan et al. 2020, arXiv:2001.08361, equation 2.2 and below
+    if cost < COSTLY_EPISODE:
+        return CORES_A_RANK, ""
+    busy = f"training the longest episode costs up to {cost / 1e9:,.1f} GFLOP, so the learner is slower than engines: "
+    return (1 if machine.cores <= FEW_CORES else CORES_A_BUSY_RANK), busy
+
+
+def _have_cores(learner: LearnerConfig, cluster: Nodes, shape: ModelShape | None, cores: int) -> bool:
+    """Whether the nodes on which the learner's ranks would be placed have so many ``cores`` for each."""
     size = 0 if shape is None else learner_bytes(learner, shape)
     part = learner_part(learner, on_gpus=False, sizes={LEARNER: size})
     try:
         ranks_on = Counter(place((part,), cluster.alive, cluster.driver)[LEARNER])
     except NoRoom:
         return False
-    return all(ranks_on[node.id] * CORES_A_RANK <= node.has.get("CPU", 0) for node in cluster.alive)
+    return all(ranks_on[node.id] * cores <= node.has.get("CPU", 0) for node in cluster.alive)
 
 
 def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:

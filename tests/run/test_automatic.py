@@ -71,12 +71,25 @@ def test_a_micro_batch_holds_the_longest_episode(tmp_path):
 
 
 def test_ranks_share_out_the_experts_and_never_outnumber_the_groups():
-    many = replace(LAPTOP, cores=32)
+    many = replace(LAPTOP, cores=32, free=64 << 30)
     assert chosen(many)["learner.data_parallel"] == 8
     assert chosen(many, "batch.groups_per_step=3")["learner.data_parallel"] == 3
     assert chosen(many, "learner.tensor_parallel=2")["learner.data_parallel"] == 4
     assert chosen(LAPTOP, "learner.expert_parallel=4")["learner.data_parallel"] == 4
     assert chosen(replace(many, gpus=8))["learner.data_parallel"] == 1
+
+
+def test_a_learner_that_has_much_to_compute_gets_more_ranks_where_there_is_memory_for_them():
+    long = "model.max_context=1600"
+    assert chosen(LAPTOP)["learner.data_parallel"] == 1
+    assert chosen(LAPTOP, long)["learner.data_parallel"] == 2
+    assert chosen(LAPTOP, long, "learner.tensor_parallel=2")["learner.data_parallel"] == 1
+    assert chosen(replace(LAPTOP, cores=1), long)["learner.data_parallel"] == 1
+    assert chosen(replace(LAPTOP, cores=8), long)["learner.data_parallel"] == 4
+    assert chosen(replace(LAPTOP, cores=8, free=4 << 30), long)["learner.data_parallel"] == 2
+    assert chosen(replace(LAPTOP, free=2 << 30), long)["learner.data_parallel"] == 1
+    assert chosen(cluster_of(16), long)["learner.data_parallel"] == 8
+    assert chosen(LAPTOP, long, "model.path=elsewhere")["learner.data_parallel"] == 1, "nothing is known of the model"
 
 
 def cluster_of(*cores):
