@@ -66,10 +66,9 @@ class ReplayBuffer:
         self._adopt(BufferState(steps))
 
     def _adopt(self, state: BufferState) -> None:
-        self._state = state
-        self.groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=self._limits.max_reuse)
+        self._state, max_reuse = state, self._limits.max_reuse
+        self.groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=max_reuse)
         self._ledger, self._index = self.groups.ledger, self.groups.index
-        max_reuse = self._limits.max_reuse
         self.batches = Batches(self._batch, state, self.groups, self._policy, self._sampler, max_reuse=max_reuse, seed=self._seed)
 
     @property

@@ -25,14 +25,13 @@ from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
 from generators.completion import EngineUse
 from generators.concurrency import Concurrency
 from generators.engine_time import Doing, EngineTime, TimedEngine, TimeUse
-from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from generators.episode import EpisodeName, EpisodeTools, run_episode
 from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
 from generators.finished_episodes import FinishedEpisodes
 from generators.first_error import first_error
@@ -40,6 +39,7 @@ from generators.leases import Lease, Leases
 from generators.occupancy import Occupancy
 from generators.scoring import Scoring, ScoringUse
 from generators.tool_output import TOOL_OUTPUT_CUT
+from generators.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -93,43 +93,6 @@ class GeneratorStatistics(EngineUse, frozen=True):
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
         latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by", "remarks")}
         return GeneratorStatistics(**sums | latest | {"errors": merged(self.errors + successor.errors)})
-
-
-class WorkerSettings(msgspec.Struct, frozen=True):
-    """The settings of a worker that come from the recipe.
-
-    Attributes:
-        limits, evaluation_limits: by member of the environment, the limits of training episodes, and of those of evaluations.
-        max_running: most episodes that the worker plays at once.
-        lease_s: seconds of silence after which the buffer gives up a worker.
-        greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
-        reward_names: rewards that each episode must have.
-        evaluation_attempts: how often an evaluation task may break its environment before it is left out.
-    """
-
-    limits: Mapping[str, EpisodeLimits]
-    evaluation_limits: Mapping[str, EpisodeLimits]
-    max_running: int
-    group_size: int
-    lease_s: float
-    greedy_sample: int | None
-    reward_names: tuple[str, ...]
-    evaluation_attempts: int
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> "WorkerSettings":
-        """Take the settings from a recipe."""
-        members = recipe.environment.by_member
-        return cls(
-            limits={member: EpisodeLimits.of(recipe, member) for member in members},
-            evaluation_limits={member: EpisodeLimits.for_evaluation(recipe, member) for member in members},
-            max_running=recipe.generators.max_running,
-            group_size=recipe.batch.group_size,
-            lease_s=recipe.deadlines.lease,
-            greedy_sample=recipe.algorithm.greedy_sample,
-            reward_names=recipe.algorithm.reward_names,
-            evaluation_attempts=recipe.buffer.max_attempts,
-        )
 
 
 class GeneratorWorker:

@@ -33,7 +33,8 @@ from buffers.service import BufferService
 from buffers.task_stream import TaskSource, TaskStream
 from generators.episode import EpisodeTools
 from generators.tool_calls import ToolCallReader
-from generators.worker import GeneratorStatistics, GeneratorWorker, WorkerSettings
+from generators.worker import GeneratorStatistics, GeneratorWorker
+from generators.worker_settings import WorkerSettings
 
 T = TypeVar("T")
 

@@ -29,7 +29,8 @@ from generators.episode import EpisodeTools
 from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
 from generators.scoring import Scoring
 from generators.tool_calls import ToolCallReader
-from generators.worker import GeneratorWorker, KeepEvaluation, WorkerSettings
+from generators.worker import GeneratorWorker, KeepEvaluation
+from generators.worker_settings import WorkerSettings
 
 RECIPE = Recipe(
     name="r",

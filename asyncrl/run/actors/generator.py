@@ -41,7 +41,8 @@ from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.reasoning import Reasoning
 from generators.tool_calls import ToolCallReader
-from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker, WorkerSettings
+from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
+from generators.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 

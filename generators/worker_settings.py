@@ -1,0 +1,45 @@
+"""What a generator worker takes from the recipe."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from asyncrl.core.recipe.schema import Recipe
+from generators.episode import EpisodeLimits
+
+
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """The settings of a worker that come from the recipe.
+
+    Attributes:
+        limits, evaluation_limits: by member of the environment, the limits of training episodes, and of those of evaluations.
+        max_running: most episodes that the worker plays at once.
+        lease_s: seconds of silence after which the buffer gives up a worker.
+        greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
+        reward_names: rewards that each episode must have.
+        evaluation_attempts: how often an evaluation task may break its environment before it is left out.
+    """
+
+    limits: Mapping[str, EpisodeLimits]
+    evaluation_limits: Mapping[str, EpisodeLimits]
+    max_running: int
+    group_size: int
+    lease_s: float
+    greedy_sample: int | None
+    reward_names: tuple[str, ...]
+    evaluation_attempts: int
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "WorkerSettings":
+        """Take the settings from a recipe."""
+        members = recipe.environment.by_member
+        return cls(
+            limits={member: EpisodeLimits.of(recipe, member) for member in members},
+            evaluation_limits={member: EpisodeLimits.for_evaluation(recipe, member) for member in members},
+            max_running=recipe.generators.max_running,
+            group_size=recipe.batch.group_size,
+            lease_s=recipe.deadlines.lease,
+            greedy_sample=recipe.algorithm.greedy_sample,
+            reward_names=recipe.algorithm.reward_names,
+            evaluation_attempts=recipe.buffer.max_attempts,
+        )
