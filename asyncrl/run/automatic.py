@@ -15,7 +15,6 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.text import counted
 from asyncrl.run.chat_template import tool_parser_of
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
@@ -164,7 +163,7 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     cores, busy = _cores_a_rank(recipe, machine, shape)
     spare = machine.cores // cores // layout.ranks
     most = min(spare, recipe.batch.groups_per_step) // least * least
-    because = f"{busy}at most one rank for every {counted(cores, 'core')}"
+    because = f"{busy}at most one rank for every {'core' if cores == 1 else f'{cores} cores'}"
     for ranks in range(most, least, -least):
         learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks)
         if machine.cluster is not None:
@@ -182,7 +181,7 @@ def _cores_a_rank(recipe: Recipe, machine: Machine, shape: ModelShape | None) ->
     cost = 6 * shape.parameters * recipe.model.max_context  # Kaplan et al. 2020, arXiv:2001.08361, equation 2.2 and below
     if cost < COSTLY_EPISODE:
         return CORES_A_RANK, ""
-    busy = f"training the longest episode costs up to {cost / 1e9:,.1f} GFLOP, so the learner is slower than engines: "
+    busy = f"one rank would keep engines waiting, with up to {cost / 1e9:,.1f} GFLOP to train an episode: "
     return (1 if machine.cores <= FEW_CORES else CORES_A_BUSY_RANK), busy
 
 
