@@ -1,9 +1,12 @@
 """An event loop whose clock is not the wall's: it jumps to the next timer when nothing else is left to do."""
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -43,3 +46,20 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """``main``'s result, in no time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an ``async`` test so: however slow the machine is, no deadline passes while there is something to do."""
+
+    @functools.wraps(test)
+    def run_test(*arguments: Any, **fixtures: Any) -> None:
+        run(test(*arguments, **fixtures))
+
+    return run_test
+
+
+def skip(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let time pass at once for the running event loop, which keeps real time otherwise: its deadlines come so much sooner."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + seconds)

@@ -45,18 +45,21 @@ async def contained_within(seconds: float, call: Callable[[], Awaitable[T]], nam
     is cancelled, and abandoned if it goes on nevertheless.
     """
     task = asyncio.create_task(contained(call), name=name)
-    in_time = False
     try:
         await asyncio.wait({task}, timeout=seconds)
-        in_time = task.done()
-    finally:
-        if not in_time:
-            task.cancel()
-            await ended({task}, CANCELLED_TOOL_S, name)
-    if not in_time:
+    except asyncio.CancelledError:  # and not ``finally``: a coroutine whose event loop is gone is closed, and may not await
+        await _give_up(task, name)
+        raise
+    if not task.done():
+        await _give_up(task, name)
         return Raised(Overdue(seconds))
     # A task that was cancelled before its first step ends as cancelled, without having called anything.
     return Raised(asyncio.CancelledError()) if task.cancelled() else task.result()
+
+
+async def _give_up(task: "asyncio.Task[T]", name: str) -> None:
+    task.cancel()
+    await ended({task}, CANCELLED_TOOL_S, name)
 
 
 async def ended(cancelled: "set[asyncio.Task[T]] | set[asyncio.Future[T]]", seconds: float, name: str) -> bool:

@@ -74,7 +74,7 @@ class EventLoopThread:
             return await work()
 
         def begin() -> None:
-            if answer.cancelled():
+            if answer.cancelled() or self._closing:
                 return
             working = self._loop.create_task(done())
             answer.add_done_callback(partial(stop, working))
@@ -114,7 +114,8 @@ class EventLoopThread:
         """Stop the loop. Tasks that still run in it are not cancelled; they just stop running."""
         self._closing = True
         self._watch.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        # One pass later, so that what began in this one takes its first step: else a coroutine would be left that nobody awaits.
+        self._loop.call_soon_threadsafe(self._loop.call_soon, self._loop.stop)
 
     def _run(self) -> None:
         why = "it was closed"

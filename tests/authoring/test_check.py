@@ -1,6 +1,7 @@
 """Each mistake that people make is found, with its place and a remedy; and nothing is found where there is none."""
 
 import inspect
+import re
 from pathlib import Path
 
 import faulty_environments
@@ -46,7 +47,8 @@ def test_a_sound_environment_has_no_findings_and_is_measured(tmp_path: Path):
         ("RandomTasks", "tasks", "made a second time with the same seed"),
         ("HashedTasks", "tasks", "another one in another process"),
         ("Overlapping", "tasks", "equal training tasks but for the id"),
-        ("NeverClosing", "close", "100 closed episodes left 100 open files or sockets behind"),
+        # Threads that other tests have left behind may open or close a file meanwhile.
+        ("NeverClosing", "close", "100 closed episodes left (9[5-9]|10[0-5]) open files or sockets behind"),
         ("Swallowing", "cancellation", "catches the cancellation"),
         ("Swallowing", "cancellation", "after its episode was cancelled"),
         ("Breaking", "hostile calls", "TypeError"),
@@ -55,7 +57,7 @@ def test_a_sound_environment_has_no_findings_and_is_measured(tmp_path: Path):
 def test_a_mistake_is_found(name: str, kind: str, problem: str, once: "dict[str, Checked]"):
     if name not in once:
         once[name] = checked(name)
-    found = [each for each in once[name].findings if each.check == kind and problem in each.problem]
+    found = [each for each in once[name].findings if each.check == kind and re.search(problem, each.problem)]
     assert found, once[name].findings
     assert name != "Random" or "shared state" not in {each.check for each in once[name].findings}, "one cause, one error"
     assert all(each.severity is Severity.ERROR and each.remedy for each in found)

@@ -161,7 +161,7 @@ def test_a_curriculum_of_ones_own_is_found_where_the_run_was_launched(tmp_path, 
     journal = drive(recipe, folder)
     (tmp_path / "a.jsonl").unlink()
     command = [sys.executable, "-m", "asyncrl.cli.main", "buffer", str(folder.path), "--json"]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     report = msgspec.json.decode(done.stdout, type=BufferReport)
     assert [(source.name, source.drawn) for source in report.sources] == [("a.jsonl", 0), ("b.jsonl", 4)]

@@ -1,6 +1,5 @@
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,19 +19,17 @@ from asyncrl.run.summary import Status, Summary
 HEAVY = {"torch", "ray", "vllm", "transformers", "megatron", "mlflow"}
 
 
-def asyncrl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "asyncrl.cli.main", *arguments], capture_output=True, text=True, timeout=60)
-
-
 def test_a_mistyped_key_is_refused_fast():
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = asyncrl("launch", "quickstart", "learner.lrr=1")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Processor seconds, so that a busy machine does not matter.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
-    assert result.returncode == 2
-    assert "did you mean `learner.lr`?" in result.stderr
-    assert "Traceback" not in result.stderr
+    command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "quickstart", "learner.lrr=1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        told = process.stderr.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    # Processor seconds of this process, so that a busy machine does not matter, and nor does who else ends meanwhile.
+    assert used.ru_utime + used.ru_stime < 3
+    assert process.returncode == 2
+    assert "did you mean `learner.lr`?" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
@@ -45,7 +42,7 @@ def test_a_mistyped_key_is_refused_fast():
 )
 def test_nothing_heavy_is_imported_before_a_recipe_is_accepted(statement):
     script = f"{statement}\nimport sys\nprint(sorted({HEAVY!r} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
 
 
@@ -299,7 +296,7 @@ class TestRunToEnd:
         pipe = subprocess.PIPE
         process = subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe)
         process.stdout.close()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
         assert process.returncode == ExitCode.COMPLETED, said
         assert b"Traceback" not in said
 
@@ -308,7 +305,7 @@ def test_what_the_terminal_cannot_show_is_replaced():
     result = subprocess.run(
         [sys.executable, "-m", "asyncrl.cli.main", "launch", "quickstart", "tracking.experiment='caf\u00e9'", "--dry-run"],
         capture_output=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"},
     )
     assert b"Traceback" not in result.stderr

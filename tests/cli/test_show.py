@@ -141,7 +141,7 @@ from asyncrl.cli.main import main
 main(["show", {str(run)!r}])
 print(sorted({{"torch", "ray", "vllm", "transformers", "megatron", "mlflow"}} & set(sys.modules)))
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
 
 
@@ -184,7 +184,7 @@ def test_keys_turn_the_pages_of_a_terminal(run):
         os.write(ours, b"p")
         shows("training step 1")
         os.write(ours, b"q")
-        assert process.wait(20) == ExitCode.COMPLETED
+        assert process.wait(60) == ExitCode.COMPLETED
     assert termios.tcgetattr(theirs) == before
     os.close(theirs)
     os.close(ours)

@@ -9,6 +9,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
+from asyncrl.core import error_counts
 from asyncrl.core.error_counts import MOST_PLACES, CountedError, ErrorCounts, merged
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
@@ -106,7 +107,7 @@ def test_errors_are_counted_by_kind_and_place_and_the_first_is_logged_with_its_t
     assert (first.times, first.example, second.times, second.example) == (12, "task 0", 1, "task 99")
     assert str(first).endswith(" (12 times)")
     assert str(second).endswith(" (once)")
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in caplog.records if record.name == error_counts.__name__]
     assert [text.partition(":")[0] for text in said] == ["task 0", "for the 10th time", "task 99"]
     assert ["Traceback" in text for text in said] == [True, False, True]
 

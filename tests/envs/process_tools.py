@@ -55,7 +55,7 @@ class Computing(ToolEnvironment):
         time.sleep(60)
         return ""
 
-    @tool(process=True, timeout_s=0.5)
+    @tool(process=True, timeout_s=60.0)
     @staticmethod
     def hang(file: str) -> str:
         """Hangs where nothing in Python can interrupt it, with a child that hangs, too."""

@@ -1,6 +1,7 @@
 """Environments that the tests serve: each does one thing that a server must survive."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,9 @@ class Notes(ToolEnvironment):
     system_prompt = "Take notes."
     open: ClassVar[list["Notes"]] = []
     closed = 0
+    begun = 0
     cancelled = 0
+    unblocked: ClassVar[threading.Event]
 
     def __init__(self, prefix: str = "", blocks_s: float = 0.0) -> None:
         self.prefix = prefix
@@ -27,6 +30,7 @@ class Notes(ToolEnvironment):
     @tool
     async def note(self, text: str, seconds: float = 0.0) -> str:
         """Write a note down."""
+        Notes.begun += 1
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
@@ -38,9 +42,9 @@ class Notes(ToolEnvironment):
         return " ".join(self.notes)
 
     @tool
-    async def block(self, seconds: float) -> str:
-        """Block the event loop."""
-        time.sleep(seconds)  # noqa: ASYNC251 - this is what the test is about
+    async def block(self) -> str:
+        """Block the event loop, until the test ends that."""
+        Notes.unblocked.wait()
         return "done"
 
     def reward(self, task: Task, answer: str) -> float:
@@ -49,8 +53,8 @@ class Notes(ToolEnvironment):
         return float(answer == task.data["answer"])
 
     async def close(self) -> None:
-        Notes.open.remove(self)
         Notes.closed += 1
+        Notes.open.remove(self)  # last, since tests wait for it
 
 
 class Fading(Notes):

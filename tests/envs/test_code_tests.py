@@ -17,6 +17,8 @@ from asyncrl.envs.sandbox.sandbox import Sandbox
 CALLS = [{"call": "add(1, 2)", "returns": 3}, {"call": "add(-1, 1)", "returns": 0}, {"call": "add([1], [2])", "returns": [1, 2]}]
 PRINTS = [{"stdin": "1 2\n", "stdout": "3"}, {"stdin": "2 2\n", "stdout": "4\n"}]
 
+LIMITS = Limits(wall_s=120.0, cpu_s=60.0)
+
 
 def task(tests: object) -> Task:
     return Task(id=TaskId("t"), prompt="?", data={"tests": tests})
@@ -53,8 +55,8 @@ async def test_the_share_of_passed_tests(
     sandbox: Sandbox, answer: str, tests: object, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert await CodeTests(sandbox, all_or_nothing=False)(task(tests), answer) == pytest.approx(share)
-    assert await CodeTests(sandbox)(task(tests), answer) == float(share == 1.0)
+    assert await CodeTests(sandbox, all_or_nothing=False, limits=LIMITS)(task(tests), answer) == pytest.approx(share)
+    assert await CodeTests(sandbox, limits=LIMITS)(task(tests), answer) == float(share == 1.0)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("asyncrl-tests-")]
 
 

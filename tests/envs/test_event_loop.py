@@ -31,7 +31,7 @@ TASK = Task(id=TaskId("t"), prompt="p")
 @asynccontextmanager
 async def thread(silence_s: float = 60.0) -> AsyncIterator[EventLoopThread]:
     loop = EventLoopThread("generator-0", silence_s)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         yield loop
     loop.close()
 
@@ -87,7 +87,8 @@ async def test_an_error_that_nobody_asks_for_is_logged_in_short(caplog: pytest.L
 
     async with thread() as loop:
         await loop.call(forgetful)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.event_loop"]
+    told = [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.event_loop"]
+    (said,) = [each for each in told if "ValueError" in each]  # other tests may have left tasks behind, which are collected too
     assert said.startswith("Task exception was never retrieved\nTraceback (most recent call last)")
     assert "ValueError: xxx" in said
     assert len(said) < 4_100
@@ -119,21 +120,22 @@ async def test_work_that_is_cancelled_from_within_does_not_look_alive() -> None:
 
 
 async def test_one_who_stops_waiting_cancels_the_work() -> None:
-    cancelled = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
     async def work() -> None:
         try:
+            begun.set()
             await asyncio.Event().wait()
         finally:
             cancelled.set()
 
     async with thread() as loop:
         calling = asyncio.create_task(loop.call(work))
-        await loop.call(lambda: asyncio.sleep(0))
+        assert await asyncio.to_thread(begun.wait, 60)
         calling.cancel()
         await asyncio.wait({calling})
         assert calling.cancelled()
-        assert await asyncio.to_thread(cancelled.wait, 10)
+        assert await asyncio.to_thread(cancelled.wait, 60)
 
 
 class Slow(ToolEnvironment):
@@ -182,10 +184,20 @@ class Slow(ToolEnvironment):
 
 async def play(environment: Slow, call: str) -> None:
     hosted = HostedEnvironment(environment, TASK)
-    await hosted.reset()
-    await hosted.step(Action("", (ToolCall("rest", {}), ToolCall(call, {}), ToolCall("rest", {}))))
-    await hosted.step(Action("", ()))
-    await hosted.close(60.0)
+    try:
+        await hosted.reset()
+        await hosted.step(Action("", (ToolCall("rest", {}), ToolCall(call, {}), ToolCall("rest", {}))))
+        await hosted.step(Action("", ()))
+    finally:
+        await hosted.close(60.0)
+
+
+async def blocks(loop: EventLoopThread, tells: threading.Event) -> None:
+    """Wait until what ``tells`` that it will block the loop does."""
+    assert await asyncio.to_thread(tells.wait, 60)
+    blocking_thread = loop._thread.ident or 0
+    while sys._current_frames()[blocking_thread].f_code.co_name != "wait":  # noqa: ASYNC110 - it is on its way there
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -194,7 +206,7 @@ async def blocked(loop: EventLoopThread, where: str, call: str = "look_up") -> A
     environment = Slow(where)
     playing = asyncio.create_task(loop.call(lambda: play(environment, call)))
     try:
-        assert await asyncio.to_thread(environment.blocks.wait, 20)
+        await blocks(loop, environment.blocks)
         yield environment
     finally:
         environment.lets_go.set()
@@ -238,13 +250,13 @@ async def test_a_shared_part_that_blocks_the_loop_is_found() -> None:
 
     async def share() -> None:
         part = SharedPart(member, Secrets(), "generator-1", print)
-        await part.entered(20.0)
-        await part.leave(20.0)
+        await part.entered(60.0)
+        await part.leave(60.0)
 
     async with thread() as loop:
         sharing = asyncio.create_task(loop.call(share))
         try:
-            assert await asyncio.to_thread(Sharing.blocks_share.wait, 20)
+            await blocks(loop, Sharing.blocks_share)
             place, _ = find_place(sys._current_frames()[loop._thread.ident or 0], loop._turn.__code__)
         finally:
             Sharing.ends_share.set()
@@ -359,9 +371,17 @@ async def test_a_call_ends_with_the_name_of_what_blocks_the_loop(monkeypatch: py
     async with thread(silence_s=0.2) as loop:
         await turned(loop)
         loop.watch()
-        environment = Slow("tool")
+        environment, ended = Slow("tool"), threading.Event()
+
+        async def played() -> None:
+            try:
+                await play(environment, "look_up")
+            finally:
+                ended.set()
+
         with pytest.raises(EventLoopBlocked, match=r"generator-0: .* in async tool Slow\.look_up \(.*make it a plain `def` tool"):
-            await loop.call(lambda: play(environment, "look_up"))
+            await loop.call(played)
         with pytest.raises(EventLoopBlocked):
             await loop.call(lambda: asyncio.sleep(0))
         environment.lets_go.set()
+        assert await asyncio.to_thread(ended.wait, 60)

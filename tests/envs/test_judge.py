@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-import time
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual_time
 from aiohttp import web
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, RecipeError
@@ -111,20 +112,31 @@ async def test_a_judge_that_refuses_ends_the_run(reply: Reply):
         assert len(endpoint.asked) == 1
 
 
-async def test_a_judge_that_stays_away_gives_no_reward():
-    async with serving(status(500)) as endpoint:
-        with pytest.raises(RewardUnavailable, match=r"gave no score in .* status 500: 'no'"):
-            await Judge(endpoint.url, "m", deadline_s=0.05)(TASK, "a")
-    with pytest.raises(RewardUnavailable, match="could not be reached"):
-        await Judge(endpoint.url, "m", deadline_s=0.05)(TASK, "a")
+async def refused_until_the_deadline(monkeypatch, url: str, count: int = 1) -> list[object]:
+    """What comes of so many equal questions to a judge whose deadline comes when it has asked in vain."""
+    judge = Judge(url, "m", deadline_s=50.0)
+    asking = asyncio.gather(*(judge(TASK, "a") for _ in range(count)), return_exceptions=True)
+    async with asyncio.timeout(40):
+        while judge.use.requests < 2:  # noqa: ASYNC110 - counted by the judge alone
+            await asyncio.sleep(0.001)
+    virtual_time.skip(monkeypatch, 50.0)
+    async with asyncio.timeout(40):
+        return await asking
 
 
-async def test_waiting_for_others_who_ask_the_same_counts():
+async def test_a_judge_that_stays_away_gives_no_reward(monkeypatch):
     async with serving(status(500)) as endpoint:
-        judge = Judge(endpoint.url, "m", deadline_s=0.5)
-        began = time.monotonic()
-        outcomes = await asyncio.gather(*(judge(TASK, "a") for _ in range(8)), return_exceptions=True)
-        assert time.monotonic() - began < 5 * 0.5
+        (outcome,) = await refused_until_the_deadline(monkeypatch, endpoint.url)
+        assert isinstance(outcome, RewardUnavailable)
+        assert re.search(r"gave no score in .* status 500: 'no'", str(outcome))
+    (outcome,) = await refused_until_the_deadline(monkeypatch, endpoint.url)
+    assert isinstance(outcome, RewardUnavailable)
+    assert "could not be reached" in str(outcome)
+
+
+async def test_waiting_for_others_who_ask_the_same_counts(monkeypatch):
+    async with serving(status(500)) as endpoint:
+        outcomes = await refused_until_the_deadline(monkeypatch, endpoint.url, 8)
     assert [type(each) for each in outcomes] == [RewardUnavailable] * 8
 
 

@@ -18,20 +18,21 @@ from asyncrl.envs.load import find_lessons, load_member, make_tasks
 from asyncrl.envs.tools import tool
 
 SORTING = {"families": {"number_sorting": {"options": {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0}}}}
+PATIENT = {"limits": {"wall_s": 120.0, "cpu_s": 60.0}}
 TAUGHT: list[tuple[str, dict[str, Any]]] = [
     ("calculator", {}),
-    ("python", {}),
+    ("python", PATIENT),
     ("search", {"snippet_words": 0}),
     ("search", {}),
     ("sql", {}),
-    ("terminal", {}),
+    ("terminal", PATIENT),
     ("reasoning_gym", SORTING),
 ]
-"""Built-in environments with the options of their recipes."""
+"""Built-in environments with the options of their recipes, and limits that a slow machine keeps."""
 
 
 def lessons_for(name: str, options: dict[str, Any]) -> tuple[ClassEnvironment, Lessons]:
-    environment = ClassEnvironment(name=name, options=options)
+    environment = ClassEnvironment(name=name, options=options, tool_timeout_s=240.0)
     lessons = find_lessons(environment)
     assert lessons is not None
     return environment, lessons

@@ -57,7 +57,7 @@ async def test_calls_results_and_deaths_of_one_server(caplog: pytest.LogCaptureF
     async with session_with(stdio(SECRET_OF_TESTS="hidden")) as session:
         echo = session.tools[0]
         assert (echo.name, echo.description, echo.parameters["required"]) == ("echo", "Say it again.", ["text"])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             answers = await asyncio.gather(*(session.call("hold", {"until": IN_FLIGHT}) for _ in range(IN_FLIGHT)))
         assert answers == [str(IN_FLIGHT)] * IN_FLIGHT
         assert await session.call("variable", {"name": "SECRET_OF_TESTS"}) == "hidden"
@@ -83,7 +83,7 @@ async def test_calls_results_and_deaths_of_one_server(caplog: pytest.LogCaptureF
 
 
 async def test_a_server_that_dies_is_started_again_and_episodes_share_it() -> None:
-    async with mcp_sessions(stdio("note", "die", "echo"), shared=True, wait_s=60.0) as sessions:
+    async with mcp_sessions(stdio("note", "die", "echo"), shared=True, wait_s=120.0) as sessions:
         one, two = environment_of(sessions), environment_of(sessions)
         await one.ready()
         await two.ready()
@@ -114,7 +114,7 @@ async def test_a_server_that_dies_is_started_again_and_episodes_share_it() -> No
 
 
 async def test_episodes_with_sessions_of_their_own_share_nothing() -> None:
-    async with mcp_sessions(stdio("note"), shared=False, wait_s=60.0) as sessions:
+    async with mcp_sessions(stdio("note"), shared=False, wait_s=120.0) as sessions:
         environments = [environment_of(sessions) for _ in range(2)]
         await asyncio.gather(*(each.ready() for each in environments))
         for each in environments:
@@ -143,9 +143,9 @@ async def test_streamable_http_takes_as_many_calls_and_comes_back() -> None:
 
     process = await start()
     try:
-        async with mcp_sessions(server, shared=True, wait_s=60.0) as sessions:
+        async with mcp_sessions(server, shared=True, wait_s=120.0) as sessions:
             session = await sessions.take()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 answers = await asyncio.gather(*(session.call("hold", {"until": 128}) for _ in range(128)))
             assert len(answers) == 128
             process.kill()
@@ -154,7 +154,7 @@ async def test_streamable_http_takes_as_many_calls_and_comes_back() -> None:
                 await session.call("echo", {"text": "x"})
             process = await start()
             assert await (await sessions.take()).call("echo", {"text": "back"}) == "back"
-        async with mcp_sessions(server, shared=False, wait_s=60.0) as sessions:
+        async with mcp_sessions(server, shared=False, wait_s=120.0) as sessions:
             session = await sessions.take()
             assert await session.call("echo", {"text": "mine"}) == "mine"
             sessions.give_back(session)
@@ -188,6 +188,9 @@ async def test_a_server_that_says_nothing_is_waited_for_no_longer_than_its_deadl
 
 async def test_waiting_for_a_session_ends_with_the_reason() -> None:
     async with mcp_sessions(stdio(command=("no-such-program",)), shared=True, wait_s=0.5) as sessions:
+        async with asyncio.timeout(120):
+            while "does not exist" not in sessions._why:  # noqa: ASYNC110 - importing the SDK may take longer than 0.5 s
+                await asyncio.sleep(0.01)
         with pytest.raises(EnvironmentUnreachable, match=r"waited 0\.5 s .*no-such-program' does not exist.*server_timeout_s"):
             await sessions.take()
 

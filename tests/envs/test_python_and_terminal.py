@@ -23,7 +23,7 @@ from asyncrl.envs.terminal import Terminal, errand_of
 from asyncrl.envs.terminal import call as shell_call
 
 ANY = Choice.AUTO if Sandlock().missing() is None or Bubblewrap().missing() is None else Choice.NONE
-LIMITS = Limits(wall_s=20.0, cpu_s=10.0)
+LIMITS = Limits(wall_s=120.0, cpu_s=60.0)
 Play = Callable[..., "Played"]
 
 
@@ -55,7 +55,7 @@ async def play() -> AsyncIterator[Play]:
 
         def begin(environment: SandboxedEnvironment, **data: object) -> Played:
             environment.shared = sandbox
-            environment.tool_timeout_s = 30.0
+            environment.tool_timeout_s = 240.0
             return Played(environment, Task(id=TaskId("t"), prompt="Do it.", data=data))
 
         yield begin
@@ -117,7 +117,7 @@ async def test_tests_of_an_answers_code(play: Play) -> None:
         "not code": 0.0,
     }
     for answer, reward in answers.items():
-        assert await play(Python(ANY, Limits(wall_s=5.0, cpu_s=1.0)), tests=tests).answer(answer) == reward, answer
+        assert await play(Python(ANY, Limits(wall_s=120.0, cpu_s=1.0)), tests=tests).answer(answer) == reward, answer
 
 
 async def test_a_task_that_says_nothing_of_its_answer_breaks_the_environment() -> None:

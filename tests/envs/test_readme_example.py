@@ -15,7 +15,7 @@ def test_the_example_is_accepted_as_pasted(tmp_path: Path):
     (tmp_path / "guess.py").write_text(module)
     (tmp_path / "guess.yaml").write_text(recipe)
     command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "guess.yaml", "--dry-run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "guess:Guess" in done.stdout
 

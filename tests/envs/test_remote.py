@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -45,8 +46,8 @@ async def served(
         await server.close()
 
 
-def servers(*urls: str, wait_s: float = 20.0, **options: Any) -> Servers:
-    return Servers(urls, options, tool_timeout_s=5.0, episode_timeout_s=20.0, wait_s=wait_s, client="asyncrl test")
+def servers(*urls: str, wait_s: float = 60.0, **options: Any) -> Servers:
+    return Servers(urls, options, tool_timeout_s=60.0, episode_timeout_s=120.0, wait_s=wait_s, client="asyncrl test")
 
 
 @asynccontextmanager
@@ -67,7 +68,7 @@ async def begun(pool: ServerPool, task: Task = TASK) -> RemoteEnvironment:
 
 
 async def all_up(pool: ServerPool, count: int) -> None:
-    async with asyncio.timeout(20), pool.changed:
+    async with asyncio.timeout(60), pool.changed:
         await pool.changed.wait_for(lambda: len(pool.up) == count)
 
 
@@ -77,7 +78,7 @@ def call(name: str, **arguments: Any) -> Action:
 
 @pytest.fixture(autouse=True)
 def _fresh_notes() -> None:
-    Notes.open, Notes.closed, Notes.cancelled = [], 0, 0
+    Notes.open, Notes.closed, Notes.begun, Notes.cancelled, Notes.unblocked = [], 0, 0, 0, threading.Event()
 
 
 async def test_an_episode_is_played_as_if_it_were_here() -> None:
@@ -148,7 +149,7 @@ async def test_a_server_that_answers_something_else_is_left() -> None:
         async with aiohttp.ClientSession() as session:
             with pytest.raises(NotConnected, match="answered the hello with TEXT"):
                 await Connection.open(f"ws://127.0.0.1:{runner.addresses[0][1]}", TOKEN, "asyncrl test", session)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await left.wait()
     finally:
         await runner.cleanup()
@@ -175,7 +176,7 @@ async def test_a_server_that_reads_nothing_is_given_up_at_the_requests_deadline(
     await runner.setup()
     await aiohttp.web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with connected(f"ws://127.0.0.1:{runner.addresses[0][1]}") as connection, asyncio.timeout(10):
+        async with connected(f"ws://127.0.0.1:{runner.addresses[0][1]}") as connection, asyncio.timeout(60):
             with pytest.raises(EnvironmentLost, match=r"it did not answer a describe within 0\.2 s"):
                 await connection.describe({"text": "x" * (32 << 20)}, 0.1)
             ends.set()
@@ -187,7 +188,7 @@ async def test_a_server_is_stopped_at_once_while_it_sets_up_what_episodes_share(
     async with served("served_environments:NeverReady") as (server, url), connected(url) as connection:
         reset = protocol.Reset(id=0, deadline_s=60.0, episode=0, task=TASK, options={}, tool_timeout_s=1.0)
         asking = asyncio.create_task(connection.reset(lambda number: reset))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not server.environments._made:  # noqa: ASYNC110 - another thread's event loop puts it in
                 await asyncio.sleep(0.01)
             await server.close()
@@ -266,7 +267,9 @@ async def test_what_the_client_stops_waiting_for_is_cancelled_on_the_server() ->
     async with served() as (_, url), serving(servers(url), TOKEN) as pool:
         environment = await begun(pool)
         playing = asyncio.create_task(environment.step(call("note", text="x", seconds=60)))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while not Notes.begun:  # noqa: ASYNC110 - in the server's other event loop
+                await asyncio.sleep(0.01)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
@@ -280,7 +283,7 @@ async def test_episodes_of_a_client_that_vanishes_are_closed() -> None:
             for _ in range(3):
                 await begun(pool)
             assert server.episodes == 3
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while Notes.open:  # noqa: ASYNC110 - closing happens in the server's other event loop
                 await asyncio.sleep(0.01)
         assert Notes.closed == 3
@@ -292,18 +295,21 @@ async def test_a_blocked_environment_is_late_and_the_connection_lives() -> None:
         environment = RemoteEnvironment(pool)
         environment.use(connection)
         await environment.reset(TASK)
-        with pytest.raises(EnvironmentBroken, match=r"step took longer than 0\.2 s"):
-            await connection.step(
-                lambda number: protocol.Step(
-                    id=number,
-                    deadline_s=0.2,
-                    episode=environment.episode,
-                    content="",
-                    calls=protocol.wire_calls(call("block", seconds=1.5)),
+        try:
+            with pytest.raises(EnvironmentBroken, match=r"step took longer than 0\.2 s"):
+                await connection.step(
+                    lambda number: protocol.Step(
+                        id=number,
+                        deadline_s=0.2,
+                        episode=environment.episode,
+                        content="",
+                        calls=protocol.wire_calls(call("block")),
+                    )
                 )
-            )
-        await connection.describe({}, 20.0)
-        assert not connection.lost.is_set()
+            await connection.describe({}, 60.0)
+            assert not connection.lost.is_set()
+        finally:
+            Notes.unblocked.set()
 
 
 async def test_what_is_too_large_or_no_message_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +409,7 @@ async def test_an_environment_that_is_being_made_when_its_episode_ends_is_closed
         environment = RemoteEnvironment(pool)
         await environment.ready()
         beginning = asyncio.create_task(environment.reset(TASK))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not Notes.open:  # noqa: ASYNC110 - the environment is made in another thread
                 await asyncio.sleep(0.01)
         beginning.cancel()
@@ -411,7 +417,7 @@ async def test_an_environment_that_is_being_made_when_its_episode_ends_is_closed
             await stack.aclose()
         else:
             await environment.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while Notes.open:  # noqa: ASYNC110 - and closed there
                 await asyncio.sleep(0.01)
         assert Notes.closed == 1
@@ -420,7 +426,7 @@ async def test_an_environment_that_is_being_made_when_its_episode_ends_is_closed
 async def test_a_server_whose_shared_part_ends_by_itself_fails_with_the_reason() -> None:
     async with served("served_environments:Fading") as (server, url), serving(servers(url), TOKEN) as pool:
         environment = await begun(pool)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert "what its episodes share is gone: share() of served_environments:Fading" in str(
                 await server.environments.wait_failed()
             )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import virtual_time
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import TaskId
@@ -31,7 +32,7 @@ async def processes() -> AsyncIterator[ToolProcesses]:
 
 
 async def play(processes: ToolProcesses | None, *calls: ToolCall) -> StepResult:
-    environment = load_member(ClassEnvironment(name=NAME)).make(Provided(processes=processes))
+    environment = load_member(ClassEnvironment(name=NAME, tool_timeout_s=60.0)).make(Provided(processes=processes))
     await environment.reset(Task(id=TaskId("t"), prompt="t"))
     return await environment.step(Action("", calls))
 
@@ -48,12 +49,20 @@ async def test_answers_come_in_the_order_of_the_calls_from_few_processes(process
     assert str(os.getpid()) not in texts(numbers)
 
 
-async def test_a_call_that_misses_its_deadline_is_killed_with_its_children(processes: ToolProcesses, tmp_path: Path):
+async def test_a_call_that_misses_its_deadline_is_killed_with_its_children(
+    processes: ToolProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     file = tmp_path / "processes"
-    result = await play(processes, ToolCall("hang", {"file": str(file)}))
-    assert texts(result) == ["error: hang took longer than 0.5 s"]
+    file.touch()
+    playing = asyncio.create_task(play(processes, ToolCall("hang", {"file": str(file)})))
+    async with asyncio.timeout(120):
+        while not (hanging := file.read_text().split()):  # noqa: ASYNC110 - written by another process
+            await asyncio.sleep(0.01)
+    virtual_time.skip(monkeypatch, 60.0)
+    result = await playing
+    assert texts(result) == ["error: hang took longer than 60 s"]
     assert [record.outcome for record in result.calls] == [CallOutcome.TIMEOUT]
-    for process in file.read_text().split():
+    for process in hanging:
         await asyncio.to_thread(wait_for_end, int(process))
     assert texts(await play(processes, ToolCall("square", {"number": 3}))) == ["9"]
 
@@ -61,7 +70,7 @@ async def test_a_call_that_misses_its_deadline_is_killed_with_its_children(proce
 def wait_for_end(process: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended before
         descriptor = os.pidfd_open(process)
-        ended, _, _ = select.select([descriptor], [], [], 10)
+        ended, _, _ = select.select([descriptor], [], [], 60)
         os.close(descriptor)
         assert ended
 

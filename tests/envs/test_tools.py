@@ -319,14 +319,15 @@ async def test_every_call_of_a_turn_is_recorded_in_order():
     assert [record.outcome for record in records] == [ok, error, timeout, malformed, malformed, malformed]
     assert [record.tool for record in records] == ["add", "refuse", "hang", "fly", "add", ""]
     assert [record.problem for record in records[:3]] == ["", "not today", "hang took longer than 0.05 s"]
-    assert records[2].seconds >= 0.05 > records[0].seconds > records[3].seconds == 0
+    assert records[2].seconds >= 0.05
+    assert records[2].seconds > records[0].seconds > records[3].seconds == 0
 
 
 class Meeting(ToolEnvironment):
     """Tools that only end when the others have begun."""
 
     def __init__(self) -> None:
-        self.barrier, self.order, self.lock = threading.Barrier(3, timeout=20), list[int](), asyncio.Lock()
+        self.barrier, self.order, self.lock = threading.Barrier(3, timeout=60), list[int](), asyncio.Lock()
 
     @tool
     def meet(self, number: int) -> int:

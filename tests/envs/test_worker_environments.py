@@ -140,7 +140,7 @@ def folders(root: Path) -> list[Path]:
 async def test_each_member_is_entered_and_left_once_and_plays_its_own_tasks():
     config = MixedEnvironment(members={"a": of_class(Desk, options={"name": "A"}), "b": of_class(Desk, options={"name": "B"})})
     environments = opened(config)
-    await environments.start(5.0)
+    await environments.start(60.0)
     made = [environments.make(task(member)) for member in "aba"]
     assert [each.shared["name"] for each in made] == ["A", "B", "A"]
     assert made[0].shared is made[2].shared
@@ -148,14 +148,14 @@ async def test_each_member_is_entered_and_left_once_and_plays_its_own_tasks():
     assert sorted(Desk.happened) == ["enter A", "enter B"]
     with pytest.raises(EnvironmentBroken, match="task t names environment 'c'; there are 'a', 'b'"):
         environments.make(task("c"))
-    closing = asyncio.create_task(environments.close(5.0))  # in another task than start
+    closing = asyncio.create_task(environments.close(60.0))  # in another task than start
     await closing
     assert sorted(Desk.happened) == ["enter A", "enter B", "leave A", "leave B"]
 
 
 async def test_a_workspace_is_made_when_asked_for_and_goes_with_its_episode(root: Path):
     environments = opened(of_class(Desk))
-    await environments.start(5.0)
+    await environments.start(60.0)
     (worker,) = folders(root)
     quiet, writing = (HostedEnvironment(environments.make(task()), task()) for _ in range(2))
     for each in (quiet, writing):
@@ -164,15 +164,15 @@ async def test_a_workspace_is_made_when_asked_for_and_goes_with_its_episode(root
     assert result.observation.messages[0].content == "kept for now"
     assert len(folders(worker)) == 1
     for each in (quiet, writing):
-        await each.close(5.0)
+        await each.close(60.0)
     assert not folders(worker)
-    await environments.close(5.0)
+    await environments.close(60.0)
     assert not folders(root)
 
 
 async def test_no_error_shows_a_secret(caplog: pytest.LogCaptureFixture):
     environments = opened(of_class(Desk))
-    await environments.start(5.0)
+    await environments.start(60.0)
     hosted = HostedEnvironment(environments.make(task()), task())
     await hosted.reset()
     leaks = tuple(ToolCall("leak", {"how": how}) for how in ("refuse", "fail"))
@@ -187,7 +187,7 @@ async def test_no_error_shows_a_secret(caplog: pytest.LogCaptureFixture):
     shown += [str(broken.value.raised), broken.value.raised.traceback if broken.value.raised else ""]
     assert all(VALUE not in text for text in shown)
     assert "no reward for <KEY>" in str(broken.value)
-    await environments.close(5.0)
+    await environments.close(60.0)
 
 
 def test_what_is_logged_shows_no_secret():
@@ -226,7 +226,7 @@ def test_a_secret_that_is_not_set_is_refused_with_its_place(variables: dict[str,
 async def test_what_cannot_be_set_up_is_told_and_the_others_are_torn_down(kind: type[Desk], problem: str):
     environments = opened(MixedEnvironment(members={"good": of_class(Desk), "bad": of_class(kind)}))
     with pytest.raises(EnvironmentBroken, match=problem):
-        await environments.start(5.0)
+        await environments.start(60.0)
     assert Desk.happened == ["enter desk", "leave desk"]
 
 
@@ -243,7 +243,7 @@ async def test_a_set_up_that_is_given_up_cleans_up_first():
 
 async def test_a_shared_part_that_ends_by_itself_ends_the_work():
     environments = opened(of_class(Crashing))
-    await environments.start(5.0)
+    await environments.start(60.0)
     assert await environments.while_shared(asyncio.sleep(0, "done")) == "done"
     cancelled = asyncio.Event()
 
@@ -256,5 +256,5 @@ async def test_a_shared_part_that_ends_by_itself_ends_the_work():
     Crashing.crash.set()
     with pytest.raises(ProcessDied, match=r"what its episodes share is gone: share\(\) of .*Crashing"):
         await environments.while_shared(work())
-    await asyncio.wait_for(cancelled.wait(), 5)
-    await environments.close(5.0)
+    await asyncio.wait_for(cancelled.wait(), 60)
+    await environments.close(60.0)

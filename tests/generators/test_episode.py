@@ -7,6 +7,7 @@ import pytest
 from fake_engine import FakeEngine, pseudo_logprobs
 from msgspec.structs import replace
 from scripted_environment import Scripted, task
+from virtual_time import in_virtual_time
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
 from asyncrl.core.ids import GroupId, PolicyVersion
@@ -152,6 +153,7 @@ async def test_versions_are_the_engines_report_also_within_a_turn() -> None:
         (lambda row: "a", task(hangs="step"), {"episode_timeout_s": 0.1}, StopReason.EPISODE_TIMEOUT, 1),
     ],
 )
+@in_virtual_time
 async def test_stop_reasons(script, what: Task, limits: dict[str, object], reason: StopReason, turns: int) -> None:
     trajectory = await Stage(script).run(what, **limits)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (reason, turns)
@@ -229,6 +231,7 @@ async def test_rewards_and_metrics_of_any_kind_of_number_are_kept_as_floats(one:
     assert {type(number) for number in numbers} == {float}
 
 
+@in_virtual_time
 async def test_a_timeout_keeps_the_reward_so_far_and_drops_the_unfinished_turn() -> None:
     stage = Stage(lambda row: "a")
 
@@ -264,6 +267,7 @@ async def test_a_timeout_keeps_the_reward_so_far_and_drops_the_unfinished_turn()
         (task("long " * 100), {"max_context": 64}, r"prompt has \d+ tokens, and model\.max_context is 64"),
     ],
 )
+@in_virtual_time
 async def test_a_broken_environment_fails_the_attempt(what: Task, limits: dict[str, object], problem: str) -> None:
     with pytest.raises(EnvironmentBroken, match=problem):
         await Stage(lambda row: "a").run(what, **limits)

@@ -11,6 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 from msgspec.structs import replace
 from scripted_environment import task
+from virtual_time import in_virtual_time
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.ids import GroupId
@@ -19,7 +20,7 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
-from asyncrl.envs import ToolEnvironment, hosted, tool
+from asyncrl.envs import ToolEnvironment, contained, hosted, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.rewards.base import RewardUnavailable
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -85,7 +86,7 @@ class Hostile(Environment):
 async def play(environment: Environment, **limits: object) -> Trajectory:
     engine = FakeEngine(lambda row: "a")
     tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda task: environment)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await run_episode(task(), EpisodeName(GroupId(7), 2, 1), replace(LIMITS, **limits), tools)
 
 
@@ -177,6 +178,7 @@ async def test_an_environment_that_cancels_its_own_task_fails_the_attempt() -> N
     assert environment.calls == ["reset", "step", "close"]
 
 
+@in_virtual_time
 async def test_a_timeout_of_the_environments_own_works_after_a_cancellation() -> None:
     """Earlier cancellations are forgotten: a task group or timeout in ``close`` counts cancellations, too."""
     inner: list[str] = []
@@ -195,7 +197,7 @@ async def test_a_timeout_of_the_environments_own_works_after_a_cancellation() ->
 
     async def let_go() -> None:
         while "step cancelled" not in environment.calls:  # noqa: ASYNC110 - it changes with the passes of the loop
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         environment.ends.set()
 
     letting_go = asyncio.create_task(let_go())
@@ -206,12 +208,13 @@ async def test_a_timeout_of_the_environments_own_works_after_a_cancellation() ->
     assert len(set(environment.tasks)) == 1
 
 
+@in_virtual_time
 async def test_a_step_that_ignores_the_end_of_its_episode_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
     environment = Hostile("step", ignores=True)
     trajectory = await play(environment, episode_timeout_s=0.05)
     assert (trajectory.stop_reason, trajectory.reward, len(trajectory.turns)) == (StopReason.EPISODE_TIMEOUT, 0.0, 1)
     assert environment.calls == ["reset", "step", "step cancelled", "close"]
-    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    (said,) = [each.getMessage() for each in caplog.records if (each.levelno, each.name) == (logging.WARNING, contained.__name__)]
     assert "task t" in said
     assert "Hostile.step" in said
     assert "let asyncio.CancelledError out of it" in said
@@ -221,6 +224,7 @@ async def test_a_step_that_ignores_the_end_of_its_episode_is_left_behind(caplog:
     assert environment.calls == ["reset", "step", "step cancelled", "close"], "what was left behind goes on with nothing"
 
 
+@in_virtual_time
 async def test_a_reset_that_ignores_its_deadline_fails_the_attempt() -> None:
     environment = Hostile("reset", ignores=True)
     with pytest.raises(EnvironmentBroken, match=r"reset\(\) took longer than environment\.episode_timeout_s"):
@@ -229,6 +233,7 @@ async def test_a_reset_that_ignores_its_deadline_fails_the_attempt() -> None:
     environment.ends.set()
 
 
+@in_virtual_time
 async def test_a_close_that_ignores_its_deadline_fails_the_attempt() -> None:
     environment = Hostile("close", ignores=True)
     with pytest.raises(EnvironmentBroken, match=r"Hostile\.close raised DeadlineExceeded: .*; raise environment\.tool_timeout_s"):
@@ -246,7 +251,7 @@ async def test_an_episode_that_is_given_up_ends_however_its_environment_likes_it
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     playing.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.wait({playing})
     assert playing.cancelled()
     assert environment.calls[-1] == "close"
@@ -283,16 +288,19 @@ async def play_slow_to_score(environment: SlowToScore) -> Trajectory:
     return await run_episode(task(), EpisodeName(GroupId(7), 2, 1), limits, tools)
 
 
+@in_virtual_time
 async def test_a_reward_that_comes_after_the_episodes_deadline_is_the_reward() -> None:
     trajectory = await play_slow_to_score(SlowToScore(late_s=0.05))
     assert (trajectory.reward, trajectory.stop_reason) == (1.0, StopReason.ENVIRONMENT_DONE)
 
 
+@in_virtual_time
 async def test_a_judge_that_is_lost_after_the_episodes_deadline_is_lost() -> None:
     with pytest.raises(EnvironmentLost, match="the judge is away"):
         await play_slow_to_score(SlowToScore(late_s=0.05, loses_judge=True))
 
 
+@in_virtual_time
 async def test_a_reward_that_never_comes_fails_the_attempt_and_is_never_0() -> None:
     with pytest.raises(
         EnvironmentBroken, match=r"task t: scoring its final answer took longer than environment\.episode_timeout_s = 1 s"

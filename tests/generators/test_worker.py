@@ -95,7 +95,7 @@ class FakeTicketClient:
             self.changed.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
     def finished(self, group_id: int) -> list[int]:
@@ -147,7 +147,7 @@ class Shop:
         running = asyncio.create_task(self.worker.run(self.stop))
         yield
         self.stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running
         assert all(environment.closed == 1 for environment in self.environments)
         assert self.engine.running == 0
@@ -195,7 +195,7 @@ async def full(shop: Shop) -> None:
 
 async def slots_filled(shop: Shop) -> None:
     """Until six requests run, as many as there are slots. Renewals, which go by the clock, may come before that."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while shop.engine.running < 6:  # noqa: ASYNC110 - the fake engine has no event for it
             await asyncio.sleep(0)
 
@@ -255,13 +255,13 @@ async def test_a_worker_that_is_told_to_end_leases_nothing_and_hands_in_what_is_
     shop.ticket_client.commits.clear()
     async with shop.open():
         await shop.ticket_client.until(lambda: shop.worker.statistics().finished_episodes == 1)
-        ending = asyncio.create_task(shop.worker.hand_back(10.0))
-        async with asyncio.timeout(10):
+        ending = asyncio.create_task(shop.worker.hand_back(60.0))
+        async with asyncio.timeout(60):
             while not all(each.closed for each in shop.environments):  # noqa: ASYNC110 - a scripted environment has no event
                 await asyncio.sleep(0)
         assert not shop.ticket_client.handed_back, "one is over, and on its way to the buffer"
         shop.ticket_client.commits.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ending
         left = len(shop.ticket_client.tickets)
         shop.worker._changed.set()
@@ -276,7 +276,7 @@ async def test_the_grace_of_a_worker_that_is_told_to_end_is_kept() -> None:
     shop.ticket_client.commits.clear()
     async with shop.open():
         await shop.ticket_client.until(lambda: shop.worker.statistics().finished_episodes == 4)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.worker.hand_back(0.01)
     assert (shop.held, shop.ticket_client.handed_back, shop.ticket_client.groups) == ((), 1, {})
 
@@ -320,7 +320,7 @@ async def test_a_dead_engine_ends_the_worker_with_its_own_error() -> None:
     shop = Shop([task("t")])
     shop.engine.dead = True
     with pytest.raises(ComponentFailed, match="the fake engine died"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.worker.run(shop.stop)
     assert all(environment.closed == 1 for environment in shop.environments)
 
@@ -369,7 +369,7 @@ async def test_a_worker_one_of_whose_tasks_was_cancelled_by_others_does_not_look
     (cancelled,) = [each for each in asyncio.all_tasks() if each.get_name() == victim]
     cancelled.cancel()
     with pytest.raises(ProcessDied, match=f"w: its task {victim!r} was cancelled, and not by the worker"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running
     assert all(environment.closed == 1 for environment in shop.environments)
 
@@ -386,7 +386,7 @@ async def test_an_environment_that_cancels_all_tasks_ends_the_worker() -> None:
     shop = Shop([task("t")])
     shop.environment = lambda: Rampant(shop.environments)
     running = asyncio.create_task(shop.worker.run(shop.stop))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait({running})
     assert running.cancelled()
     assert shop.ticket_client.groups == {}
@@ -423,7 +423,7 @@ async def test_leases_are_renewed_while_nothing_else_moves() -> None:
             shop.worker.install(Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=5))
         )
         shop.ticket_client.renewals.clear()
-        await shop.ticket_client.until(lambda: len(shop.ticket_client.renewals) == 3)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.renewals) >= 3)
         assert not loading.done()
         installing.set()
         assert await loading == 5
@@ -473,7 +473,7 @@ async def test_a_group_that_came_back_while_it_was_called_off_is_kept() -> None:
         await shop.ticket_client.until(lambda: len(shop.ticket_client.renewals) == 1)
         shop.ticket_client.tickets.append(Ticket(GroupId(0), task("t"), (1, 2), 0, PolicyVersion(0)))
         await shop.ticket_client.notify()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while shop.engine.running != 2:  # noqa: ASYNC110 - the fake engine's state changes with the passes of the loop
                 await asyncio.sleep(0)
         shop.ticket_client.answers.set()
@@ -641,7 +641,7 @@ async def test_episodes_that_wait_for_their_scores_take_no_room() -> None:
     judge = Judge()
     shop = Shop([task(f"t{i}") for i in range(6)], scoring=Scoring(judge, 0.0))
     async with shop.open():
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while shop.worker.statistics().finished_episodes < 24:  # noqa: ASYNC110 - counted by the worker alone
                 await asyncio.sleep(0)
         assert shop.ticket_client.groups == {}

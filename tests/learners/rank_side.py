@@ -55,19 +55,24 @@ def train(
 
 
 def failure(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, absent: int = -1, stays: float = 0.0
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, absent: int = -1, raised: Path | None = None
 ) -> tuple[str, str, Any]:
-    """Type and text of what a step raises, and the weights after it. Rank ``absent`` comes up, takes no part and, after ``stays``
-    seconds, is gone."""
+    """Type and text of what a step raises, and the weights after it. Rank ``absent`` comes up, takes no part and is gone: at
+    once, or when another has made the file ``raised``."""
     learner = new_learner(spec, recipe, folder)
     if spec.rank == absent:
-        time.sleep(stays)
+        while raised is not None and not raised.exists():
+            time.sleep(0.01)
         return "", "", []
+    kind, text = "", ""
     try:
         learner.step(batch, rows)
     except (AsyncRLError, ValueError) as error:
-        return type(error).__name__, str(error), plain_shards(learner)
-    return "", "", plain_shards(learner)
+        kind, text = type(error).__name__, str(error)
+    shards = plain_shards(learner)
+    if raised is not None:
+        raised.touch()
+    return kind, text, shards
 
 
 def cannot_start(spec: RankSpec, recipe: Recipe, folder: Path) -> tuple[str, str]:

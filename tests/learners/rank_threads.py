@@ -13,9 +13,9 @@ def on_ranks(function, parts):
     def rank(number):
         def heard(values):
             posted[number] = values
-            barrier.wait(10)
+            barrier.wait(60)
             everybody = list(posted)
-            barrier.wait(10)
+            barrier.wait(60)
             return everybody
 
         return function(parts[number], lambda values: torch.stack(heard(values)).sum(0), lambda values: torch.cat(heard(values)))

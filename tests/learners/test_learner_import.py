@@ -12,4 +12,4 @@ assert not {"megatron.core", "transformers", "ray", "vllm"} & sys.modules.keys()
 
 
 def test_importing_the_learner_changes_nothing_and_is_light():
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=240)

@@ -1,6 +1,7 @@
 """An engine over two workers samples with what ranks in any layout published: a part of the table of ``publication_proof``."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,10 @@ from publication_proof import LAYOUTS, MODELS, VERSIONS, gaps, published, starte
 
 def mapped_queues() -> list[str]:
     """The queues in shared memory that the processes of the engine have mapped, as the kernel tells of them."""
-    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in psutil.Process().children(recursive=True)]
+    maps = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            maps.append(Path(f"/proc/{process.pid}/maps").read_text())
     return [line for each in maps for line in each.splitlines() if "/psm_" in line]
 
 

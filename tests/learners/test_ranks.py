@@ -1,7 +1,6 @@
 """However the model and the batch are divided over ranks: the same loss and the same weights, and those of plain Hugging Face."""
 
 import math
-import time
 
 import msgspec
 import numpy as np
@@ -15,6 +14,8 @@ from transformers import AutoModelForCausalLM
 from asyncrl.core.metrics import combine
 from learners.rank import FileMeeting
 
+AT_ONCE_S = 60.0
+"""Far below the deadlines of ranks, which are ten minutes, and enough for a slow machine."""
 GRIDS = {"tp2": (2, 1, 1), "pp2": (1, 2, 1), "dp2": (1, 1, 2), "tp2-pp2-dp2": (2, 2, 2)}
 
 
@@ -227,10 +228,10 @@ def test_a_gradient_that_is_not_finite_stops_every_rank_before_its_weights_move(
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
-def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder):
+def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder, tmp_path):
     recipe = make_recipe(folder, data=2)
     recipe = msgspec.structs.replace(recipe, deadlines=msgspec.structs.replace(recipe.deadlines, step=3.0))
-    kind, text, _ = run_ranks(rank_side.failure, recipe, folder, *make_batch(), 1, 5.0, data=2)[0]
+    kind, text, _ = run_ranks(rank_side.failure, recipe, folder, *make_batch(), 1, tmp_path / "raised", data=2)[0]
     assert kind == "DeadlineExceeded"
     assert text.startswith("learner rank 0 waited 3 s for the other learner ranks (1) while training version 5; ")
 
@@ -259,11 +260,10 @@ def test_ranks_that_do_not_come_up_are_named_within_the_deadline(folder, over_tc
 
 
 def test_a_rank_that_dies_is_noticed_at_once(folder):
-    started = time.monotonic()
-    kind, text, _ = run_ranks(rank_side.failure, make_recipe(folder, data=2), folder, *make_batch(), 1, 0.0, data=2)[0]
+    arguments = (make_recipe(folder, data=2), folder, *make_batch(), 1)
+    kind, text, _ = run_ranks(rank_side.failure, *arguments, data=2, deadline=AT_ONCE_S)[0]
     assert kind == "RankLost"
     assert text.startswith("learner rank 0 lost another rank while training version 5; ")
-    assert time.monotonic() - started < 30
 
 
 def test_missing_rows_and_empty_batches_are_refused(folder):
@@ -284,7 +284,5 @@ def test_replicas_that_differ_at_the_start_are_refused(folder):
 
 
 def test_the_supervisor_ends_what_gloo_aborts():
-    started = time.monotonic()
     with pytest.raises(RankFailed, match="rank 1 died with exit code -6"):
-        run_ranks(rank_side.abort, data=2)
-    assert time.monotonic() - started < 30
+        run_ranks(rank_side.abort, data=2, deadline=AT_ONCE_S)

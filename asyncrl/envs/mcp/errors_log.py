@@ -31,12 +31,17 @@ class ErrorsLog:
         self.file: TextIO = os.fdopen(writing, "w")
         self._name = name
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        threading.Thread(target=self._read, args=(reading,), name=f"{name}: standard error", daemon=True).start()
+        self._thread = threading.Thread(target=self._read, args=(reading,), name=f"{name}: standard error", daemon=True)
+        self._thread.start()
 
     @property
     def last(self) -> str:
         """The last lines that the process wrote; empty if it wrote none."""
         return " | ".join(self._last)
+
+    def join(self, seconds: float) -> None:
+        """Wait until everything was read that the process wrote, which has ended, for at most ``seconds``."""
+        self._thread.join(seconds)
 
     def close(self) -> None:
         """Close our end. The thread ends when the process and all its children have closed theirs."""

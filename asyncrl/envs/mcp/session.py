@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from asyncrl.core.messages import ToolSpec
 from asyncrl.core.text import counted, told
 from asyncrl.envs.contained import Raised, contained
 from asyncrl.envs.mcp.errors_log import ErrorsLog
+from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.tools import ToolError
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ START_S = 60.0
 END_S = 10.0
 """Seconds that a session has to end; its process is killed sooner."""
 CONNECT_S = 30.0
+LAST_WORDS_S = 1.0
+"""Seconds to wait for what a process wrote before it ended; a child of it may keep its standard error open."""
 PYTHON = ("python", "python3")
 """Programs that mean the interpreter that runs this code, which need not be on the path."""
 MOST_PAGES = 100
@@ -212,6 +216,8 @@ class McpSession:
         if not self._task.done():
             problem = f"{server.name} did not answer the handshake of MCP within {START_S:g} s{self._said()}"
             return NoSession(key, problem, remedy)
+        if self._errors is not None:
+            await run_in_daemon_thread(partial(self._errors.join, LAST_WORDS_S), f"last words of {server.name}")
         outcome = self._task.result()
         error = _leaf(outcome.error) if isinstance(outcome, Raised) else ConnectionError("it ended")
         if isinstance(error, FileNotFoundError | PermissionError) and server.command:

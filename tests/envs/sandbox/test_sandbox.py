@@ -17,7 +17,7 @@ from asyncrl.envs.sandbox.processes import descendants
 from asyncrl.envs.sandbox.sandbox import LONGEST_ARGUMENT, Sandbox, problem_of
 from asyncrl.envs.sandbox.supervisor import Frames, choose
 
-LIMITS = Limits(wall_s=20.0)
+LIMITS = Limits(wall_s=120.0)
 ANY = Choice.AUTO if Sandlock().missing() is None or Bubblewrap().missing() is None else Choice.NONE
 
 
@@ -54,7 +54,9 @@ async def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        assert [each for each in descendants(os.getpid()) if _program(each) == "sleep"] == []
+        async with asyncio.timeout(60):  # a run that is cancelled waits for its end, but not for long
+            while any(_program(each) == "sleep" for each in descendants(os.getpid())):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
 
 
 async def test_a_dead_supervisor_breaks_its_runs_and_is_replaced(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ async def test_a_supervisor_that_sends_what_cannot_be_read_breaks_its_runs_and_i
         with pytest.raises(EnvironmentBroken, match="sent what is no reply"):
             await run
         assert (await shell(sandbox, "echo again", tmp_path)).stdout == b"again\n"
-        assert await asyncio.wait_for(first._process.wait(), 10) == -signal.SIGKILL
+        assert await asyncio.wait_for(first._process.wait(), 60) == -signal.SIGKILL
 
 
 async def test_a_killed_watcher_is_the_sandboxs_failure_and_takes_its_run_along(tmp_path: Path) -> None:
@@ -145,4 +147,7 @@ def test_what_cannot_be_an_argument_is_told(text: str) -> None:
 
 
 def _program(process: int) -> str:
-    return Path(f"/proc/{process}/comm").read_text().strip()
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return ""
