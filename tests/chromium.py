@@ -72,7 +72,7 @@ class Page:
 
     def __exit__(self, *_: object) -> None:
         self._browser.terminate()
-        self._browser.wait(20)
+        self._browser.wait(60)
         os.close(self._write)
         os.close(self._read)
 

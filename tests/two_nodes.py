@@ -197,7 +197,7 @@ class Host:
     def capture(self, file: Path) -> None:
         """Write every packet that the host sends or receives, into ``file`` of its own, until it is powered off."""
         self.popen([sys.executable, "-c", _CAPTURE, str(file)], {})
-        by = time.monotonic() + 10
+        by = time.monotonic() + READY_S
         while not self.seen_from_outside(file).exists():
             assert time.monotonic() < by, "packets are not captured"
             time.sleep(0.05)

@@ -116,7 +116,7 @@ def run_to_the_end(recipe, folder, kills, seed=0):
     folder.mkdir()
     chance, paths, killed = random.Random(seed), Paths(folder), 0
     while True:
-        kill, seconds = kill_point(chance) if killed < kills else (None, 60)
+        kill, seconds = kill_point(chance) if killed < kills else (None, 200)
         if Life(recipe, folder, kill).ends(seconds):
             break
         assert killed < kills, "it hangs"

@@ -34,7 +34,7 @@ async def test_a_run_pauses_on_a_full_disk_and_goes_on_when_there_is_room(tmp_pa
             await asyncio.sleep(0.3)
             return run.version == before and bool((await run.service.statistics()).paused)
 
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(200), asyncio.TaskGroup() as group:
             running = group.create_task(run.live())
             for wanted in (5, 15, 25):
                 while run.version < wanted:  # noqa: ASYNC110 - a run tells nobody how far it is

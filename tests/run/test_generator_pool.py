@@ -89,7 +89,7 @@ class Shop:
         self.log.append(f"{worker} lost")
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - fakes change with the passes of the loop only
                 await asyncio.sleep(0)
 
@@ -108,7 +108,7 @@ class Shop:
         try:
             yield running
             await self.pool.stop()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await asyncio.wait({running})
         finally:
             running.cancel()
@@ -143,7 +143,7 @@ async def test_deliveries_do_not_wait_for_a_generator_that_is_coming_up_and_it_d
     async with shop.generating():
         shop.made[1].die()
         await shop.until(lambda: len(shop.made) == 3)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.pool.install(publication(1))
             await shop.pool.install(publication(2))
         shop.made[2].may_start.set()
@@ -159,7 +159,7 @@ async def test_a_delivery_does_not_wait_for_one_that_is_catching_up_and_it_goes_
     async with shop.generating():
         shop.made[1].die()
         await shop.until(lambda: len(shop.made) == 3 and shop.made[2].loading is not None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.pool.install(publication(1))
             await shop.pool.install(publication(2))
         assert shop.made[0].loaded == [0, 1, 2]
@@ -179,13 +179,13 @@ async def test_a_slow_generator_falls_behind_and_skips_to_the_newest_version() -
         assert not delivering.done()
         shop.now += DEADLINES.straggler
         shop.pool._delivery._changed.set()  # the clock is the test's, the timer is not
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await delivering
             for version in (2, 3):
                 await shop.pool.install(publication(version))
         slow.may_load.set()
         await shop.until(lambda: slow.loaded == [0, 1, 3])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.pool.install(publication(4))
             await shop.until(lambda: slow.loaded == [0, 1, 3, 4])
     assert [note for note in shop.notes if "generator-1" in note] == [
@@ -320,7 +320,7 @@ async def test_nobody_waits_for_a_generator_whose_node_does_not_answer_and_it_go
         assert not counting.done()
         shop.watch._silent["far"].set()
         assert shop.pool.cut_off("far") == ["generator-1"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await installing
             assert [each.tokens_generated for each in await counting] == [0, 5]
             assert await scoring is None
@@ -444,7 +444,7 @@ async def test_a_publication_goes_on_with_the_living() -> None:
         delivering = asyncio.create_task(shop.pool.install(publication(1)))
         await shop.until(lambda: shop.made[1].loading is not None)
         shop.made[1].die()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await delivering
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert shop.made[2].loaded == [1]
@@ -550,7 +550,7 @@ async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> No
         shop.made[1].die()
         for fake in shop.made:
             fake.may_evaluate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             results = await evaluating
     assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
 
@@ -563,12 +563,12 @@ async def test_a_pinned_evaluation_is_of_one_version_while_the_others_load_newer
             fake.may_evaluate.clear()
         evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(4), pinned=True))
         await shop.settle()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.pool.install(publication(5))
             await shop.pool.install(publication(6))
         assert [fake.loaded for fake in shop.made] == [[4], [4, 5, 6], [4, 5, 6]]
         shop.made[0].may_evaluate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             results = await evaluating
         await shop.until(lambda: [fake.loaded for fake in shop.made] == [[4, 6], [4, 5, 6], [4, 5, 6]])
         await shop.pool.install(publication(7))
@@ -587,7 +587,7 @@ async def test_a_publication_waits_for_the_evaluation_that_holds_the_only_genera
         await shop.settle()
         assert not installing.done()
         shop.made[0].may_evaluate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             results = await evaluating
             await installing
     assert ({result.reward for result in results}, shop.made[0].loaded) == ({0.0}, [0, 1])
@@ -604,7 +604,7 @@ async def test_the_tasks_of_a_dead_generator_that_held_its_version_are_played_by
         shop.made[0].die()
         await shop.settle()
         shop.made[1].may_evaluate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             results = await evaluating
             await shop.pool.install(publication(3))
         assert {result.reward for result in results} == {2.0}
@@ -661,7 +661,7 @@ async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() 
         await shop.settle()
         assert not evaluating.done()
         shop.made[1].may_start.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             results = await evaluating
     assert {result.reward for result in results} == {4.0}
     assert len(results) == len(TASKS)
@@ -674,12 +674,12 @@ async def test_stopping_does_not_wait_for_a_successor_and_a_last_evaluation_does
         shop.made[0].die()
         await shop.until(lambda: len(shop.made) == 2)
         await shop.pool.stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running
         evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
         await shop.settle()
         shop.made[1].may_start.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert {result.reward for result in await evaluating} == {9.0}
     assert "generator-1 runs" not in shop.log
 
@@ -996,7 +996,7 @@ async def test_an_evaluation_after_training_fails_when_its_own_pool_is_gone_for_
     shop.made[2].die()
     shop.successor = FakeGenerator.die
     with pytest.raises(ComponentFailed):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.pool.evaluate(TASKS, PolicyVersion(0))
 
 
@@ -1105,7 +1105,7 @@ async def test_while_there_is_no_room_for_a_successor_the_others_go_on(monkeypat
         shop.room = 1
         shop.made[1].die()
         await shop.until(lambda: any("while there is no room" in note for note in shop.notes))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await shop.pool.install(publication(1))
         assert len(await shop.pool.evaluate(TASKS, PolicyVersion(1))) == len(TASKS)
         shop.room = 2

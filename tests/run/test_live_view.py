@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from asyncrl.run import live_view
 from asyncrl.run.compose import compose
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import RunProgress
@@ -172,7 +173,8 @@ def test_a_note_is_logged_with_its_level(pipe, recipe, caplog):
     with caplog.at_level(logging.INFO), LiveView(pipe, recipe.name, Clock()) as view:
         view.note("an evaluation's result")
         view.note("Warning: all rewards are equal", logging.WARNING)
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    levels = [record.levelname for record in caplog.records if record.name == live_view.__name__]
+    assert levels == ["INFO", "WARNING"]
 
 
 @pytest.mark.parametrize("kind", ["terminal", "pipe"])

@@ -69,7 +69,7 @@ def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
         assert sorted(each.node for each in taken) == sorted(nodes)
         actors = [RemoteNodeFiles.options(**each.options).remote() for each in taken]
         there = [
-            ray.get(actor.__ray_call__.remote(lambda actor: ray.get_runtime_context().get_node_id()), timeout=60)
+            ray.get(actor.__ray_call__.remote(lambda actor: ray.get_runtime_context().get_node_id()), timeout=200)
             for actor in actors
         ]
         assert there == [each.node for each in taken]

@@ -183,12 +183,12 @@ def test_a_reset_that_takes_too_long_is_told():
 
 def test_a_method_that_blocks_for_good_is_told_with_the_line_where_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight, "SLACK_S", 0.1)
-    monkeypatch.setattr(preflight, "SLOW_S", 0.1)
+    monkeypatch.setattr(preflight, "SLOW_S", 0.3)
     monkeypatch.setattr(preflight, "CANCELLED_ENVIRONMENT_S", 0.1)
     said: list[str] = []
     with pytest.raises(RecipeError, match=rf"reset\(\) has not returned .* \({__file__}:{line_of('Blocks')}"):
         play(Blocks, note=said.append, episode_timeout_s=0.1, tool_timeout_s=0.1)
-    assert said == ["playing task a once, to check the environment: reset() has been running for 0.1 s"]
+    assert said == ["playing task a once, to check the environment: reset() has been running for 0.3 s"]
 
 
 def test_a_close_that_ignores_its_deadline_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -52,8 +52,8 @@ def _kill_generator(run: Run) -> None:
     engine = generator.children(recursive=True)
     assert len(engine) >= 2, "the server that imports vLLM, and the engine that is forked from it"
     generator.kill()
-    run.wait_for(lambda: not any(map(lives, engine)), 30, "the end of its engine")
-    run.wait_for(lambda: "Its episodes are issued again, and generator-1 takes its place" in run.output, 60, "a successor")
+    run.wait_for(lambda: not any(map(lives, engine)), 120, "the end of its engine")
+    run.wait_for(lambda: "Its episodes are issued again, and generator-1 takes its place" in run.output, 120, "a successor")
     assert "died" in run.output
     run.wait_for(lambda: "generator-1 is up" in run.output, 120, "the successor coming up")
 

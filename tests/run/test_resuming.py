@@ -289,7 +289,7 @@ def test_a_read_only_mlflow_database_is_told_before_anything_starts(run, tracked
 
     tracked.chmod(0o444)
     command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "--resume", str(run.folder.path), "--dry-run"]
-    done = subprocess.run(command, preexec_fn=forgo_what_root_may, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, preexec_fn=forgo_what_root_may, capture_output=True, text=True, timeout=200)
     assert done.returncode == ExitCode.REFUSED
     assert f"the MLflow database {tracked} cannot be used: it is read-only; repair it or put it back" in done.stderr
 
@@ -314,7 +314,7 @@ def test_it_is_resumed_from_anywhere_and_after_its_project_has_moved(tmp_path, m
 
     def resumed(*arguments):
         command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "--resume", str(run.folder.path), "--dry-run", *arguments]
-        return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=200)
 
     assert resumed().returncode == ExitCode.COMPLETED
     project.rename(moved)

@@ -4,6 +4,7 @@ import shutil
 import socket
 import sqlite3
 import sys
+import threading
 import time
 from contextlib import closing, contextmanager
 
@@ -50,8 +51,15 @@ def beside_others(tmp_path, empty_database):
     return tmp_path
 
 
-def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
+def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     recipe, folder = make(tmp_path)
+    all_logged, make_database = threading.Event(), tracking._only_one_makes
+
+    def make_it_once_all_is_logged(uri):
+        assert all_logged.wait(60), "the training loop waits for MLflow"
+        return make_database(uri)
+
+    monkeypatch.setattr(tracking, "_only_one_makes", make_it_once_all_is_logged)
     played, kept = trajectory(prompt=3, turns=2), folder.trajectories
     for step in (100, 200):
         episodes = [untrained(played, Kind.TRAIN, step=step, version=step - 1, source="s")]
@@ -59,17 +67,14 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     episodes = [untrained(played, Kind.EVALUATION, step=None, version=200, source=None)]
     write(table(episodes, lambda source: "w", words), evaluation_file(kept, 200, "generator-0"))
     tracker = Tracker(recipe, folder)
-    began = time.monotonic()
     tracker.start()
     for step in range(1, 301):
         tracker.log(step, {"reward/mean": step / 300, "staleness/max": 3.0, "learner/loss": float("nan")})
         if step in (100, 200):
             tracker.log_trained(step)
             tracker.log_evaluated(step)
-    queued = time.monotonic() - began
+    all_logged.set()
     tracker.finish(Status.INTERRUPTED, seconds=120)
-    took = time.monotonic() - began
-    assert queued < min(1.0, took / 2), "the training loop waited for MLflow"
 
     from mlflow import MlflowClient
 
@@ -197,7 +202,7 @@ def test_a_database_that_another_process_holds_is_waited_for(beside_others, monk
     tracker.start()
     wait_for(folder.tracked_as.is_file, "the run to be made")
     monkeypatch.setattr(tracking, "_log_values", write_without_waiting)
-    with closing(sqlite3.connect(folder.database)) as other:
+    with closing(sqlite3.connect(folder.database, timeout=60)) as other:
         other.execute("BEGIN IMMEDIATE")
         tracker.log(1, {"reward/mean": 1.0})
         wait_for(lambda: "tracking waits for other users of sqlite" in caplog.text, "the lock to be noticed")
@@ -305,17 +310,20 @@ def test_a_store_that_cannot_be_opened_is_told_to_the_owner(tmp_path):
         tracker.log(1, {"x": 1.0})
 
 
-def test_a_server_that_never_answers_holds_nobody_up(tmp_path):
+def test_a_server_that_never_answers_holds_nobody_up(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         recipe, folder = make(tmp_path, f"tracking.uri=http://127.0.0.1:{silent.getsockname()[1]}")
         tracker = Tracker(recipe, folder)
         tracker.start()
         began = time.monotonic()
         tracker.log(1, {"x": 1.0})
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 30
         with pytest.raises(DeadlineExceeded, match="MLflow to take in the last records") as caught:
             tracker.finish(Status.COMPLETED, seconds=0.5)
         assert "2 records" in caught.value.remedy
+    tracker._thread.join(100)
+    assert not tracker._thread.is_alive(), "it would log while other tests run"
 
 
 @contextmanager
@@ -354,7 +362,7 @@ def test_a_full_disk_is_told_once_and_then_counted(beside_others, monkeypatch, c
         begin = len(asked)
         wait_for(lambda: len(asked) > begin + 10, "more attempts")
     tracker.finish(Status.COMPLETED, seconds=60)
-    records = [record for record in caplog.records if not record.name.startswith("urllib3")]  # of the server that never answers
+    records = [record for record in caplog.records if record.name == tracking.__name__]
     assert len(records) == 2, caplog.text
     assert records[1].getMessage().startswith("the disk has room again: tracking goes on, after ")
     assert "Traceback" not in caplog.text

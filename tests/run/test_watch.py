@@ -15,7 +15,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 def test_the_death_of_a_watched_process_ends_what_is_enclosed():
     async def run(process: "subprocess.Popen[bytes]") -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             async with ending_with([psutil.Process(process.pid)]), asyncio.TaskGroup() as tasks:
                 tasks.create_task(asyncio.sleep(60))
                 process.kill()

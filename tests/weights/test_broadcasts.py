@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from gloo_collective import Gloo
@@ -35,14 +37,34 @@ CPU = torch.device("cpu")
 HOST = "127.0.0.1"
 V1, V2 = PolicyVersion(1), PolicyVersion(2)
 MINUTE = 60.0
+START_S = 200.0
 SECONDS = 5.0
 """A deadline that is to pass."""
 
 
-def work(pipe: Connection, engine: str, worker: int, workers: int, rooms: list[bool]) -> None:
+class Telling(Gloo):
+    """Gloo whose receiving member tells that it receives: it has joined the groups of all ranks."""
+
+    def __init__(self, receives: Event) -> None:
+        self._receives = receives
+
+    def join(self, token: bytes, member: int, members: int, device: torch.device) -> Group:
+        group = super().join(token, member, members, device)
+        receive = group.receive
+
+        def telling(piece: torch.Tensor) -> None:
+            self._receives.set()
+            receive(piece)
+
+        group.receive = telling  # type: ignore[method-assign]
+        return group
+
+
+def work(pipe: Connection, up: Event, receives: Event, engine: str, worker: int, workers: int, rooms: list[bool]) -> None:
     """Be a worker of an engine: take each publication that comes, and answer what became of it."""
+    up.set()
     room = iter(rooms)
-    receiver = BroadcastReceiver(engine, worker, workers, CPU, Gloo(), lambda size, device: next(room))
+    receiver = BroadcastReceiver(engine, worker, workers, CPU, Telling(receives), lambda size, device: next(room))
     while (publication := pipe.recv()) is not None:
         try:
             fetched = receiver.fetch(publication)
@@ -57,16 +79,24 @@ def work(pipe: Connection, engine: str, worker: int, workers: int, rooms: list[b
 
 
 class Worker:
-    """A worker's process."""
+    """A worker's process.
+
+    Attributes:
+        up: set once it has imported what takes seconds, and takes publications.
+        receives: set once it receives for the first time.
+    """
 
     def __init__(self, engine: str, worker: int, workers: int, rooms: list[bool]) -> None:
         context = get_context("forkserver")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, engine, worker, workers, rooms), daemon=True)
+        self.up, self.receives = context.Event(), context.Event()
+        arguments = (theirs, self.up, self.receives, engine, worker, workers, rooms)
+        self._process = context.Process(target=work, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
     def take(self, publication: Publication) -> None:
+        assert self.up.wait(START_S), f"not up within {START_S} s"
         self._pipe.send(publication)
 
     def answer(self, seconds: float = MINUTE) -> object:
@@ -101,6 +131,13 @@ class Ranks:
         second = [Shard("w", (rows, 30), (0, 15), weight[:, 15:].clone()), Shard("norm", (7,), (0,), torch.randn(7))]
         shards = zip(self.senders, self._files, (first, second, []), strict=True)
         return merge([sender.offer(file.write(version, part)) for sender, file, part in shards])
+
+    def patient(self, publication: Publication) -> Publication:
+        """The publication with a deadline that is not to pass, on both sides."""
+        for sender in self.senders:
+            sender._seconds = MINUTE
+        addresses = tuple(msgspec.structs.replace(address, seconds=MINUTE) for address in publication.senders)
+        return msgspec.structs.replace(publication, senders=addresses)
 
 
 class Gate(Gloo):
@@ -183,6 +220,7 @@ def test_an_engine_that_dies_in_the_middle_concerns_no_other(tmp_path, stack) ->
     for worker in lost:
         worker.take(publication)
     assert gate.reached.wait(MINUTE)
+    assert all(worker.receives.wait(MINUTE) for worker in lost)
     lost[1].signal(signal.SIGKILL)
     assert "in the middle of it; see the logs of both; if NCCL cannot pass" in str(lost[0].answer(MINUTE / 2))
     gate.opened.set()
@@ -197,20 +235,22 @@ def test_an_engine_that_freezes_in_the_middle_is_given_up_at_the_deadline(tmp_pa
     ranks = Ranks(tmp_path, stack, [gate, Gloo()], SECONDS)
     lost, other = engine(stack, "lost", [True, True], [True]), engine(stack, "other", [True])
     first = ranks.publish(V1, rows=600_000)  # more than sockets hold
+    assert all(worker.up.wait(START_S) for worker in lost), "else one would wait for the other for longer than the deadline"
     for worker in lost:
         worker.take(first)
     assert gate.reached.wait(MINUTE)
+    assert all(worker.receives.wait(MINUTE) for worker in lost)
     lost[1].signal(signal.SIGSTOP)
     gate.opened.set()
     lost[0].answer()  # it may have got everything
     newest = ranks.publish(V2)
     lost[0].take(newest)
-    assert "learner rank" in str(lost[0].answer(3 * SECONDS))
+    assert "learner rank" in str(lost[0].answer(MINUTE / 2))  # gloo itself gives up later
     ends = time.monotonic() + MINUTE  # the rank's own thread says it, and may be later than the worker
     while "learner rank 0 sends nothing to engine lost any more" not in caplog.text:
         assert time.monotonic() < ends
         time.sleep(0.05)
-    other[0].take(newest)
+    other[0].take(ranks.patient(newest))
     assert other[0].answer() == (True, newest.fingerprint)
 
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 from asyncrl.weights.parent_watch import die_with_parent
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 PARENT = """
 import multiprocessing, os, sys, time
@@ -69,6 +69,6 @@ def test_a_child_outlives_the_thread_that_started_it_and_watches_once() -> None:
 
 
 def test_a_process_that_multiprocessing_did_not_start_watches_nothing() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     die_with_parent()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
