@@ -86,6 +86,7 @@ class HostedEnvironment:
 
     async def _call(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
         if self._host.task.done() or self._host.lost:
+            self._host.end()  # else it would wait for calls for ever, if the call that was lost ends after all
             self._host = _Host(self._name)
         answer = self._host.ask(call)
         either: set[asyncio.Future[Any]] = {answer, self._host.task}
