@@ -65,10 +65,10 @@ class BufferMachine(RuleBasedStateMachine):
     )
     def start(self, reuse, on_stale, depth, slack, groups, size, partial, filters, sampler, steps, bytes_per_row):
         self.open_depth = depth == "auto"
-        depth = 1 if self.open_depth else depth
+        bound = (1 if self.open_depth else depth) + slack
         self.bound, self.depth, self.on_stale, self.groups, self.size, self.steps = (
-            depth + slack,
-            depth,
+            bound,
+            min(2, bound) if self.open_depth else depth,
             on_stale,
             groups,
             size,
