@@ -39,8 +39,8 @@ CORES_A_RANK = 4
 COSTLY_EPISODE = 4e9
 """Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine.
 
-On two cores, with models of 1 M and of 6 M parameters, two ranks were 0.7 times as fast as one at 1.4e9, 0.95 to 1.1 at 2e9, and 1.25
-to 1.6 above 9e9.
+On two cores, with models of 1 M and of 6 M parameters, two ranks were 0.7 times as fast as one at 1.4e9, 0.95 to 1.1 at 2e9, and
+1.25 to 1.6 above 9e9.
 """
 CORES_A_BUSY_RANK = 2
 """As :data:`CORES_A_RANK`, where training an episode costs so much; with :data:`FEW_CORES`, each core has a rank."""
