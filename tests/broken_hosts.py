@@ -8,7 +8,6 @@ full from the beginning.
 import argparse
 import contextlib
 import shutil
-import sqlite3
 import sys
 import tempfile
 import time
@@ -114,8 +113,7 @@ class Stage:
     @property
     def step(self) -> int:
         """The newest training step in the run's metrics."""
-        with contextlib.closing(sqlite3.connect(self.run.folder.parent / "mlflow.db", timeout=10)) as database:
-            return int(database.execute("select max(step) from metrics").fetchone()[0])
+        return max(self.run.values("learner/step_seconds"))
 
     def log(self, pattern: str, word: str) -> None:
         """Say the lines of logs that have a word."""

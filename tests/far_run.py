@@ -5,7 +5,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from sqlite3 import connect
 
 import psutil
 from two_nodes import Host, RayCluster
@@ -65,6 +67,11 @@ class FarRun:
     def step(self) -> int:
         """The last training step that the run has told of."""
         return int(re.findall(r"training step (\d+)/", self.output)[-1])
+
+    def values(self, metric: str) -> dict[int, float]:
+        """The values of a metric so far, by training step."""
+        with closing(connect(self.folder.parent / "mlflow.db", timeout=10)) as database:
+            return dict(database.execute("select step, value from metrics where key = ? order by step", (metric,)).fetchall())
 
     def interrupt(self, seconds: float) -> Summary:
         """Its summary, once it has ended because of Ctrl-C."""

@@ -14,9 +14,8 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
-import torch
-from spanning_hosts import FAR, Command, Stage, main
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+from reward_models import make_reward_model
+from spanning_hosts import FAR, TINY, Command, Stage, main
 from two_nodes import Host
 
 from asyncrl.core.task import Task
@@ -122,7 +121,7 @@ def tools(stage: Stage) -> None:
 
 def model(stage: Stage) -> None:
     """A reward model on one host scores what engines on both hosts play, each with a payload shard beside it."""
-    _make_reward_model(stage.outside(Path("/tmp/models/reward")))
+    make_reward_model(stage.outside(Path("/tmp/models/reward")), stage.outside(TINY))
     scored = ["+reward={kind: model, path: /tmp/models/reward}", "+tracking.trajectories.keep=all", "buffer.shards=2", "steps=8"]
     spread = ["generators.count=2", "generators.placement.strategy=spread", "buffer.journal.kind=none"]
     run = stage.start(*stage.recipe(*spread, *scored))
@@ -224,24 +223,6 @@ def _nothing_left(stage: Stage) -> None:
             stage.say("copies of models and files of runs there:", copies, runs)
             assert all(Path(each).name in ("lock", "tiny", "reward") for each in copies), copies
             assert all(Path(each).name == "buffer" for each in runs), runs
-
-
-def _make_reward_model(folder: Path) -> None:
-    """Make a reward model of random weights for the policy of the stage."""
-    tokenizer = AutoTokenizer.from_pretrained(folder.parent / "tiny")
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    config = Qwen2Config(vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id, **sizes)
-    made = Qwen2ForSequenceClassification(config)
-    torch.nn.init.normal_(made.score.weight)
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":

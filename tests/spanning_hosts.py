@@ -6,7 +6,6 @@ With ``--tls`` all connections are encrypted, the runs' and Ray's.
 """
 
 import argparse
-import os
 import re
 import shutil
 import signal
@@ -15,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
 
@@ -239,23 +238,10 @@ def cut(stage: Stage) -> None:
 def killed(stage: Stage) -> None:
     """Pipeline stages on two hosts, the process of one of which is killed; the run is resumed."""
     run = _ranks_apart(stage, "learner.pipeline_parallel=2")
-    (rank,) = _processes(stage.far, "ray::LearnerActor")
+    (rank,) = stage.far.processes("ray::LearnerActor")
     rank.kill()
     _fails(stage, run, r"learner rank 1.*process died")
     stage.resume()
-
-
-def _processes(host: Host, name: str) -> list[psutil.Process]:
-    """The processes of a host whose command begins with ``name``."""
-    place = os.readlink(f"/proc/{host.pid}/ns/pid")
-
-    def is_there(process: psutil.Process) -> bool:
-        with suppress(FileNotFoundError):  # it has ended meanwhile
-            return os.readlink(f"/proc/{process.pid}/ns/pid") == place
-        return False
-
-    of_name = [each for each in psutil.process_iter(["cmdline"]) if " ".join(each.info["cmdline"] or ()).startswith(name)]
-    return [each for each in of_name if is_there(each)]
 
 
 def _fails(stage: Stage, run: Command, why: str) -> None:
@@ -346,7 +332,7 @@ def late(stage: Stage) -> None:
     run.wait_for(r"generator-[1-9]\d* has handed back its episodes, and ends")
     at = stage.step
     stage.wait_for_step(at + 5)
-    assert not _processes(stage.far, "ray::GeneratorActor")
+    assert not stage.far.processes("ray::GeneratorActor")
     stage.say(f"the far engine is gone, and training went on from step {at}")
     run.signal(signal.SIGINT)
     ledger = stage.check(Status.INTERRUPTED).ledger

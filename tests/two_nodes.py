@@ -11,6 +11,7 @@ them until Ctrl-C; ``python tests/two_nodes.py -- COMMAND`` runs a command on th
 
 import argparse
 import contextlib
+import json
 import os
 import secrets
 import shlex
@@ -20,10 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -202,6 +205,23 @@ class Host:
             assert time.monotonic() < by, "packets are not captured"
             time.sleep(0.05)
 
+    def held_back(self) -> int:
+        """How many packets to the host had to wait because of :meth:`limit`."""
+        (queue,) = json.loads(self._switch.run("tc", "-s", "-j", "qdisc", "show", "dev", self._port))
+        return int(queue["overlimits"])
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Its processes whose command begins with ``name``."""
+        place = os.readlink(f"/proc/{self.pid}/ns/pid")
+
+        def is_there(process: psutil.Process) -> bool:
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                return os.readlink(f"/proc/{process.pid}/ns/pid") == place
+            return False
+
+        of_name = [each for each in psutil.process_iter(["cmdline"]) if " ".join(each.info["cmdline"] or ()).startswith(name)]
+        return [each for each in of_name if is_there(each)]
+
     def power_off(self) -> None:
         """Kill every process of the host at once; its interface disappears."""
         self._place.end()
@@ -286,7 +306,7 @@ class RayCluster:
     """A Ray cluster over hosts, whose head is the first.
 
     Args:
-        cpus: what each host has for Ray's actors.
+        cpus: what each host has for Ray's actors, or all of them alike.
         variables: further environment variables of Ray and its drivers.
 
     Attributes:
@@ -294,9 +314,14 @@ class RayCluster:
     """
 
     def __init__(
-        self, on: Sequence[Host], cpus: int = 4, object_store_mb: int = 100, variables: Mapping[str, str] | None = None
+        self,
+        on: Sequence[Host],
+        cpus: int | Sequence[int] = 4,
+        object_store_mb: int = 100,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._hosts, self._cpus, self._store = on, cpus, object_store_mb << 20
+        self._hosts, self._store = on, object_store_mb << 20
+        self._cpus = [cpus] * len(on) if isinstance(cpus, int) else cpus
         self.address = f"{on[0].address}:{RAY_PORT}"
         self.environment = {
             "RAY_ADDRESS": self.address,
@@ -308,15 +333,22 @@ class RayCluster:
 
     def start(self, *, only: Sequence[Host] | None = None) -> None:
         """Start Ray on all hosts or ``only`` on some, and wait until they have joined."""
-        for host in self._hosts if only is None else only:
-            head = host is self._hosts[0]
-            part = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"] if head else [f"--address={self.address}"]
-            part += [f"--node-ip-address={host.address}", f"--num-cpus={self._cpus}", f"--object-store-memory={self._store}"]
-            part += ["--num-gpus=0", f'--resources={{"{host.name}": 100}}']
-            environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
-            # Not in the driver's folder: nobody starts Ray there on many hosts.
-            elsewhere = ["env", "--chdir=/", sys.executable, "-m", "ray.scripts.scripts", "start", *part]
-            host.call(elsewhere, environment, READY_S)
+        head, *others = self._hosts
+        chosen = self._hosts if only is None else only
+        if head in chosen:
+            self._start(head, ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"])
+        with ThreadPoolExecutor() as side_by_side:
+            joining = [host for host in others if host in chosen]
+            list(side_by_side.map(lambda host: self._start(host, [f"--address={self.address}"]), joining))
+
+    def _start(self, host: Host, part: list[str]) -> None:
+        cpus = self._cpus[self._hosts.index(host)]
+        part += [f"--node-ip-address={host.address}", f"--num-cpus={cpus}", f"--object-store-memory={self._store}"]
+        part += ["--num-gpus=0", f'--resources={{"{host.name}": 100}}']
+        environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
+        # Not in the driver's folder: nobody starts Ray there on many hosts.
+        elsewhere = ["env", "--chdir=/", sys.executable, "-m", "ray.scripts.scripts", "start", *part]
+        host.call(elsewhere, environment, READY_S)
 
     def wait_for(self, count: int) -> None:
         """Wait until ``count`` nodes are alive."""

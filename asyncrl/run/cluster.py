@@ -222,14 +222,21 @@ class Cluster:
             told = f"{self.places.hosts.get(node)} does not answer. Nobody waits for {', '.join(workers)}"
             its = "Its" if len(workers) == 1 else "Their"
             self._note(f"{told}. {its} episodes are issued again")
-        waited = [f"learner rank {rank}" for rank, where in enumerate(self._ranks) if where.node == node]
-        if waited := [*waited, *(["a payload shard"] if node in self._shards_on else [])]:
+        if waited := self._waited_for(node):
             self._note(f"{self.places.hosts.get(node)} does not answer. Training waits for {' and '.join(waited)} there")
 
     async def _back(self, node: str) -> None:
         logger.warning("node %s (%s) answers again", node[:8], self.places.hosts.get(node))
-        if any(self.places.nodes_of(pool)[node] for pool in self._recipe.generators.by_pool):
+        if self.places.on_node_of(self._recipe.generators.by_pool)[node]:
             self._note(f"{self.places.hosts.get(node)} answers again, and its generators go on")
+        if self._waited_for(node):
+            self._note(f"{self.places.hosts.get(node)} answers again, and training goes on")
+
+    def _waited_for(self, node: str) -> list[str]:
+        """What training cannot do without on a node."""
+        ranks = [f"learner rank {rank}" for rank, where in enumerate(self._ranks) if where.node == node]
+        shard = ["a payload shard"] if node in self._shards_on else []
+        return [*ranks, *shard, *(["the reward model"] if self.places.on_node_of({REWARD_MODEL})[node] else [])]
 
     @property
     def buffer(self) -> BufferClient:
