@@ -60,6 +60,7 @@ class Rank:
             for held in held_weights(architecture, RankPlace(rank=rank, layout=layout))
             if held.published
         ]
+        self._copies: list[torch.Tensor] = []
         self._transport = SharedMemory(run_id, rank, node=LEARNER_NODE)
 
     def size(self) -> int:
@@ -83,14 +84,17 @@ class Rank:
                 flat[torch.randperm(blocks)[: round(share * blocks)] * step] += 1
 
     def memcpy(self, repetitions: int) -> float:
-        """Return the median seconds of copying the shards to memory that was touched before, one tensor after the other."""
-        there = [torch.empty_like(shard.tensor).fill_(0) for shard in self._shards]
+        """Return the median seconds of :meth:`copy`, after one that is not counted."""
+        self._copies = [torch.zeros_like(shard.tensor) for shard in self._shards]
+        self.copy()
+        return statistics.median(self.copy() for _ in range(repetitions))
 
-        def copy() -> None:
-            for target, shard in zip(there, self._shards, strict=True):
-                target.copy_(shard.tensor)
-
-        return median_seconds(copy, repetitions)
+    def copy(self) -> float:
+        """Copy the shards to the memory that :meth:`memcpy` has touched, one tensor after the other, and return the seconds."""
+        began = time.perf_counter()
+        for target, shard in zip(self._copies, self._shards, strict=True):
+            target.copy_(shard.tensor)
+        return time.perf_counter() - began
 
     def fingerprint(self, repetitions: int) -> float:
         """Return the median seconds of computing the fingerprint of the shards."""

@@ -92,22 +92,22 @@ def _check_width(shard: Shard) -> None:
 
 def _on_cpu(shard: Shard, into: torch.Tensor | None, threads: int) -> int:
     tensor = shard.tensor.detach()
-    if tensor.numel() == 0:
+    size, width = tensor.numel(), tensor.element_size()
+    if size == 0:
         return 0
     if tensor.dim() == 0:
         tensor, into = tensor.reshape(1), None if into is None else into.reshape(1)
     if into is not None and into.dtype != tensor.dtype:
         return _rounded(shard, tensor, into)
-    source = _rows(tensor)
+    shape, source = tensor.shape, _rows(tensor)
     if source is None:
         tensor = tensor.contiguous()
-        source = Rows(tensor.data_ptr(), tensor.shape[-1] * tensor.element_size())
+        source = Rows(tensor.data_ptr(), shape[-1] * width)
     target = None if into is None else _rows(into)
     if into is not None and target is None:
         into.copy_(tensor)
-    weights = _weights(shard.name, shard.start or (0,), tensor.shape)
-    columns = tensor.shape[-1]
-    count, width = tensor.numel() // columns, tensor.element_size()
+    weights = _weights(shard.name, shard.start or (0,), shape)
+    count, columns = size // shape[-1], shape[-1]
     return weights.total + sum_of_rows(source, target, count, columns, width, weights.factors, threads)
 
 

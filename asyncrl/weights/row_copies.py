@@ -34,6 +34,10 @@ class Rows(NamedTuple):
         return Rows(self.address + row * self.step, self.step)
 
 
+_NOWHERE = Rows(0, 0)
+"""The target of rows that are only added up."""
+
+
 class Factors(NamedTuple):
     """The addresses of what rows and columns are multiplied with: int64 [R] and int64 [C]."""
 
@@ -53,11 +57,13 @@ def sum_of_rows(
         threads: how many threads share the rows, at most.
     """
     loop = _loop(width, _way(target, count * columns * width))
-    parts = max(1, min(threads, count, count * columns * width // _BYTES_OF_A_THREAD))
+    parts = min(threads, count, count * columns * width // _BYTES_OF_A_THREAD)
+    if parts <= 1:
+        return loop(*source, *(target or _NOWHERE), count, columns, *factors) % 2**64
     sums = [0] * parts
 
     def add_up(part: int, begin: int, end: int) -> None:
-        there = (0, 0) if target is None else target.from_row(begin)
+        there = target.from_row(begin) if target else _NOWHERE
         sums[part] = loop(*source.from_row(begin), *there, end - begin, columns, factors.rows + 8 * begin, factors.columns)
 
     bounds = list(pairwise(count * part // parts for part in range(parts + 1)))

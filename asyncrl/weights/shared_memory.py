@@ -3,11 +3,14 @@
 Each rank owns two files and alternates between them. So a publication stays readable while the next one is written, and the one
 after that overwrites it; while an engine or another node still reads it, a third file is written instead. The files are reused,
 because touching fresh pages costs more than the copy itself. They are written through mappings, which takes a third of the time
-of system calls, and the fingerprints are computed in the same pass. Once a file has all its memory, a GPU writes it through a
-pinned mapping, without a copy in between, and a GPU's engine reads it through one.
+of system calls, and the fingerprints are computed in the same pass. Versions lie alike in a file, so what one has settled for a
+shard is used again by those after it. Once a file has all its memory, a GPU writes it through a pinned mapping, without a copy in
+between, and a GPU's engine reads it through one.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import NamedTuple
 
 import torch
 
@@ -62,27 +65,18 @@ class SharedMemory(Transport):
             MemoryFull: the memory file system has no room for it.
         """
         place = self._free_place(read)
-        records: list[ShardRecord] = []
         proof = Fingerprints()
-        there, end = place.file.size, 0
-        for shard in shards:
+        there, end, laid = place.file.size, 0, []
+        for shard, before in zip(shards, chain(place.laid, repeat(None)), strict=False):
             offset = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = offset + shard.tensor.nbytes
-            pinned = shard.tensor.device.type == self._mapped_from and offset < end <= there
-            memory = self._mappings.bytes_of(place.file.path) if pinned else _as_tensor(place.file.memory(end))
-            flat = memory[offset:end].view(shard.tensor.dtype)
-            proof.add(shard, flat.view(shard.tensor.shape))
-            records.append(
-                ShardRecord(
-                    name=shard.name,
-                    shape=tuple(shard.shape),
-                    start=tuple(shard.start),
-                    extent=tuple(shard.tensor.shape),
-                    dtype=str(shard.tensor.dtype).removeprefix("torch."),
-                    file=0,
-                    offset=offset,
-                )
-            )
+            if before is not None and before.is_of(shard, offset) and shard.tensor.device.type != self._mapped_from:
+                here = before
+            else:
+                here = self._lay(place.file, shard, offset, there)
+            proof.add(shard, here.memory)
+            laid.append(here)
+        place.laid = laid if place.file.size == there else []  # each growth has made a mapping, which would live as long as these
         fingerprints = tuple(proof.each())
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # not for a broadcast of the last version
@@ -91,10 +85,30 @@ class SharedMemory(Transport):
         return Publication(
             version=version,
             files=(file,),
-            shards=tuple(records),
+            shards=tuple(here.record for here in laid),
             fingerprints=fingerprints,
             fingerprint=sum(fingerprints) % 2**64,
         )
+
+    def _lay(self, file: MemoryFile, shard: Shard, offset: int, there: int) -> "_Laid":
+        """Say where a shard lies whose first byte is at ``offset``, and have memory for it.
+
+        Args:
+            there: the size of the file before this version; a device writes no further through its mapping.
+        """
+        end = offset + shard.tensor.nbytes
+        pinned = shard.tensor.device.type == self._mapped_from and offset < end <= there
+        memory = self._mappings.bytes_of(file.path) if pinned else _as_tensor(file.memory(end))
+        record = ShardRecord(
+            name=shard.name,
+            shape=tuple(shard.shape),
+            start=tuple(shard.start),
+            extent=tuple(shard.tensor.shape),
+            dtype=str(shard.tensor.dtype).removeprefix("torch."),
+            file=0,
+            offset=offset,
+        )
+        return _Laid(record, memory[offset:end].view(shard.tensor.dtype).view(shard.tensor.shape))
 
     def _free_place(self, read: Collection[PolicyVersion]) -> "_Place":
         """Return a place whose version may be overwritten, a new one if there is none."""
@@ -158,11 +172,31 @@ class SharedMemory(Transport):
         remove_memory_files(run_id, "rank")
 
 
+class _Laid(NamedTuple):
+    """A shard in a file: what the publication says of it, and the memory, with the shard's dtype and shape."""
+
+    record: ShardRecord
+    memory: torch.Tensor
+
+    def is_of(self, shard: Shard, offset: int) -> bool:
+        """Whether a shard at this byte would lie just as this one."""
+        record, tensor = self.record, shard.tensor
+        return (
+            record.offset == offset
+            and record.name == shard.name
+            and record.shape == shard.shape
+            and record.start == shard.start
+            and self.memory.shape == tensor.shape
+            and self.memory.dtype == tensor.dtype
+        )
+
+
 class _Place:
-    """One of a rank's files, and the version that lies in it as a whole."""
+    """One of a rank's files, the version that lies in it as a whole, and the shards of its last version."""
 
     def __init__(self, file: MemoryFile) -> None:
         self.file, self.version = file, _NONE
+        self.laid: list[_Laid] = []
 
 
 def _as_tensor(memory: memoryview) -> torch.Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
@@ -201,3 +202,35 @@ def test_a_publication_is_in_the_order_of_layers_whichever_rank_has_which_expert
     assert layers == sorted(layers)
     assert len(whole.shards) == 14
     assert {shard.file for shard in whole.shards if ".experts.3" in shard.name} == {1}
+
+
+def test_a_version_that_differs_from_those_before_is_written_as_it_is(tmp_path: Path) -> None:
+    """What the versions before have settled for a shard is used for the same shard at the same byte only."""
+    a = Shard("a", (64, 2), (0, 0), torch.zeros(64, 2))
+    b = Shard("b", (3,), (0,), torch.zeros(3))
+    c = Shard("c", (), (), torch.ones(()))
+    d = Shard("d", (900,), (0,), torch.full((900,), 0.5))
+    upper = replace(a, shape=(128, 2))
+    changes = [
+        ([a, b, c], [replace(a, tensor=torch.arange(128.0).view(64, 2)), b, c]),
+        ([a, b, c], [replace(a, name="z"), b, c]),
+        ([a, b, c], [upper, b, c]),
+        ([upper, b, c], [replace(upper, start=(64, 0)), b, c]),
+        ([a, b, c], [replace(a, tensor=torch.arange(128, dtype=torch.int32).view(64, 2)), b, c]),
+        ([a, b, c], [replace(a, tensor=torch.arange(128.0).view(2, 64).T), b, c]),  # not contiguous
+        ([a, b, c], [replace(a, tensor=torch.arange(64.0).view(32, 2)), b]),
+        ([a, b, c], [a, replace(b, name="a", tensor=torch.ones(2)), c]),
+        ([a, b, c], [b, c]),
+        ([b, c], []),
+        ([b, c], [a, b, c, d]),  # the file grows
+        ([a, b, c, d], [a, b, d, c]),
+    ]
+    versions = [shards for before, after in changes for shards in (*[before] * 4, *[after] * 3)]  # there are two files
+    with closing(SharedMemory("run", 0, str(tmp_path))) as writer:
+        for number, shards in enumerate(versions):
+            part = writer.write(PolicyVersion(number), shards)
+            assert part.fingerprints == tuple(map(fingerprint, shards)), number
+            lying = SharedMemory.read_shards(part)
+            assert [(each.name, each.shape, each.start) for each in lying] == [(s.name, s.shape, s.start) for s in shards], number
+            assert all(torch.equal(there.tensor, s.tensor) for there, s in zip(lying, shards, strict=True)), number
+            assert all(there.tensor.dtype == s.tensor.dtype for there, s in zip(lying, shards, strict=True)), number
