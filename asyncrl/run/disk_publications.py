@@ -1,7 +1,8 @@
 """Brings publications to the engines through a versioned folder on a file system that all nodes share.
 
 What always holds: every version is stored once, by the nodes that the ranks wrote on; a node fetches it once, however many
-engines it has, and only after it is whole in the folder. Engines beside all ranks map what these wrote in memory.
+engines it has, and only after it is whole in the folder. Engines beside all ranks map what these wrote in memory. The work of a
+mirror that dies is done by its successor, once.
 """
 
 import asyncio
@@ -55,6 +56,12 @@ class DiskPublications:
         return await self._fetching.result((version, node), lambda: self._fetch(publication, node), name)
 
     async def _fetch(self, publication: Publication, node: str) -> Publication:
+        try:
+            return await self._fetched(publication, node)
+        except ProcessDied:  # of a mirror; if its whole node is gone, its successor does not come up either
+            return await self._fetched(publication, node)
+
+    async def _fetched(self, publication: Publication, node: str) -> Publication:
         version = publication.version
         await self._storing.result(version, lambda: self._store(publication), f"version {version} to disk")
         if all(file.node == node for file in publication.files):

@@ -1,7 +1,8 @@
 """Brings logs and kept episodes to the run folder from nodes that do not see it, because it is on no shared file system.
 
 The run's processes on such a node write to a folder of the same name there. What always holds: what they write is in the run
-folder a few seconds later, so that little is missing if their node dies; the file of kept episodes is moved whole or not at all.
+folder a few seconds later, so that little is missing if their node dies, and however slow other nodes are; the file of kept
+episodes is moved whole or not at all.
 """
 
 import asyncio
@@ -41,7 +42,6 @@ class FarFiles:
     def __init__(self, folder: RunFolder, nodes: Callable[[], Collection[str]], model: ModelFolder | None = None) -> None:
         self._folder, self._nodes, self._model = folder, nodes, model
         self._known: dict[str, _FarNode] = {}
-        self._looking = asyncio.Lock()
 
     @property
     def met(self) -> set[str]:
@@ -53,16 +53,18 @@ class FarFiles:
         return await self._known[node].answer()
 
     async def run(self) -> NoReturn:
-        """Bring what is new, again and again."""
-        while True:
-            await self.bring()
-            await asyncio.sleep(LOOK_S)
+        """Bring what is new, again and again, from each node by itself."""
+        bringing: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for node in self._present():
+                    if node.id not in bringing or bringing[node.id].done():
+                        bringing[node.id] = group.create_task(node.bring(), name=f"bringing the files of node {node.id[:8]}")
+                await asyncio.sleep(LOOK_S)
 
     async def bring(self) -> None:
         """Bring all that is new. A node that does not answer is logged, and asked again the next time."""
-        async with self._looking:
-            self._meet()
-            await asyncio.gather(*(node.bring() for node in self._known.values() if node.id in self._nodes()))
+        await asyncio.gather(*(node.bring() for node in self._present()))
 
     async def blind(self) -> set[str]:
         """Return the nodes that do not see the run folder.
@@ -80,6 +82,11 @@ class FarFiles:
         if (killed := self._folder.run_id_before) is not None:
             await asyncio.gather(*(node.forget(killed, ()) for node in self._known.values()))
 
+    def _present(self) -> "list[_FarNode]":
+        """The nodes on which the run has processes now."""
+        self._meet()
+        return [self._known[node] for node in self._nodes()]
+
     def _meet(self) -> None:
         for node in set(self._nodes()) - self._known.keys():
             self._known[node] = _FarNode(node, self._folder)
@@ -88,7 +95,7 @@ class FarFiles:
         """Bring the last lines within ``seconds``, and remove what the run left on other nodes, even if it has no process there
         any more."""
         try:
-            async with asyncio.timeout(seconds), self._looking:
+            async with asyncio.timeout(seconds):
                 await asyncio.gather(*(node.leave(self._model) for node in self._known.values()))
         except TimeoutError:
             logger.warning("the last lines of other nodes' logs may be missing: they did not come within %g s", seconds)
@@ -103,6 +110,7 @@ class _FarNode:
         self._sees: bool | None = None
         self._logs: dict[str, _LogCopy] = {}
         self._problem = ""
+        self._bringing = asyncio.Lock()
 
     @property
     def met(self) -> bool:
@@ -122,10 +130,11 @@ class _FarNode:
     async def bring(self) -> None:
         """Bring what is new. What goes wrong is logged once."""
         try:
-            if not await self.sees():
-                await self._bring_logs()
-                await self._bring_episodes()
-            self._problem = ""
+            async with self._bringing:
+                if not await self.sees():
+                    await self._bring_logs()
+                    await self._bring_episodes()
+                self._problem = ""
         except (AsyncRLError, OSError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)

@@ -2,7 +2,8 @@
 
 What always holds: ranks know nothing of each other, so that all of them, pipeline stages too, send side by side; every engine has
 a group of its own with each rank, so that one that is slow, dies or comes new concerns no other; nobody gets a byte without the
-secret; nothing here waits for ever but for the next request, and training waits for none of it.
+secret, and those who connect and say nothing hold few threads; nothing here waits for ever but for the next request, and training
+waits for none of it.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from asyncrl.weights.accepting_socket import AcceptingSocket
 from asyncrl.weights.broadcast_wire import Answer, Extent, Hello, Reply, Request, hear, pieces, supervised, tell
 from asyncrl.weights.chunk_wire import SECRET_BYTES, WELCOME, BrokenConnection, introduction, receive
 from asyncrl.weights.collective import Collective, Group, Nccl
+from asyncrl.weights.unknown_clients import UnknownClients
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class BroadcastSender:
         self._coming: dict[str, _Engine] = {}
         self._served: set[_Engine] = set()
         self._lock = threading.Lock()
+        self._unknown = UnknownClients()
         self._listening = AcceptingSocket(host, self._name)
         there, port = self._listening.address
         self._address = BroadcastAddress(there, port, self._secret, seconds)
@@ -76,13 +79,16 @@ class BroadcastSender:
 
     def _accept(self) -> None:
         while (accepted := self._listening.accept()) is not None:
-            threading.Thread(target=self._greet, args=accepted, name="weights: greet", daemon=True).start()
+            connection, address = accepted
+            thread = threading.Thread(target=self._greet, args=accepted, name=f"weights: greet {address}", daemon=True)
+            self._unknown.enter(thread, connection)
+            thread.start()
 
     def _greet(self, connection: socket.socket, address: object) -> None:
         """Let a worker in; the one that makes its engine complete has this thread serve them."""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(_INTRODUCTION_S)
         try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(_INTRODUCTION_S)
             if not hmac.compare_digest(receive(connection, len(self._introduction)), self._introduction):
                 raise BrokenConnection("it did not show the secret")
             connection.sendall(WELCOME)
@@ -91,6 +97,8 @@ class BroadcastSender:
             logger.warning("%s: %s connected, and was turned away: %s", self._name, address, error)
             connection.close()
             return
+        finally:
+            self._unknown.leave()
         connection.settimeout(self._seconds)
         engine = self._with(hello, connection)
         if engine is None:

@@ -83,7 +83,7 @@ class DiskMirror:
     def _store(self, version: PolicyVersion, number: int, file: WeightFile, shards: Sequence[ShardRecord]) -> StoredFile:
         folder, memory = self._versions.new(version), _mapped(file)
         now, before = np.frombuffer(memory, np.uint8), self._before.get(number)
-        if before is not None and len(before.content) == len(now) and before.changes + 1 < WHOLE_EVERY:
+        if before is not None and len(before.content) == len(now) and self._may_change(before, version):
             changed = changed_blocks(before.content, now)
             if len(changed) * BLOCK_BYTES <= _WORTH_IT * len(now):
                 name = f"rank-{number:05d}.changes"
@@ -100,6 +100,11 @@ class DiskMirror:
         if self._delta:
             self._before[number] = _Before(version, now.copy())
         return stored
+
+    def _may_change(self, before: _Before, version: PolicyVersion) -> bool:
+        """Whether ``version`` may be stored as changes of what was stored before it. That may be the same version, or one that
+        nobody can read, if the mirror of another node died before it had stored its part."""
+        return before.version < version and before.changes + 1 < WHOLE_EVERY and self._versions.is_whole(before.version)
 
     def complete(
         self, version: PolicyVersion, fingerprint: int, files: Sequence[StoredFile], read: Collection[PolicyVersion]

@@ -107,6 +107,10 @@ class StoredVersions:
                     raise
             time.sleep(_LOOK_AGAIN_S)
 
+    def is_whole(self, version: PolicyVersion) -> bool:
+        """Whether this node sees the version with all its files."""
+        return (self.path(version) / _MANIFEST).exists()
+
     def has(self, version: PolicyVersion, seconds: float) -> bool:
         """Whether this node sees a version that is whole and as new as ``version``, within ``seconds``."""
         ends = time.monotonic() + seconds

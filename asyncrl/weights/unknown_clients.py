@@ -1,7 +1,7 @@
-"""The clients of a mirror of weights that have not shown the secret yet, each of which a thread of its own waits for.
+"""The clients of a server of weights that have not shown the secret yet, each of which a thread of its own waits for.
 
 What always holds: there are at most :data:`MOST_UNKNOWN`; if one more connects, the one that connected first is turned away.
-Another mirror shows the secret at once, and tries again if it was turned away nevertheless.
+Who knows the secret shows it at once.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """The driver's side of weights through a folder, over real mirrors; only Ray's way of calling them is replaced."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -37,7 +38,8 @@ class FakeActor:
             actor = self._actor
             actor._site.calls.append((actor._node, self._method))
             await asyncio.sleep(0)
-            if actor._site.dies.pop((actor._node, self._method), None):
+            if actor._site.dies[actor._node, self._method] > 0:
+                actor._site.dies[actor._node, self._method] -= 1
                 raise ProcessDied(f"{actor._node} died")
             if self._method == "store":
                 (publication,) = arguments
@@ -52,7 +54,7 @@ class Site:
         self._memory.mkdir()
         self._rank = stack.enter_context(closing(SharedMemory("run", 0, str(self._memory), node="learner")))
         self.calls: list[tuple[str, str]] = []
-        self.dies: dict[tuple[str, str], bool] = {}
+        self.dies = Counter[tuple[str, str]]()
         self.publications = DiskPublications(self.make, SECONDS)
 
     def make(self, node: str) -> FakeActor:
@@ -92,15 +94,27 @@ async def test_every_version_is_stored_even_if_only_the_learners_node_has_engine
     assert StoredVersions(site.folder).versions() == [1, 2]
 
 
-async def test_after_a_mirror_died_the_version_may_be_asked_for_again(site: Site) -> None:
+async def test_the_successor_of_a_mirror_that_died_does_its_work(site: Site) -> None:
+    """Of every mirror, at every step; nobody who waits hears of it, and the versions after it can be read."""
+    deaths = [("learner", "store"), ("learner", "complete"), ("a", "fetch")]
+    for version, place in enumerate(deaths, 1):
+        publication = site.publish(version)
+        site.dies[place] = 1
+        for local in await asyncio.gather(*(site.publications.fetch(publication, node) for node in ("a", "b"))):
+            assert dict(SharedMemory.read(local))["w"].tolist() == [version] * 4
+    assert [site.calls.count((node, "made")) for node in ("learner", "a", "b")] == [3, 2, 1]
+    assert site.calls.count(("learner", "store")) == 3 + 2
+
+
+async def test_after_a_mirror_and_its_successor_died_the_version_may_be_asked_for_again(site: Site) -> None:
     publication = site.publish(1)
     for place in (("learner", "store"), ("a", "fetch")):
-        site.dies[place] = True
+        site.dies[place] = 2
         with pytest.raises(ProcessDied):
             await site.publications.fetch(publication, "a")
     local = await site.publications.fetch(publication, "a")
     assert dict(SharedMemory.read(local))["w"].tolist() == [1.0] * 4
-    assert site.calls.count(("a", "made")) == 2
+    assert site.calls.count(("a", "made")) == 3
 
 
 async def test_a_folder_that_is_not_shared_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -32,6 +32,7 @@ from asyncrl.weights.collective import Group
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
+from asyncrl.weights.unknown_clients import MOST_UNKNOWN
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
@@ -293,6 +294,25 @@ def test_who_does_not_show_the_secret_gets_nothing(tmp_path, stack) -> None:
         stranger.sendall(introduction(bytes(32)))
         assert stranger.recv(1) == b""
     assert str(address.secret) not in repr(ranks.publish(V2))
+
+
+def test_those_who_connect_and_say_nothing_hold_few_threads_and_no_engine_up(tmp_path, stack) -> None:
+    ranks, (worker,) = Ranks(tmp_path, stack, [Gloo(), Gloo()], MINUTE), engine(stack, "engine", [True])
+    publication, threads = ranks.publish(V1), threading.active_count()
+    address = publication.senders[0]
+    silent = [
+        stack.enter_context(socket.create_connection((address.host, address.port), MINUTE)) for _ in range(3 * MOST_UNKNOWN)
+    ]
+    first_ones = silent[: 2 * MOST_UNKNOWN]
+    for client in first_ones:
+        with suppress(ConnectionResetError):
+            assert client.recv(1) == b"", "it is turned away long before its time is over"
+    for thread in threading.enumerate():
+        if any(thread.name == f"weights: greet {client.getsockname()}" for client in first_ones):
+            thread.join(MINUTE)
+    assert threading.active_count() <= threads + MOST_UNKNOWN
+    worker.take(publication)
+    assert worker.answer() == (True, publication.fingerprint)
 
 
 def test_a_rank_that_nobody_answers_for_is_told(tmp_path) -> None:

@@ -51,13 +51,7 @@ class Site:
         del self._mirrors[node]
 
     def store(self, version: int, read: tuple[int, ...] = ()) -> Publication:
-        half, shape = ROWS // 2, (ROWS, COLUMNS)
-        shards = [
-            [Shard("norm", (3,), (0,), self.norm), Shard("w", shape, (0, 0), self.weights[:half])],
-            [Shard("w", shape, (half, 0), self.weights[half:])],
-        ]
-        parts = [rank.write(PolicyVersion(version), own) for rank, own in zip(self._ranks, shards, strict=True)]
-        publication = merge(parts)
+        publication = self._written(version)
         stored = {}
         for node in ("learner0", "learner1"):
             stored |= self.mirror(node).store(publication.version, *of_node(publication, node))
@@ -65,6 +59,19 @@ class Site:
         kept = [PolicyVersion(each) for each in read]
         self.mirror("learner0").complete(publication.version, publication.fingerprint, files, kept)
         return publication
+
+    def part_of(self, node: str, version: int) -> None:
+        """Have one node alone store its part of a version."""
+        publication = self._written(version)
+        self.mirror(node).store(publication.version, *of_node(publication, node))
+
+    def _written(self, version: int) -> Publication:
+        half, shape = ROWS // 2, (ROWS, COLUMNS)
+        shards = [
+            [Shard("norm", (3,), (0,), self.norm), Shard("w", shape, (0, 0), self.weights[:half])],
+            [Shard("w", shape, (half, 0), self.weights[half:])],
+        ]
+        return merge([rank.write(PolicyVersion(version), own) for rank, own in zip(self._ranks, shards, strict=True)])
 
     def fetch(self, node: str, publication: Publication) -> dict[str, torch.Tensor]:
         files = self.mirror(node).fetch(publication.version, SEEN_S)
@@ -172,6 +179,21 @@ def test_a_mirror_that_is_made_again_needs_nothing_of_the_old_one(changing: Site
     publication = changing.store(4)
     assert [file.base for file in StoredVersions(changing.folder).manifest(PolicyVersion(4)).files] == [None, 3]
     assert torch.equal(changing.fetch("n", publication)["w"], changing.weights)
+
+
+def test_a_version_that_did_not_become_whole_is_no_base_of_changes(changing: Site) -> None:
+    """The mirror of one node has stored its part when that of the other one dies: it stores it again, or goes on to the next."""
+    changing.store(1)
+    changing.weights[7] += 1
+    changing.part_of("learner0", 2)
+    changing.weights[9] += 1
+    assert torch.equal(changing.fetch("late", changing.store(3))["w"], changing.weights)
+    again = changing.store(3)  # whoever asked died before it heard that the version was complete
+    assert torch.equal(changing.fetch("later", again)["w"], changing.weights)
+    changing.weights[11] += 1
+    after = changing.store(4)
+    assert torch.equal(changing.fetch("latest", after)["w"], changing.weights)
+    assert changing.stored_bytes(4) < changing.stored_bytes(3) // 2, "what is whole is a base again"
 
 
 def test_a_resumed_run_takes_the_place_of_versions_that_are_newer(site: Site) -> None:
