@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.reward import ModelReward
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -23,7 +23,7 @@ class RewardModel:
         # A late import: it takes seconds, and the driver, which imports this module, does not need it.
         from transformers import AutoModelForSequenceClassification
 
-        self._batch_tokens, self._device = reward.batch_tokens, device
+        self._path, self._batch_tokens, self._device = reward.path, reward.batch_tokens, device
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             Path(reward.path),
             dtype=_DTYPES[reward.dtype],
@@ -36,10 +36,21 @@ class RewardModel:
             )
         self._model = model.to(device).eval()
         self._padding: int = model.config.get_text_config().pad_token_id
+        self._known: int = model.get_input_embeddings().num_embeddings
 
     @torch.inference_mode()
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:
-        """Return the model's score of each row of token ids (int32 [T], not empty)."""
+        """Return the model's score of each row of token ids (int32 [T], not empty).
+
+        Raises:
+            ComponentFailed: a row has a token that the model has no embedding of. A policy can sample ids that no tokenizer
+                knows, since the sizes of vocabularies are often rounded up.
+        """
+        if (largest := max((int(row.max()) for row in rows), default=0)) >= self._known:
+            raise ComponentFailed(
+                f"the reward model cannot score token {largest}, which the policy sampled: {self._path} has embeddings of "
+                f"{self._known} tokens; name one with the policy's vocab_size in its config.json (reward.path)"
+            )
         scores = [0.0] * len(rows)
         for chosen in _batches([len(row) for row in rows], self._batch_tokens):
             lengths = torch.tensor([len(rows[index]) for index in chosen])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.reward import ModelReward
 from learners.reward_model import RewardModel
 
@@ -55,6 +55,14 @@ def test_scores_are_those_of_each_row_alone(folder: Path, batch_tokens: int) -> 
     model = RewardModel(ModelReward(path=str(folder), dtype="float32", batch_tokens=batch_tokens), torch.device("cpu"))
     assert np.std(expected) > 0.1
     np.testing.assert_allclose(model.score(episodes), expected, atol=2e-4)
+
+
+def test_a_token_without_an_embedding_is_named(folder: Path) -> None:
+    model = RewardModel(ModelReward(path=str(folder)), torch.device("cpu"))
+    known, unknown = np.array([1, 63], np.int32), np.array([5, 64], np.int32)
+    assert len(model.score([known])) == 1
+    with pytest.raises(ComponentFailed, match=r"token 64, which the policy sampled: .* has embeddings of 64 tokens"):
+        model.score([known, unknown])
 
 
 def test_no_forward_pass_has_more_tokens_than_it_may(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
