@@ -43,7 +43,8 @@ READY_S = 120.0
 """How long Ray may take to have all nodes."""
 
 _FIRST_PROCESS = "echo up; while read -r _; do :; done"
-"""Ends with its standard input. It is process 1 of its host: all others there end with it, and it reaps what it adopts."""
+"""Ends with its standard input. It is process 1 of its host: all others there end with it, and it reaps what it adopts (bash
+does, dash does not)."""
 
 
 def cannot_make() -> str:
@@ -75,9 +76,9 @@ class _Namespaces:
     """Namespaces of one kind of place, held by a process."""
 
     def __init__(self, *kinds: str) -> None:
-        unshare = ["unshare", *kinds, "--fork", "--kill-child", "sh", "-c", _FIRST_PROCESS]
+        unshare = ["unshare", *kinds, "--fork", "--kill-child", "bash", "-c", _FIRST_PROCESS]
         if "--pid" not in kinds:
-            unshare = ["unshare", *kinds, "sh", "-c", _FIRST_PROCESS]
+            unshare = ["unshare", *kinds, "bash", "-c", _FIRST_PROCESS]
         self._holder = subprocess.Popen(unshare, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n", "the namespaces were not made"
@@ -307,6 +308,7 @@ class RayCluster:
 
     Args:
         cpus: what each host has for Ray's actors, or all of them alike.
+        dashboard: whether the first host takes jobs, at port 8265; that needs ``ray[default]``.
         variables: further environment variables of Ray and its drivers.
 
     Attributes:
@@ -319,9 +321,12 @@ class RayCluster:
         cpus: int | Sequence[int] = 4,
         object_store_mb: int = 100,
         variables: Mapping[str, str] | None = None,
+        *,
+        dashboard: bool = False,
     ) -> None:
         self._hosts, self._store = on, object_store_mb << 20
         self._cpus = [cpus] * len(on) if isinstance(cpus, int) else cpus
+        self._dashboard = [f"--include-dashboard={dashboard}", f"--dashboard-host={on[0].address}"]
         self.address = f"{on[0].address}:{RAY_PORT}"
         self.environment = {
             "RAY_ADDRESS": self.address,
@@ -336,7 +341,7 @@ class RayCluster:
         head, *others = self._hosts
         chosen = self._hosts if only is None else only
         if head in chosen:
-            self._start(head, ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"])
+            self._start(head, ["--head", f"--port={RAY_PORT}", *self._dashboard])
         with ThreadPoolExecutor() as side_by_side:
             joining = [host for host in others if host in chosen]
             list(side_by_side.map(lambda host: self._start(host, [f"--address={self.address}"]), joining))
@@ -367,6 +372,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--memory-mb", type=int, default=1536, help="size of each /dev/shm")
     parser.add_argument("--tls", action="store_true", help="encrypt Ray's own connections")
+    parser.add_argument("--dashboard", action="store_true", help="let the first node take jobs (needs ray[default])")
     parser.add_argument("--mbit", type=int, help="limit the cable of every node but the first")
     parser.add_argument("command", nargs="*", help="runs on the first node; without it the hosts stay until Ctrl-C")
     chosen = parser.parse_args()
@@ -376,7 +382,7 @@ def main() -> int:
         for host in made:
             if chosen.mbit and host is not made[0]:
                 host.limit(chosen.mbit)
-        cluster = RayCluster(made, variables=encrypted(Path(folder)) if chosen.tls else None)
+        cluster = RayCluster(made, variables=encrypted(Path(folder)) if chosen.tls else None, dashboard=chosen.dashboard)
         cluster.start()
         settings = shlex.join(f"{name}={value}" for name, value in cluster.environment.items())
         for host in made:

@@ -1,0 +1,129 @@
+"""Plays whole runs over two hosts that a job system starts, stops and resumes: `ray job submit`, and Slurm.
+
+As root: ``python tests/job_hosts.py submitted slurm`` plays these one after the other, each on a pair of hosts as in
+``tests/spanning_hosts.py``. ``submitted`` needs ``ray[default]``, and ``slurm`` Slurm's daemons (Debian: ``slurm-wlm``).
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spanning_hosts import Stage
+from two_nodes import SHARED, RayCluster, hosts
+
+from asyncrl.run.summary import Status
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "scaling" / "slurm.sh"
+CONFIG = SHARED / "slurm.conf"
+_SLURM = """
+ClusterName=hosts
+SlurmctldHost=node-0
+AuthType=auth/none
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+SwitchType=switch/none
+SlurmUser=root
+SlurmctldPidFile=/tmp/slurmctld.pid
+SlurmctldLogFile=/tmp/slurmctld.log
+StateSaveLocation=/tmp/slurmctld
+SlurmdPidFile=/tmp/slurmd.pid
+SlurmdLogFile=/tmp/slurmd.log
+SlurmdSpoolDir=/tmp/slurmd
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+TaskPlugin=task/affinity
+DefMemPerCPU=1000
+NodeName=node-[0-1] CPUs=2 RealMemory=8000 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+SPREAD = ["generators.count=2", "generators.placement.strategy=spread", "checkpoint.every=4"]
+STEPS, STOPPED_AT = 200, 8
+
+
+def submitted(stage: Stage, call: Callable[..., str]) -> None:
+    """A run is a job of Ray on a cluster of both hosts: stopped, and resumed by another job."""
+    stage.cluster.start()
+    stage.cluster.wait_for(2)
+    address = f"--address=http://{stage.head.address}:8265"
+    patient = '--runtime-env-json={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}'
+    first = ["--no-wait", "--submission-id=first", patient]
+    call("ray", "job", "submit", address, *first, "--", "asyncrl", *stage.recipe(*SPREAD, f"steps={STEPS}"))
+    _wait_for_step(stage)
+    call("ray", "job", "stop", address, "first")
+    assert "was stopped" in call("ray", "job", "status", address, "first")
+    _interrupted(stage)
+    said = call("ray", "job", "submit", address, "--submission-id=second", "--", "asyncrl", *_resumed(stage))
+    assert "succeeded" in said, said
+    stage.check()
+
+
+def slurm(stage: Stage, call: Callable[..., str]) -> None:
+    """A run is a job of Slurm on both hosts, by the script of the documentation: stopped, and resumed by another job."""
+    (stage.folder / SHARED.name / CONFIG.name).write_text(_SLURM)
+    # As daemons: they are children of process 1 then, as Slurm's tracking of processes expects.
+    call("sh", "-c", "mkdir /tmp/slurmctld && slurmctld > /tmp/slurmctld.out 2>&1")
+    for host in (stage.head, stage.far):
+        host.call(["sh", "-c", f"slurmd -N {host.name} > /tmp/slurmd.out 2>&1"], {"SLURM_CONF": str(CONFIG)}, 30)
+    sbatch = ["sbatch", "--parsable", f"--chdir={SHARED}", "--nodes=2"]
+    job = call(*sbatch, str(SCRIPT), *stage.recipe(*SPREAD, f"steps={STEPS}")[1:]).strip()
+    _wait_for_step(stage)
+    call("scancel", "--batch", "--signal=TERM", job)
+    by = time.monotonic() + 90
+    while call("squeue", "--noheader", "--jobs", job).strip():
+        assert time.monotonic() < by, "the job does not end"
+        time.sleep(1)
+    _interrupted(stage)
+    call(*sbatch, "--wait", str(SCRIPT), *_resumed(stage)[1:])
+    stage.check()
+
+
+def _wait_for_step(stage: Stage) -> None:
+    by = time.monotonic() + 300
+    while not (stage.outside(stage.runs) / "mlflow.db").exists():
+        assert time.monotonic() < by, "the run has not begun"
+        time.sleep(1)
+    stage.wait_for_step(STOPPED_AT, 300)
+
+
+def _interrupted(stage: Stage) -> None:
+    assert stage.check(Status.INTERRUPTED).steps < STEPS
+    stage.say("weights left in memory:", *stage.weights_in_memory())
+    assert stage.weights_in_memory() == [[], []]
+
+
+def _resumed(stage: Stage) -> list[str]:
+    return ["launch", "--resume", str(stage.runs / stage.run.name)]
+
+
+@contextmanager
+def _stage(name: str) -> Iterator[tuple[Stage, Callable[..., str]]]:
+    """Two hosts, and what runs a command on the first to its end, as its user would."""
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    with tempfile.TemporaryDirectory() as folder, hosts(2, Path(folder)) as made:
+        cluster = RayCluster(made, variables=path, dashboard=True)
+        stage = Stage(Path(folder), made, cluster, tls=False)
+        stage.runs = SHARED / name
+        stage.outside(stage.runs).mkdir()
+        known = {**cluster.environment, "RAY_ADDRESS": "", "SLURM_CONF": str(CONFIG)}
+
+        def call(*command: str) -> str:
+            began = time.monotonic()
+            said = stage.head.call(command, known, 400)
+            stage.say(f"{' '.join(command[:4])}: {time.monotonic() - began:.1f} s:", said.strip().splitlines()[-1:])
+            return said
+
+        yield stage, call
+
+
+SCENARIOS = {each.__name__: each for each in (submitted, slurm)}
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        with _stage(each) as (stage, call):
+            stage.say(f"{each}: {SCENARIOS[each].__doc__}")
+            SCENARIOS[each](stage, call)
