@@ -42,7 +42,7 @@ NodeName=node-[0-1] CPUs=2 RealMemory=8000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 SPREAD = ["generators.count=2", "generators.placement.strategy=spread", "checkpoint.every=4"]
-STEPS, STOPPED_AT = 200, 8
+STEPS, STOPPED_AT = 60, 8
 
 
 def submitted(stage: Stage, call: Callable[..., str]) -> None:

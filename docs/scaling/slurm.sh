@@ -4,6 +4,7 @@
 #SBATCH --job-name=asyncrl
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --signal=B:TERM@120
 set -euo pipefail
 : "${1:?give a recipe, and overrides after it}"
