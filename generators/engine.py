@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import lru_cache
 from itertools import count
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncrl.core.adapters import AdapterSettings, adapter_id
+from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.deadline import deadline
 from asyncrl.core.environment_variables import added_to_environment
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
@@ -42,11 +41,12 @@ from generators.first_error import first_error
 from generators.held_outputs import HOLD_OUTPUTS
 from generators.loop_share import LoopShare
 from generators.occupancy import Occupancy
+from generators.partial_blocks import KEEP_PARTIAL_BLOCKS
+from generators.request_settings import adapter_request, sampling_params, scoring_params
 from generators.version_slots import VersionSlots, version_in
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -123,6 +123,7 @@ class VllmEngine:
         settings = {"engine": name, "adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
         await self._ask(HOLD_OUTPUTS)
+        await self._ask(KEEP_PARTIAL_BLOCKS)
         length = min(_WARM_UP_TOKENS, max_context // 2)
         with first_error():
             async with asyncio.TaskGroup() as group:
@@ -164,25 +165,40 @@ class VllmEngine:
         )
 
     async def generate_in(
-        self, slot: int, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_id: int,
+        computed: int | None = None,
     ) -> Completion:
-        """Sample one turn after ``token_ids`` with the version in ``slot``; see :class:`generators.completion.Sampler`."""
-        result = await self._request(slot, token_ids, _sampling_params(max_tokens, sampling, stop_token_id))
+        """Sample one turn after ``token_ids`` with the version in ``slot``; see :class:`generators.completion.Sampler`.
+
+        Args:
+            computed: the first tokens of ``token_ids`` that the turn before it in the same conversation had computed, if any.
+        """
+        result = await self._request(slot, token_ids, sampling_params(max_tokens, sampling, stop_token_id), computed)
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
         return self._completion(result.outputs[0], slot)
 
-    async def _request(self, slot: int, token_ids: Sequence[int], params: "SamplingParams") -> "RequestOutput":
+    async def _request(
+        self, slot: int, token_ids: Sequence[int], params: "SamplingParams", computed: int | None = None
+    ) -> "RequestOutput":
         """Send one request to vLLM, with the version in ``slot``, and wait for its answer."""
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         prompt = tokens_input(list(token_ids), cache_salt=str(self._slots.version(slot)))
-        adapter = None if self._adapters is None else _adapter_request(slot)
+        adapter = None if self._adapters is None else adapter_request(slot)
+        session = None if computed is None else str(computed)  # where generators.partial_blocks looks for it
         self._occupancy.enter()
         result: RequestOutput | None = None
         try:
             # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
-            async for newer in self._llm.generate(prompt, params, str(next(self._request_numbers)), lora_request=adapter):
+            number = str(next(self._request_numbers))
+            async for newer in self._llm.generate(prompt, params, number, lora_request=adapter, session_id=session):
                 result = newer
         except (EngineDeadError, EngineGenerateError) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
@@ -205,7 +221,7 @@ class VllmEngine:
         return list(await asyncio.gather(*(self._score(row, self._slots.newest) for row in rows)))
 
     async def _score(self, row: Sequence[int], slot: int) -> ScoredRow:
-        result = await self._request(slot, row, _scoring_params())
+        result = await self._request(slot, row, scoring_params())
         (span, *_) = result.outputs[0].weight_versions
         found = [token[row[place]].logprob for place, token in enumerate(result.prompt_logprobs or ()) if token]
         return ScoredRow(version_in(span.version, slot), np.array(found, np.float32))
@@ -319,58 +335,20 @@ class _EpisodeSampler:
 
     def __init__(self, engine: VllmEngine, slot: int) -> None:
         self._engine, self._slot = engine, slot
+        self._computed: int | None = None
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """See :meth:`generators.completion.Sampler.generate`."""
-        return await self._engine.generate_in(
-            self._slot, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id
+        completion = await self._engine.generate_in(
+            self._slot,
+            token_ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_token_id=stop_token_id,
+            computed=self._computed,
         )
-
-
-@lru_cache
-def _adapter_request(slot: int) -> "LoRARequest":
-    """Return vLLM's name of the adapter in ``slot``. Its path is never read: the slots are filled by publications."""
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(f"slot {slot}", adapter_id(slot), "published")
-
-
-@lru_cache
-def _scoring_params() -> "SamplingParams":
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    # vLLM samples at least one token. The prompt's log-probabilities are at temperature 1, whatever that of the sampling.
-    return SamplingParams(
-        max_tokens=1,
-        prompt_logprobs=0,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _sampling_params(max_tokens: int, sampling: Sampling, stop_token_id: int) -> "SamplingParams":
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    # Requests have no seed of their own: vLLM's CPU sampler ignores it. The engine's seed makes runs repeatable.
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=max_tokens,
-        stop_token_ids=[stop_token_id],
-        ignore_eos=True,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # requests may share it; copying it takes a third of the front end's time
-    )
+        self._computed = len(token_ids) + len(completion.token_ids) - 1  # all but the last one that was sampled
+        return completion
 
 
 def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:

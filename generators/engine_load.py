@@ -8,6 +8,7 @@ import psutil
 
 from generators.engine_steps import EngineSteps
 from generators.held_outputs import HOLD_OUTPUTS, hold_outputs
+from generators.partial_blocks import KEEP_PARTIAL_BLOCKS, keep_partial_blocks
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
@@ -17,11 +18,12 @@ REPORT_LOAD = "report_load"
 
 
 def register() -> None:
-    """Add to vLLM's engine process what generators ask of it: this report, and to hold back outputs. Safe to call again."""
+    """Add to vLLM's engine process the methods that generators call. Safe to call again."""
     from vllm.v1.engine.core import EngineCoreProc
 
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
     setattr(EngineCoreProc, HOLD_OUTPUTS, hold_outputs)
+    setattr(EngineCoreProc, KEEP_PARTIAL_BLOCKS, keep_partial_blocks)
 
 
 def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:

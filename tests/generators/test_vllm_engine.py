@@ -122,6 +122,26 @@ async def test_truncated_sampling_reports_the_renormalised_distribution_it_sampl
     assert np.abs((await greedy).logprobs - reference_logprobs(model, prompt, (await greedy).token_ids)).max() < 1e-3
 
 
+async def test_the_turns_of_an_episode_go_on_where_the_turn_before_ended(engine, model, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached, request = [], engine._request
+
+    async def noted(*arguments: object) -> object:
+        result = await request(*arguments)
+        cached.append(result.num_cached_tokens)
+        return result
+
+    monkeypatch.setattr(engine, "_request", noted)
+    tokens, computed = list(range(50, 88)), []
+    with engine.episode() as sampler:
+        for length in (7, 1, 30, 12):
+            turn = await sampler.generate(tokens, max_tokens=length, sampling=Sampling(1.0), stop_token_id=NO_STOP)
+            expected = reference_logprobs(model, tokens, turn.token_ids)
+            assert np.abs(turn.logprobs - expected).max() < 1e-3
+            computed.append(len(tokens) + length - 1)
+            tokens += [*turn.token_ids.tolist(), 6, 7, 8]
+    assert cached[1:] == computed[:-1]
+
+
 async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEngine) -> None:
     prompt = list(range(5, 45))
     (first,) = (await sample(engine, prompt, 1, 0.0)).token_ids.tolist()
@@ -137,7 +157,7 @@ async def test_requests_are_told_apart_without_chance(engine: VllmEngine, monkey
 
 
 async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ended(*arguments: object, lora_request: object) -> AsyncIterator[object]:
+    async def ended(*arguments: object, **settings: object) -> AsyncIterator[object]:
         return
         yield
 

@@ -1,0 +1,59 @@
+"""What vLLM is told of a request beside its tokens."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from asyncrl.core.adapters import adapter_id
+from asyncrl.core.trajectory import Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+
+@lru_cache
+def adapter_request(slot: int) -> "LoRARequest":
+    """Return vLLM's name of the adapter in ``slot``. Its path is never read: the slots are filled by publications."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"slot {slot}", adapter_id(slot), "published")
+
+
+@lru_cache
+def scoring_params() -> "SamplingParams":
+    """Return how a request is computed whose tokens are given."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    # vLLM samples at least one token. The prompt's log-probabilities are at temperature 1, whatever that of the sampling.
+    return SamplingParams(
+        max_tokens=1,
+        prompt_logprobs=0,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+@lru_cache(maxsize=1024)
+def sampling_params(max_tokens: int, sampling: Sampling, stop_token_id: int) -> "SamplingParams":
+    """Return how a turn is sampled."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    # Requests have no seed of their own: vLLM's CPU sampler ignores it. The engine's seed makes runs repeatable.
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=max_tokens,
+        stop_token_ids=[stop_token_id],
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # requests may share it; copying it takes a third of the front end's time
+    )
