@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_CACHED_ELEMENTS = 200_000
+"""Elements of the input that the gradient of gated SiLU is computed for at once on a CPU."""
+
 
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """``values / sqrt(mean(values**2) + epsilon) * weight`` over the last dimension, with the mean and the quotient in
@@ -81,13 +84,21 @@ class _GatedSilu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, -1)
         gradient = torch.empty_like(gate_up)
-        gate_grad, up_grad = gradient.chunk(2, -1)
-        activated = F.silu(gate)
-        torch.mul(grad, activated, out=up_grad)
-        torch.ops.aten.silu_backward.grad_input(torch.mul(grad, up, out=activated), gate, grad_input=gate_grad)
+        # A few rows at a time stay in a core's second-level cache, so that all passes but the first cost little.
+        rows = len(gate_up) if gate_up.is_cuda else max(1, _CACHED_ELEMENTS // gate_up.size(-1))
+        for part in zip(grad.split(rows), gate_up.split(rows), gradient.split(rows), strict=True):
+            _gated_silu_gradient(*part)
         return gradient
+
+
+def _gated_silu_gradient(grad: Tensor, gate_up: Tensor, gradient: Tensor) -> None:
+    """Write the gradient by ``gate_up`` to ``gradient``."""
+    gate, up = gate_up.chunk(2, -1)
+    gate_grad, up_grad = gradient.chunk(2, -1)
+    activated = F.silu(gate)
+    torch.mul(grad, activated, out=up_grad)
+    torch.ops.aten.silu_backward.grad_input(torch.mul(grad, up, out=activated), gate, grad_input=gate_grad)
 
 
 class _Rotate(torch.autograd.Function):

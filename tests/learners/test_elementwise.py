@@ -41,7 +41,7 @@ def test_rms_norm(shape):
     compare(lambda x, w: rms_norm(x, w, 1e-5), plain_norm, torch.randn(shape), torch.randn(shape[-1]))
 
 
-@pytest.mark.parametrize("tokens", [6, 0])
+@pytest.mark.parametrize("tokens", [6, 0, 10_003])
 def test_gated_silu(tokens):
     torch.manual_seed(0)
     compare(gated_silu, plain_gate, 3 * torch.randn(tokens, 1, 20))
