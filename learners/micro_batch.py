@@ -1,8 +1,8 @@
 """One micro-batch as tensors: rows laid end to end, and what the loss needs to know about each sampled token.
 
-A prefix that rows of a group share is laid down once, as a segment that the rows continue. It has no sampled token, so
-only attention and positions need to know of it. What a row has from its last sampled token on predicts nothing, and is not
-laid down.
+A prefix that rows of a group share is laid down once, as a segment that the rows continue, and a preamble that several
+such prefixes begin with is one that they continue in turn. Neither has a sampled token, so only attention and positions need
+to know of them. What a row has from its last sampled token on predicts nothing, and is not laid down.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId
 from asyncrl.core.trajectory import Trajectory
 from learners.loss_tokens import LossTokens
-from learners.prefixes import planned_prefix, shared_prefix
+from learners.prefixes import planned_prefix, shared_preamble, shared_prefix
 from learners.segments import Segments
 
 _PADDING_TOKEN = 0
@@ -29,10 +29,11 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
 
     Attributes:
         token_ids: int64 [t].
-        lengths: tokens of each segment; they add up to ``t``. The shared prefixes come first. Then comes each row:
-            all that is before its last sampled token, or what of this follows its shared prefix. If there is padding,
-            it is one last segment, which is not among the rows.
+        lengths: tokens of each segment; they add up to ``t``. The preamble comes first, if there is one, and then what
+            the shared prefixes have beyond it. Then comes each row: all that is before its last sampled token, or what
+            of this follows its shared prefix. If there is padding, it is one last segment, which is not among the rows.
         prefixes: for each shared prefix, the numbers of the rows that continue it, which are neighbours.
+        preamble: number of tokens that all shared prefixes begin with, laid down once; 0 if there is no preamble.
         positions: int64 [n], increasing: the place in the packed sequence of the token *before* each sampled token,
             whose hidden state predicts it.
         targets: int64 [n], the sampled tokens.
@@ -47,6 +48,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     token_ids: Tensor
     lengths: tuple[int, ...]
     prefixes: tuple[range, ...] = ()
+    preamble: int = 0
     positions: Tensor
     targets: Tensor
     in_buffer: Tensor
@@ -58,7 +60,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     @property
     def segments(self) -> tuple[int, ...]:
         """:attr:`lengths` without the padding."""
-        return self.lengths[: len(self.prefixes) + self.rows.count]
+        return self.lengths[: int(self.preamble > 0) + len(self.prefixes) + self.rows.count]
 
     @property
     def computed_tokens(self) -> int:
@@ -130,7 +132,8 @@ def pack(
         temperature: temperature at which tokens are sampled.
         multiple: what the number of tokens must be divisible by: ranks of sequence parallelism divide the tokens, and
             fp8 products need multiples.
-        share_prefixes: whether a prefix that neighbouring rows of a group have in common is laid down once.
+        share_prefixes: whether a prefix that neighbouring rows of a group have in common is laid down once, and so what
+            several such prefixes begin with.
         uses_behaviour: whether the update compares behaviour log-probabilities with its own, which are of the whole
             distribution; see :attr:`asyncrl.core.recipe.algorithm.AlgorithmConfig.uses_behaviour`.
 
@@ -152,18 +155,21 @@ def pack(
         shared[continuing.start : continuing.stop] = length
     whole = np.array([len(row) for row in rows], np.int64)
     own = np.array([_needed(row) for row in rows], np.int64) - shared
-    lengths = [*prefixes.values(), *own.tolist()]
+    first_tokens = [rows[continuing.start].token_ids[:length] for continuing, length in prefixes.items()]
+    preamble = shared_preamble(first_tokens)
+    if preamble:
+        first_tokens = [first_tokens[0][:preamble], *(tokens[preamble:] for tokens in first_tokens)]
+    lengths = [*map(len, first_tokens), *own.tolist()]
     total = sum(lengths)
     padding = -total % multiple if total else multiple
     # Where each row would begin if rows were laid down whole, and where its own tokens begin in the packed sequence.
     starts = _starts(whole, 0)
-    own_starts = _starts(own, sum(prefixes.values()))
+    own_starts = _starts(own, sum(map(len, first_tokens)))
 
     def joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
         end_to_end: np.ndarray = np.concatenate([np.empty(0, dtype), *parts])
         return end_to_end.astype(dtype, copy=False)
 
-    first_tokens = [rows[continuing.start].token_ids[:length] for continuing, length in prefixes.items()]
     ends = (shared + own).tolist()
     own_tokens = [row.token_ids[first:end] for row, first, end in zip(rows, shared.tolist(), ends, strict=True)]
     token_ids = joined([*first_tokens, *own_tokens], np.int64)
@@ -184,6 +190,7 @@ def pack(
         token_ids=torch.from_numpy(np.pad(token_ids, (0, padding), constant_values=_PADDING_TOKEN)),
         lengths=(*lengths, padding) if padding else tuple(lengths),
         prefixes=tuple(prefixes),
+        preamble=preamble,
         positions=torch.from_numpy(positions),
         targets=torch.from_numpy(joined([row.token_ids for row in rows], np.int64)[sampled]),
         logp_behaviour=torch.from_numpy(joined([row.logprobs for row in rows], np.float32)[sampled]),

@@ -3,7 +3,7 @@ rank.
 
 Rows of a group that start with the same tokens are kept together, as far as the token budget and an even load of the
 ranks allow, because a micro-batch computes their shared prefix only once. Tokens are counted as often as they are
-computed.
+computed, but for a preamble of several groups, which is known only once the payload is: it is counted with each group's prefix.
 
 What always holds of a plan:
 * every row of the batch is in it exactly once;

@@ -1,4 +1,6 @@
 """Shared prefixes: the leading tokens that rows of a group have in common, which are computed once for all of them.
+What the shared prefixes of several groups begin with, such as a system prompt and the schemas of tools, is the preamble,
+which is computed once for all these groups.
 
 A shared prefix ends, at the latest, before the last token of the shortest prompt: that token predicts the row's first
 sampled token, and stays in the row. So every prediction is made within its own row, and a shared prefix has neither
@@ -15,6 +17,9 @@ import numpy as np
 from asyncrl.core.payload import TrajectoryRecord, checked_lengths
 from asyncrl.core.trajectory import Trajectory
 
+_LEAST_PREAMBLE = 16
+"""Fewer tokens are not worth the further part that attention has with a preamble."""
+
 
 def planned_prefix(records: Sequence[TrajectoryRecord]) -> int:
     """How many leading tokens rows can share, according to their records; 0 for a single row.
@@ -29,16 +34,18 @@ def planned_prefix(records: Sequence[TrajectoryRecord]) -> int:
     return max(0, min(common, min(each.prompt_length for each in records) - 1))
 
 
-def tokens_before(lengths: Sequence[int], prefixes: Sequence[range]) -> list[int]:
-    """How many tokens of a shared prefix come before each segment of a micro-batch.
+def tokens_before(lengths: Sequence[int], prefixes: Sequence[range], preamble: int) -> list[int]:
+    """How many tokens of preamble and shared prefix come before each segment of a micro-batch.
 
     Args:
-        lengths, prefixes: see :class:`.micro_batch.MicroBatch`.
+        lengths, prefixes, preamble: see :class:`.micro_batch.MicroBatch`.
     """
     before = [0] * len(lengths)
-    for prefix, rows in zip(lengths, prefixes, strict=False):
+    first = int(preamble > 0)
+    for number, rows in enumerate(prefixes, first):
+        before[number] = preamble
         for row in rows:
-            before[len(prefixes) + row] = prefix
+            before[first + len(prefixes) + row] = preamble + lengths[number]
     return before
 
 
@@ -50,3 +57,14 @@ def shared_prefix(rows: Sequence[Trajectory]) -> int:
         differing = np.flatnonzero(row.token_ids[:common] != first[:common])
         common = int(differing[0]) if len(differing) else common
     return max(0, common)
+
+
+def shared_preamble(prefixes: Sequence[np.ndarray]) -> int:
+    """How many leading tokens all of these shared prefixes (int32 [length] each) have in common, as a preamble that leaves
+    each at least one token of its own; 0 if there is just one prefix, or if they are too few to be worth it."""
+    if len(prefixes) < 2:
+        return 0
+    common = min(map(len, prefixes)) - 1
+    differing = np.flatnonzero((np.stack([prefix[:common] for prefix in prefixes]) != prefixes[0][:common]).any(0))
+    common = int(differing[0]) if len(differing) else common
+    return common if common >= _LEAST_PREAMBLE else 0

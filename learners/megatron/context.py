@@ -180,6 +180,7 @@ def part_of(
     targets: Tensor,
     *,
     prefixes: tuple[range, ...],
+    preamble: int,
     ranks: int,
     rank: int,
     multiple: int,
@@ -187,25 +188,26 @@ def part_of(
     """Return the part of a micro-batch that context-parallel rank ``rank`` of ``ranks`` computes.
 
     Args:
-        token_ids, lengths, positions, targets, prefixes: see :class:`~learners.micro_batch.MicroBatch`; where several
-            ranks divide the rows, there are no prefixes.
+        token_ids, lengths, positions, targets, prefixes, preamble: see :class:`~learners.micro_batch.MicroBatch`; where
+            several ranks divide the rows, there are no prefixes.
         multiple: what the number of the part's tokens must be divisible by.
     """
     device = token_ids.device
     if ranks == 1:
         everything = torch.arange(len(targets), device=device)
-        return RankPart(token_ids, PackedRows.of(lengths, device, prefixes), positions, targets, everything, len(targets))
-    rows = SplitRows.share(lengths, ranks, rank, multiple, device)
-    starts = rows.cu_seqlens_q.tolist()
+        rows = PackedRows.of(lengths, device, prefixes, preamble)
+        return RankPart(token_ids, rows, positions, targets, everything, len(targets))
+    split = SplitRows.share(lengths, ranks, rank, multiple, device)
+    starts = split.cu_seqlens_q.tolist()
     padded_places = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)])
     padded_places = padded_places.to(device)
-    places = rows.places.to(device)
+    places = split.places.to(device)
     mine = torch.full((starts[-1],), -1, device=device)
     mine[places] = torch.arange(len(places), device=device)
     local = mine[padded_places[positions]]
     sampled = (local >= 0).nonzero().flatten()
     padded_ids = place_rows(token_ids, padded_places, starts[-1])
-    return RankPart(padded_ids[places], rows, local[sampled], targets[sampled], sampled, len(targets))
+    return RankPart(padded_ids[places], split, local[sampled], targets[sampled], sampled, len(targets))
 
 
 class _Whole(torch.autograd.Function):

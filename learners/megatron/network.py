@@ -147,6 +147,7 @@ class Network:
                 batch.positions,
                 batch.targets,
                 prefixes=batch.prefixes,
+                preamble=batch.preamble,
                 ranks=context.size(),
                 rank=context.rank(),
                 multiple=self._learner.tensor_parallel,
@@ -177,7 +178,8 @@ class Network:
                 **arguments,
             )
         for batch in micro_batches:
-            described = self._shapes, batch.segments, len(batch.targets), tokens_before(batch.segments, batch.prefixes)
+            before = tokens_before(batch.segments, batch.prefixes, batch.preamble)
+            described = self._shapes, batch.segments, len(batch.targets), before
             self.flops += forward_flops(*described)
             if not forward_only:
                 self.flops += backward_flops(*described)

@@ -4,7 +4,7 @@ prefixes, and the rows that continue them."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -39,12 +39,56 @@ class Bucket:
     slots: Tensor | None
 
 
-class Continuation(NamedTuple):
-    """Where the tokens of a shared prefix lie in the packed sequence, and where those of all rows that continue it
-    lie."""
+class Block(NamedTuple):
+    """Segments of similar length, each padded to the longest, somewhere in a padded sequence.
 
-    prefix: slice
-    rows: slice
+    Attributes:
+        start: where it begins.
+        rows: number of segments.
+        longest: length of the longest.
+    """
+
+    start: int
+    rows: int
+    longest: int
+
+    def of(self, padded: Tensor) -> Tensor:
+        """Its part of ``padded`` [padded tokens, heads, ...] as a view [rows, heads, longest, ...]."""
+        part: Tensor = padded.narrow(0, self.start, self.rows * self.longest).unflatten(0, (self.rows, self.longest))
+        return part.transpose(1, 2)
+
+
+class PaddedSegments(NamedTuple):
+    """The segments of a packed sequence, sorted by length and padded, so that few blocks hold them all, wherever they lie.
+
+    Attributes:
+        blocks: the blocks, end to end.
+        slots: int64 [t], the place of each token of the packed sequence in the padded one.
+    """
+
+    blocks: tuple[Block, ...]
+    slots: Tensor
+
+    def pad(self, tensor: Tensor) -> Tensor:
+        """Bring ``tensor`` [t, ...] to the padded sequence, with zeros between the segments."""
+        last = self.blocks[-1]
+        return tensor.new_zeros(last.start + last.rows * last.longest, *tensor.shape[1:]).index_copy_(0, self.slots, tensor)
+
+    def unpad(self, of_blocks: Sequence[Tensor]) -> Tensor:
+        """Return the tokens [t, heads, ...] of what was computed for each block, [rows, heads, longest, ...]."""
+        return torch.cat([each.transpose(1, 2).flatten(0, 1) for each in of_blocks]).index_select(0, self.slots)
+
+
+class Continuation(NamedTuple):
+    """Segments that continue others.
+
+    Attributes:
+        before: where the segments lie in the packed sequence that they all continue: the preamble, a shared prefix, or both.
+        tokens: where their own tokens lie.
+    """
+
+    before: tuple[slice, ...]
+    tokens: slice
 
 
 @dataclass
@@ -55,7 +99,7 @@ class PackedRows(PackedSeqParams):
     see.
 
     Attributes:
-        lengths, prefixes: see :class:`~learners.micro_batch.MicroBatch`.
+        lengths, prefixes, preamble: see :class:`~learners.micro_batch.MicroBatch`.
         rotation: cosine and sine of the rotary embedding, see :meth:`rotate_by`; None if Megatron's layer applies it.
         predicting: int64 [n], the only tokens whose hidden states are needed from the last layer; None if the layer
             gives them all.
@@ -64,13 +108,16 @@ class PackedRows(PackedSeqParams):
 
     lengths: tuple[int, ...] = ()
     prefixes: tuple[range, ...] = ()
+    preamble: int = 0
     rotation: tuple[Tensor, Tensor] | None = None
     predicting: Tensor | None = None
     flexible_mask: BlockMask | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device, prefixes: tuple[range, ...] = ()) -> "PackedRows":
-        """Describe segments of ``lengths``, laid end to end; ``prefixes`` as in
+    def of(
+        cls, lengths: Sequence[int], device: torch.device, prefixes: tuple[range, ...] = (), preamble: int = 0
+    ) -> "PackedRows":
+        """Describe segments of ``lengths``, laid end to end; ``prefixes`` and ``preamble`` as in
         :class:`~learners.micro_batch.MicroBatch`.
 
         ``max_seqlen`` must be the length of the longest segment and nothing larger. If a rotary table is as long as the
@@ -86,6 +133,7 @@ class PackedRows(PackedSeqParams):
             max_seqlen_kv=max(lengths),
             lengths=tuple(lengths),
             prefixes=prefixes,
+            preamble=preamble,
         )
 
     def rotate_by(self, angles: Tensor, dtype: torch.dtype) -> None:
@@ -102,24 +150,40 @@ class PackedRows(PackedSeqParams):
 
     def positions(self) -> Tensor:
         """int64 [t], the place of each token in its row."""
-        before = tokens_before(self.lengths, self.prefixes)
+        before = tokens_before(self.lengths, self.prefixes, self.preamble)
         return torch.cat([torch.arange(start, start + length) for start, length in zip(before, self.lengths, strict=True)])
 
     @property
     def longest_row(self) -> int:
-        """Number of tokens in the longest row, including those of its shared prefix."""
-        before = tokens_before(self.lengths, self.prefixes)
+        """Number of tokens in the longest row, including those of its preamble and shared prefix."""
+        before = tokens_before(self.lengths, self.prefixes, self.preamble)
         return max(start + length for start, length in zip(before, self.lengths, strict=True))
 
     @cached_property
     def continuations(self) -> list[Continuation]:
-        """The shared prefixes, each with the rows that continue it."""
+        """What continues the preamble, and what continues each shared prefix. A token is in one of them at most."""
         ends = [0, *accumulate(self.lengths)]
-        first = len(self.prefixes)
-        return [
-            Continuation(slice(ends[number], ends[number + 1]), slice(ends[first + rows.start], ends[first + rows.stop]))
-            for number, rows in enumerate(self.prefixes)
-        ]
+        prefixes = range(int(self.preamble > 0), int(self.preamble > 0) + len(self.prefixes))
+        preamble = (slice(0, self.preamble),) if self.preamble else ()
+        found = [Continuation(preamble, slice(self.preamble, ends[prefixes.stop]))] if preamble else []
+        for number, rows in zip(prefixes, self.prefixes, strict=True):
+            own = slice(ends[prefixes.stop + rows.start], ends[prefixes.stop + rows.stop])
+            found.append(Continuation((*preamble, slice(ends[number], ends[number + 1])), own))
+        return found
+
+    @cached_property
+    def padded_segments(self) -> PaddedSegments:
+        """All segments in a padded layout. Computed once and shared by all layers."""
+        order = sorted(range(len(self.lengths)), key=lambda number: -self.lengths[number])
+        begins = [0] * len(order)
+        blocks = []
+        start, remaining = 0, iter(order)
+        for group in group_by_length([self.lengths[number] for number in order]):
+            blocks.append(Block(start, len(group), group[0]))
+            for number in islice(remaining, len(group)):
+                begins[number], start = start, start + group[0]
+        slots = torch.cat([torch.arange(begin, begin + length) for begin, length in zip(begins, self.lengths, strict=True)])
+        return PaddedSegments(tuple(blocks), slots)
 
     @cached_property
     def buckets(self) -> list[Bucket]:

@@ -1,28 +1,30 @@
-"""Attention of rows that continue a shared prefix: over the prefix, and causally over their own tokens.
+"""Attention of segments that continue others: over the preamble and the shared prefix that they continue, and causally over
+their own tokens.
 
-The keys and values of a prefix exist once. On a CPU, attention is computed in two parts: first each segment by itself,
-as if there were no prefixes; then all rows of a prefix over the prefix, in one call without a mask. The two parts are
-softmaxes over different keys. Their outputs are merged by their shares of the total sum of exponentials, computed from
-the logarithms of the two sums, as in the tree reduction of ring attention (Liu et al. 2023, arXiv:2310.01889). On a
-GPU, one FlexAttention kernel computes both, with a mask made from the segments.
+The keys and values of a preamble or prefix exist once. On a CPU, attention is computed in two parts: first each segment by
+itself, as if it continued nothing; then all rows of a prefix over what comes before them, in one call without a mask, and
+likewise what the prefixes have beyond a preamble. The two parts are softmaxes over different keys. Their outputs are merged
+by their shares of the total sum of exponentials, computed from the logarithms of the two sums, as in the tree reduction of
+ring attention (Liu et al. 2023, arXiv:2310.01889). On a GPU, one FlexAttention kernel computes both, with a mask made from
+the segments.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from learners.megatron.packed_rows import Bucket, PackedRows
+from learners.megatron.packed_rows import PackedRows
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def continue_prefixes(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
-    """Compute attention of each token over its row, and over the shared prefix that the row continues.
+    """Compute attention of each token over its row, and over the preamble and shared prefix that the row continues.
 
     Args:
         query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key are already rotated.
@@ -62,14 +64,19 @@ def _mask(packed: PackedRows, device: torch.device) -> BlockMask:
     if packed.flexible_mask is None:
         lengths = torch.tensor(packed.lengths, device=device)
         segment = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-        # The segment that comes before each segment: its shared prefix if it continues one, otherwise itself.
+        # The segment that comes before each segment: the preamble or shared prefix that it continues, otherwise itself.
         before = torch.arange(len(lengths), device=device)
-        for prefix, rows in enumerate(packed.prefixes):
-            before[len(packed.prefixes) + rows.start : len(packed.prefixes) + rows.stop] = prefix
-        earlier = before[segment]
+        first = int(packed.preamble > 0)
+        rows_begin = first + len(packed.prefixes)
+        if packed.preamble:
+            before[:rows_begin] = 0
+        for prefix, rows in enumerate(packed.prefixes, first):
+            before[rows_begin + rows.start : rows_begin + rows.stop] = prefix
+        earlier, earliest = before[segment], before[before][segment]
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (key <= query) & ((segment[key] == segment[query]) | (segment[key] == earlier[query]))
+            continued = (segment[key] == earlier[query]) | (segment[key] == earliest[query])
+            return (key <= query) & ((segment[key] == segment[query]) | continued)
 
         tokens = len(segment)
         # Without compilation, it would first make a mask of all pairs of tokens.
@@ -87,60 +94,49 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        log_sum = query.new_empty(query.shape[:2], dtype=torch.float32)
-        for bucket in packed.buckets:
-            parts = _forward(*(_block(tensor, bucket) for tensor in (query, key, value)), 0.0, True, scale=scale)
-            for whole, part in zip((output, log_sum), parts, strict=True):
-                whole[bucket.start : bucket.end] = _unblock(part, bucket)
-        for prefix, rows in packed.continuations:
-            over_prefix, its_log_sum = _forward(*_operands(query, key, value, rows, prefix), scale=scale)
-            own, theirs = log_sum[rows], its_log_sum.squeeze(0).transpose(0, 1)
-            total = torch.logaddexp(own, theirs)
-            parts = (output[rows], own), (over_prefix.squeeze(0).transpose(0, 1), theirs)
-            first, second = (part.float().mul_((share - total).exp_().unsqueeze(2)) for part, share in parts)
-            output[rows] = first.add_(second)
-            log_sum[rows] = total
-        ctx.save_for_backward(query, key, value, output, log_sum)
+        segments = packed.padded_segments
+        operands = [segments.pad(tensor) for tensor in (query, key, value)]
+        parts = [_forward(*map(block.of, operands), 0.0, True, scale=scale) for block in segments.blocks]
+        output, log_sum = (segments.unpad(of_blocks) for of_blocks in zip(*parts, strict=True))
+        over_earlier, their_log_sum = torch.zeros_like(output), torch.full_like(log_sum, -torch.inf)
+        queries, keys, values = map(_heads_first, (query, key, value))
+        for before, tokens in packed.continuations:
+            part, its_log_sum = _forward(queries[:, :, tokens], _joined(keys, before), _joined(values, before), scale=scale)
+            over_earlier[tokens], their_log_sum[tokens] = part[0].transpose(0, 1), its_log_sum[0].transpose(0, 1)
+        total = torch.logaddexp(log_sum, their_log_sum)
+        shares = ((each - total).exp_().unsqueeze(2) for each in (log_sum, their_log_sum))
+        own, theirs = (part.float().mul_(share) for part, share in zip((output, over_earlier), shares, strict=True))
+        output = own.add_(theirs).to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, total)
         ctx.packed, ctx.scale = packed, scale
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        segments = ctx.packed.padded_segments
         query, key, value, output, log_sum = ctx.saved_tensors
-        grads = tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (query, key, value))
-        for bucket in ctx.packed.buckets:
-            operands = (_block(tensor, bucket) for tensor in (grad, query, key, value, output, log_sum))
-            for whole, part in zip(grads, _backward(*operands, 0.0, True, scale=ctx.scale), strict=True):
-                whole[bucket.start : bucket.end] = _unblock(part, bucket)
-        for prefix, rows in ctx.packed.continuations:
-            queries, keys, values = _operands(query, key, value, rows, prefix)
-            of_rows = (tensor[rows].transpose(0, 1).unsqueeze(0) for tensor in (grad, output, log_sum))
-            its_grad, its_output, its_log_sum = of_rows
-            parts = _backward(its_grad, queries, keys, values, its_output, its_log_sum, 0.0, False, scale=ctx.scale)
-            for whole, part, tokens in zip(grads, parts, (rows, prefix, prefix), strict=True):
-                whole[tokens] += part.squeeze(0).transpose(0, 1)
+        operands = [segments.pad(tensor) for tensor in (grad, query, key, value, output, log_sum)]
+        parts = [_backward(*map(block.of, operands), 0.0, True, scale=ctx.scale) for block in segments.blocks]
+        grads = tuple(segments.unpad(of_blocks) for of_blocks in zip(*parts, strict=True))
+        of_queries, of_keys, of_values = map(_heads_first, grads)
+        of_tokens = [_heads_first(tensor) for tensor in (grad, query, output, log_sum)]
+        keys, values = map(_heads_first, (key, value))
+        for before, tokens in ctx.packed.continuations:
+            its_grad, its_queries, its_outputs, its_log_sums = (each[:, :, tokens] for each in of_tokens)
+            earlier = _joined(keys, before), _joined(values, before)
+            parts = _backward(its_grad, its_queries, *earlier, its_outputs, its_log_sums, 0.0, False, scale=ctx.scale)
+            of_queries[:, :, tokens].add_(parts[0])
+            for whole, part in ((of_keys, parts[1]), (of_values, parts[2])):
+                for place, piece in zip(before, part.split([each.stop - each.start for each in before], 2), strict=True):
+                    whole[:, :, place].add_(piece)
         return *grads, None, None
 
 
-def _operands(query: Tensor, key: Tensor, value: Tensor, rows: slice, prefix: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [1, heads, tokens of the rows, dim], and keys and values [1, heads, tokens of the prefix, dim]."""
-    queries, keys, values = (
-        tensor[tokens].transpose(0, 1).unsqueeze(0) for tensor, tokens in ((query, rows), (key, prefix), (value, prefix))
-    )
-    return queries, keys, values
+def _heads_first(tensor: Tensor) -> Tensor:
+    """A view [1, heads, t, ...] of ``tensor`` [t, heads, ...]."""
+    return tensor.transpose(0, 1).unsqueeze(0)
 
 
-def _block(tensor: Tensor, bucket: Bucket) -> Tensor:
-    """Reshape [t, heads, ...] to [rows, heads, longest, ...] for the bucket's rows, padded with zeros."""
-    tensor = tensor[bucket.start : bucket.end]
-    if bucket.slots is not None:
-        tensor = tensor.new_zeros(bucket.rows * bucket.longest, *tensor.shape[1:]).index_copy_(0, bucket.slots, tensor)
-    block: Tensor = tensor.unflatten(0, (bucket.rows, bucket.longest)).transpose(1, 2)
-    return block
-
-
-def _unblock(block: Tensor, bucket: Bucket) -> Tensor:
-    """Undo :func:`_block`: return the tokens without padding."""
-    flat = block.transpose(1, 2).flatten(0, 1)
-    return flat if bucket.slots is None else flat.index_select(0, bucket.slots)
+def _joined(tensor: Tensor, places: Sequence[slice]) -> Tensor:
+    """[1, heads, n, dim], the tokens of ``tensor`` [1, heads, t, dim] at ``places``."""
+    return torch.cat([tensor[:, :, place] for place in places], 2)

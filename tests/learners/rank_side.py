@@ -359,12 +359,14 @@ def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[s
     return {name: value for name, value in settings.items() if value is None or isinstance(value, bool | int | float | str)}
 
 
-def both_prefix_attentions(_: RankSpec, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Attention over rows and shared prefixes, as a CPU computes it and as a GPU does."""
+def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.ndarray, np.ndarray]:
+    """Attention over rows, shared prefixes and a preamble, as a CPU computes it and as a GPU does."""
     from learners.megatron.packed_rows import PackedRows
     from learners.megatron.prefix_attention import continue_prefixes, flexible
 
-    packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"), (range(3), range(3, 5)))
+    first = (preamble,) if preamble else ()
+    lengths = (*first, 40, 7, 9, 8, 3, 12, 1, 20, 5)
+    packed = PackedRows.of(lengths, torch.device("cpu"), (range(3), range(3, 5)), preamble)
     random = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(sum(packed.lengths), heads, 16, generator=random) for heads in (4, groups, groups))
     of_cpu, of_gpu = (attend(query, key, value, packed, None) for attend in (continue_prefixes, flexible))

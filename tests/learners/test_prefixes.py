@@ -9,7 +9,7 @@ import rank_side
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_samples import assemble, batch_of, make_model, make_recipe, make_row, needed, separate, untimed
+from learner_samples import VOCABULARY, assemble, batch_of, make_model, make_recipe, make_row, needed, separate, untimed
 from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_critic import GAE
@@ -19,7 +19,7 @@ from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import KlInLoss
 from asyncrl.core.recipe.learner import LoraConfig
 from learners.micro_batch import pack
-from learners.prefixes import planned_prefix, shared_prefix, tokens_before
+from learners.prefixes import planned_prefix, shared_preamble, shared_prefix, tokens_before
 
 
 def group(number, alike, prompts, completions):
@@ -31,16 +31,26 @@ def group(number, alike, prompts, completions):
     ]
 
 
+def with_preamble(rows, length):
+    """The rows with prompts that begin alike in all groups."""
+    tokens = np.random.default_rng(99).integers(0, VOCABULARY, length).astype(np.int32)
+    changed = []
+    for row in rows:
+        common = min(length, row.prompt_length())
+        changed.append(msgspec.structs.replace(row, token_ids=np.concatenate([tokens[:common], row.token_ids[common:]])))
+    return changed
+
+
 @st.composite
 def groups(draw):
-    """A few groups of 1 to 9 rows, which share nothing, a part of their prompts, or all of them."""
+    """A few groups of 1 to 9 rows, which share nothing, a part of their prompts, or all of them. All may begin alike."""
     rows = []
     for number in range(draw(st.integers(1, 4))):
         size, alike = draw(st.integers(1, 9)), draw(st.sampled_from([0, 1, 2, 17, 64, 65, 100, 130, 200]))
         extra = draw(st.sampled_from([0, 1, 70]))
         prompts = [alike + draw(st.integers(0, extra)) for _ in range(size)]
         rows += group(number, alike, prompts, [draw(st.integers(1, 12)) for _ in range(size)])
-    return rows
+    return with_preamble(rows, draw(st.sampled_from([0, 10, 40, 150])))
 
 
 def packed(rows, multiple, *, share_prefixes):
@@ -62,12 +72,10 @@ def rows_of(part):
     """The tokens of each row, put together from the segments, and the places of each row's tokens in the packed sequence."""
     ends = np.cumsum(part.lengths)
     places = [np.arange(end - length, end) for end, length in zip(ends, part.lengths, strict=True)]
-    prefixes = len(part.prefixes)
-    before = {row: prefix for prefix, rows in enumerate(part.prefixes) for row in rows}
-    return [
-        np.concatenate([*([places[before[row]]] if row in before else []), places[prefixes + row]])
-        for row in range(part.rows.count)
-    ]
+    first = 1 if part.preamble else 0
+    own = first + len(part.prefixes)
+    before = {row: [*places[:first], places[prefix]] for prefix, rows in enumerate(part.prefixes, first) for row in rows}
+    return [np.concatenate([*before.get(row, []), places[own + row]]) for row in range(part.rows.count)]
 
 
 @given(groups(), st.integers(1, 4))
@@ -81,18 +89,21 @@ def test_segments_put_together_are_the_rows(rows, multiple):
         assert part.token_ids[places].tolist() == row.token_ids[: needed(row)].tolist()
         mine = part.rows.index == number
         # Every prediction is made within the row's own segment.
-        own = part.lengths[len(part.prefixes) + number]
+        own = part.lengths[(part.preamble > 0) + len(part.prefixes) + number]
         assert part.positions[mine].tolist() == places[np.flatnonzero(row.loss_mask) - 1].tolist()
         assert set(part.positions[mine].tolist()) <= set(places[-own:].tolist())
     for name in ("targets", "logp_behaviour", "advantages", "mask", "share", "staleness"):
         assert torch.equal(getattr(part, name), getattr(plain, name)), name
-    before = tokens_before(part.lengths, part.prefixes)
-    for prefix, continuing in enumerate(part.prefixes):
+    first = 1 if part.preamble else 0
+    assert part.lengths[:first] == (part.preamble,)[:first]
+    before = tokens_before(part.lengths, part.prefixes, part.preamble)
+    saved = (len(part.prefixes) - 1) * part.preamble if part.preamble else 0
+    for prefix, continuing in enumerate(part.prefixes, first):
+        whole = part.preamble + part.lengths[prefix]
         assert len(continuing) > 1
-        assert {before[len(part.prefixes) + row] for row in continuing} == {part.lengths[prefix]}
-    assert part.computed_tokens == plain.computed_tokens - sum(
-        (len(continuing) - 1) * length for continuing, length in zip(part.prefixes, part.lengths, strict=False)
-    )
+        assert {before[first + len(part.prefixes) + row] for row in continuing} == {whole}
+        saved += (len(continuing) - 1) * whole
+    assert part.computed_tokens == plain.computed_tokens - saved
 
 
 @given(st.integers(2, 9), st.integers(0, 300), st.integers(0, 80), st.data())
@@ -108,6 +119,16 @@ def test_records_promise_at_least_half_of_what_rows_share_and_never_more(size, a
         assert promised >= found / 2
     if extra == 0 and alike:
         assert promised == found == alike - 1
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(0, 50))
+def test_the_preamble_is_all_that_prefixes_begin_with_but_one_token_of_each(lengths, alike):
+    common = np.zeros(alike, np.int32)
+    own = [np.full(max(0, length - alike), 1 + number, np.int32) for number, length in enumerate(lengths)]
+    prefixes = [np.concatenate([common, rest])[:length] for length, rest in zip(lengths, own, strict=True)]
+    found = shared_preamble(prefixes)
+    expected = min(alike, *(length - 1 for length in lengths)) if len(lengths) > 1 else 0
+    assert found == (expected if expected >= 16 else 0)
 
 
 def test_a_row_shares_with_none_alone():
@@ -137,6 +158,15 @@ BATCHES = {
     "mixed": MIXED,
     "two": group(0, 1, [1, 1], [2, 2]),
     "long": group(0, 200, [200] * 8, [2, 9, 4, 3, 6, 1, 1, 5]),
+    "preamble": with_preamble(
+        [
+            *group(0, 40, [40] * 5, [3, 9, 2, 7, 7]),
+            *group(1, 70, [75, 90, 71, 80], [5, 1, 8, 2]),
+            *group(2, 27, [27, 27], [6, 11]),
+            *group(3, 30, [30], [6]),
+        ],
+        26,
+    ),
     # The prompt is all that some rows have, but for one sampled token.
     "all": group(0, 33, [33] * 4, [1] * 4),
 }
@@ -162,7 +192,10 @@ def test_loss_and_gradients_are_those_without_sharing(folder, name):
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert_same_gradients(shared_gradients, expected_gradients)
     assert separate == sum(map(needed, BATCHES[name]))
+    whole = packed(BATCHES[name], 1, share_prefixes=True)
+    assert shared == whole.computed_tokens
     assert shared < separate or name == "two"
+    assert whole.preamble == (25 if name == "preamble" else 0)
 
 
 def test_experts_have_the_gradients_without_sharing(experts):
@@ -192,9 +225,9 @@ def test_critic_reference_recompute_and_adapters_have_the_gradients_without_shar
     assert found.get("critic/grad_norm", 1.0) > 0
 
 
-@pytest.mark.parametrize("groups", [4, 2])
-def test_the_path_of_a_gpu_sees_what_that_of_a_cpu_does(groups):
+@pytest.mark.parametrize(("groups", "preamble"), [(4, 0), (2, 0), (2, 30)])
+def test_the_path_of_a_gpu_sees_what_that_of_a_cpu_does(groups, preamble):
     """Forward only: FlexAttention has no gradients on a CPU."""
-    parts = run_ranks(rank_side.both_prefix_attentions, groups)
+    parts = run_ranks(rank_side.both_prefix_attentions, groups, preamble)
     ((of_cpu, of_gpu),) = parts
     np.testing.assert_allclose(of_gpu, of_cpu, atol=1e-5)
