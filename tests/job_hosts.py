@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from sqlite3 import OperationalError
 
 from spanning_hosts import Stage
 from two_nodes import SHARED, RayCluster, hosts
@@ -83,11 +84,14 @@ def slurm(stage: Stage, call: Callable[..., str]) -> None:
 
 
 def _wait_for_step(stage: Stage) -> None:
+    """Until the run trains. While MLflow makes its database, metrics cannot be read."""
     by = time.monotonic() + 300
-    while not (stage.outside(stage.runs) / "mlflow.db").exists():
-        assert time.monotonic() < by, "the run has not begun"
-        time.sleep(1)
-    stage.wait_for_step(STOPPED_AT, 300)
+    while True:
+        assert time.monotonic() < by, "the run does not train"
+        with suppress(OperationalError):
+            if (stage.outside(stage.runs) / "mlflow.db").exists() and stage.step >= STOPPED_AT:
+                return
+        time.sleep(0.5)
 
 
 def _interrupted(stage: Stage) -> None:
