@@ -40,7 +40,7 @@ def thread_config(engines: int, workers: int) -> dict[str, int]:
 
 class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's worker on a CPU, with a set number of threads, with vLLM's C++ kernels for RMSNorm, and with our own products for
-    adapters (:mod:`generators.cpu_adapters`).
+    adapters (:mod:`generators.cpu_adapters`). It may have only some of the experts (:mod:`generators.cpu_experts`).
 
     vLLM ships these kernels for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
     instead take a fifth of a small model's step.
@@ -63,6 +63,10 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
         CpuPlatform.get_punica_wrapper = classmethod(lambda _: _ADAPTERS)
         super().load_model(*arguments, **options)
         _use_norm_kernels()
+        if self.parallel_config.enable_expert_parallel and self.parallel_config.world_size > 1:
+            from generators.cpu_experts import number_own_experts  # takes a moment, and most models have no experts
+
+            number_own_experts()
 
 
 def _remove_names() -> None:

@@ -58,15 +58,12 @@ _NEEDED = {
     "distributed_executor_backend": "generators choose it by the device",
     "worker_cls": "generators choose it by the device",
     **dict.fromkeys(_OF_ADAPTERS, "it follows from learner.lora"),
-    "data_parallel_size": "each generator has one engine; raise generators.count instead",
+    "data_parallel_size": "each generator has one engine; raise generators.count, or tensor_parallel to share out experts",
 }
 """Arguments that asyncrl needs as they are, and why."""
 
 
-_NOT_ON_CPU = {
-    "enable_expert_parallel": "vLLM's kernel for experts on a CPU ends the process when a worker lacks some of them",
-    "pipeline_parallel_size": "engines on a CPU are divided by generators.tensor_parallel alone",
-}
+_NOT_ON_CPU = {"pipeline_parallel_size": "engines on a CPU are divided by generators.tensor_parallel alone"}
 """Arguments that an engine on a CPU cannot have, and why."""
 
 
@@ -77,7 +74,7 @@ def check_cpu_arguments(arguments: Mapping[str, Any]) -> None:
         RecipeError: the first such argument.
     """
     for name in sorted(arguments.keys() & _NOT_ON_CPU.keys()):
-        remedy = "leave it out; generators.tensor_parallel divides each layer and each expert over several workers"
+        remedy = "leave it out; generators.tensor_parallel divides each layer over several workers"
         raise RecipeError(f"{_KEY}.{name}", f"it cannot be used on a CPU: {_NOT_ON_CPU[name]}", remedy)
 
 

@@ -38,11 +38,11 @@ def small_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).eval()
 
 
-async def started(folder: Path, adapters: AdapterSettings | None = None) -> VllmEngine:
+async def started(folder: Path, adapters: AdapterSettings | None = None, config: GeneratorsConfig = CONFIG) -> VllmEngine:
     """An engine as a generator starts it: its process is forked from one that imports vLLM meanwhile, or has done so."""
     server, name = EngineProcessServer.start(), "generator-0"
     return await VllmEngine.start(
-        CONFIG, str(folder), name=name, max_context=LONGEST, seed=0, start_s=600.0, server=server, adapters=adapters
+        config, str(folder), name=name, max_context=LONGEST, seed=0, start_s=600.0, server=server, adapters=adapters
     )
 
 

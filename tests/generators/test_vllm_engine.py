@@ -4,21 +4,26 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
-from small_engine import LONGEST, NO_STOP, distributions, publish, small_model, started
+from small_engine import CONFIG, LONGEST, NO_STOP, distributions, publish, small_model, started
 from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.publication import PREPARE, Publication, Shard
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion
 from generators.engine import VllmEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
+
+
+SHARING_EXPERTS = msgspec.structs.replace(CONFIG, tensor_parallel=2, engine={"enable_expert_parallel": True})
 
 
 @pytest.fixture(scope="module")
@@ -280,11 +285,12 @@ async def test_a_publication_that_fails_in_the_pause_ends_the_engine(engine, mod
             await completion
 
 
-async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("config", [CONFIG, SHARING_EXPERTS], ids=["one worker", "two workers that share them out"])
+async def test_experts_arrive_as_they_were_sent(config: GeneratorsConfig, writer, tmp_path: Path, monkeypatch) -> None:
     """On CPU vLLM packs them for its kernels, and a publication must not be read as if it were packed. That is done before the
     pause, too."""
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
+    shape = Qwen3MoeConfig(
         vocab_size=320,
         hidden_size=64,
         num_hidden_layers=2,
@@ -299,10 +305,10 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path, monkeypa
         initializer_range=0.2,
         dtype="float32",
     )
-    model = Qwen3MoeForCausalLM(config).eval()
+    model = Qwen3MoeForCausalLM(shape).eval()
     make_tokenizer().save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
-    engine = await started(tmp_path)
+    engine = await started(tmp_path, config=config)
     prompt = list(range(5, 45))
     try:
         for version in (0, 1, 2):

@@ -471,6 +471,6 @@ def test_the_plan_says_what_each_rank_sends_to_each_worker_of_an_engine(model):
     assert re.search(r"2 replicas\s+│\s+nothing\s+│\s+nothing", console.file.getvalue())
 
 
-def test_what_vllm_cannot_do_on_a_cpu_is_refused_before_anything_starts(model):
-    with pytest.raises(RecipeError, match=r"generators\.engine\.enable_expert_parallel: it cannot be used on a CPU"):
-        make_plan(compose("quickstart", [model, "generators.engine={enable_expert_parallel: true}"]), ROOMY)
+def test_what_engines_on_a_cpu_cannot_do_is_refused_before_anything_starts(model):
+    with pytest.raises(RecipeError, match=r"generators\.engine\.pipeline_parallel_size: it cannot be used on a CPU"):
+        make_plan(compose("quickstart", [model, "generators.engine={pipeline_parallel_size: 2}"]), ROOMY)
