@@ -15,11 +15,12 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from itertools import count
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,12 +44,16 @@ from generators.loop_share import LoopShare
 from generators.occupancy import Occupancy
 from generators.partial_blocks import KEEP_PARTIAL_BLOCKS
 from generators.request_settings import adapter_request, sampling_params, scoring_params
+from generators.turn_batches import TurnSettings
+from generators.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
 from generators.version_slots import VersionSlots, version_in
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
 
 OUTPUTS_AT_ONCE = "32"
 """Ended requests that vLLM's front end reads before it lets the event loop go on; its own default, 128, takes 10 ms."""
@@ -67,7 +72,9 @@ class VllmEngine:
         self._slots = VersionSlots(1 if adapters is None else adapters.versions)
         self._installing = asyncio.Lock()
         self._failure: str | None = None
-        self._request_numbers = count()
+        self._row_numbers = count()
+        self._turns = TurnRequests(llm)
+        self._params = lru_cache(1024)(partial(sampling_params, llm.input_processor))
         self._share = LoopShare()
         self._load = EngineLoad(0, 0, 0.0)
         self._cpu_seconds_when_ready = 0.0
@@ -179,36 +186,32 @@ class VllmEngine:
         Args:
             computed: the first tokens of ``token_ids`` that the turn before it in the same conversation had computed, if any.
         """
-        result = await self._request(slot, token_ids, sampling_params(max_tokens, sampling, stop_token_id), computed)
+        params = self._params(max_tokens, sampling, stop_token_id)
+        settings = TurnSettings(params, self._adapter(slot), self._salt(slot))
+        turn = await self._answered(self._turns.ask(token_ids, settings, computed))
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
-        return self._completion(result.outputs[0], slot)
+        return self._completion(turn, slot)
 
-    async def _request(
-        self, slot: int, token_ids: Sequence[int], params: "SamplingParams", computed: int | None = None
-    ) -> "RequestOutput":
-        """Send one request to vLLM, with the version in ``slot``, and wait for its answer."""
-        from vllm.inputs.engine import tokens_input
+    async def _answered(self, asked: Awaitable[T]) -> T:
+        """Wait for the answer to one request, which counts as running meanwhile."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        prompt = tokens_input(list(token_ids), cache_salt=str(self._slots.version(slot)))
-        adapter = None if self._adapters is None else adapter_request(slot)
-        session = None if computed is None else str(computed)  # where generators.partial_blocks looks for it
         self._occupancy.enter()
-        result: RequestOutput | None = None
         try:
-            # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
-            number = str(next(self._request_numbers))
-            async for newer in self._llm.generate(prompt, params, number, lora_request=adapter, session_id=session):
-                result = newer
-        except (EngineDeadError, EngineGenerateError) as error:
+            answer = await asked
+        except (EngineDeadError, EngineGenerateError, TurnUnanswered) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
         finally:
             self._occupancy.leave()
         if self._failure is not None:
             raise ComponentFailed(f"the vLLM engine has unknown weights, because an installation failed: {self._failure}")
-        if result is None or not result.outputs:
-            raise ProcessDied("the vLLM engine ended a request without an answer; see its log")
-        return result
+        return answer
+
+    def _salt(self, slot: int) -> str:
+        return str(self._slots.version(slot))
+
+    def _adapter(self, slot: int) -> "LoRARequest | None":
+        return None if self._adapters is None else adapter_request(slot)
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
         """Compute the log-probability of every token of ``rows`` but the first of each, with the newest version.
@@ -221,22 +224,35 @@ class VllmEngine:
         return list(await asyncio.gather(*(self._score(row, self._slots.newest) for row in rows)))
 
     async def _score(self, row: Sequence[int], slot: int) -> ScoredRow:
-        result = await self._request(slot, row, scoring_params())
+        result = await self._answered(self._scored(row, slot))
         (span, *_) = result.outputs[0].weight_versions
         found = [token[row[place]].logprob for place, token in enumerate(result.prompt_logprobs or ()) if token]
         return ScoredRow(version_in(span.version, slot), np.array(found, np.float32))
 
-    def _completion(self, output: "CompletionOutput", slot: int) -> Completion:
+    async def _scored(self, row: Sequence[int], slot: int) -> "RequestOutput":
+        """Have vLLM's front end ask for the log-probabilities of ``row``, of which it makes more than of a turn."""
+        from vllm.inputs.engine import tokens_input
+
+        prompt = tokens_input(list(row), cache_salt=self._salt(slot))
+        # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
+        name = f"row {next(self._row_numbers)}"
+        answers = [each async for each in self._llm.generate(prompt, scoring_params(), name, lora_request=self._adapter(slot))]
+        if not answers:
+            raise ProcessDied("the vLLM engine ended a request without an answer; see its log")
+        return answers[-1]
+
+    def _completion(self, turn: SampledTurn, slot: int) -> Completion:
+        ends = (*(start for _, start in turn.labels[1:]), len(turn.token_ids))
         spans = _merged(
-            [VersionSpan(each.start, each.end, version_in(each.version, slot)) for each in output.weight_versions or ()]
+            [VersionSpan(start, end, version_in(label, slot)) for (label, start), end in zip(turn.labels, ends, strict=True)]
         )
         for span in spans:
             self._tokens_by_version[span.version] += span.end - span.start
         return Completion(
-            token_ids=np.array(output.token_ids, np.int32),
-            logprobs=np.array(output.logprobs.logprobs, np.float32),
+            token_ids=np.array(turn.token_ids, np.int32),
+            logprobs=np.concatenate(turn.logprobs),
             spans=spans,
-            finished_by_stop=output.finish_reason == "stop",
+            finished_by_stop=turn.stopped,
         )
 
     async def install(self, publication: Publication) -> int:

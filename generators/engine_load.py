@@ -9,6 +9,7 @@ import psutil
 from generators.engine_steps import EngineSteps
 from generators.held_outputs import HOLD_OUTPUTS, hold_outputs
 from generators.partial_blocks import KEEP_PARTIAL_BLOCKS, keep_partial_blocks
+from generators.turn_batches import ADD_TURNS, add_turns
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
@@ -24,6 +25,7 @@ def register() -> None:
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
     setattr(EngineCoreProc, HOLD_OUTPUTS, hold_outputs)
     setattr(EngineCoreProc, KEEP_PARTIAL_BLOCKS, keep_partial_blocks)
+    setattr(EngineCoreProc, ADD_TURNS, add_turns)
 
 
 def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:

@@ -9,6 +9,7 @@ from asyncrl.core.trajectory import Sampling
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.input_processor import InputProcessor
 
 
 @lru_cache
@@ -36,14 +37,14 @@ def scoring_params() -> "SamplingParams":
     )
 
 
-@lru_cache(maxsize=1024)
-def sampling_params(max_tokens: int, sampling: Sampling, stop_token_id: int) -> "SamplingParams":
-    """Return how a turn is sampled."""
+def sampling_params(processor: "InputProcessor", max_tokens: int, sampling: Sampling, stop_token_id: int) -> "SamplingParams":
+    """Return how a turn is sampled, as vLLM's front end checks and completes it. Requests share it, so it must not be changed."""
     from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind
 
     # Requests have no seed of their own: vLLM's CPU sampler ignores it. The engine's seed makes runs repeatable.
-    return SamplingParams(
+    params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -55,5 +56,5 @@ def sampling_params(max_tokens: int, sampling: Sampling, stop_token_id: int) -> 
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # requests may share it; copying it takes a third of the front end's time
     )
+    return processor.process_inputs("params", tokens_input([stop_token_id]), params, ("generate",)).sampling_params

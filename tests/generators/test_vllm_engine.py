@@ -12,6 +12,7 @@ from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
 from small_engine import CONFIG, LONGEST, NO_STOP, distributions, publish, small_model, started
 from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from vllm.v1.engine import EngineCoreOutput
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.publication import PREPARE, Publication, Shard
@@ -128,14 +129,14 @@ async def test_truncated_sampling_reports_the_renormalised_distribution_it_sampl
 
 
 async def test_the_turns_of_an_episode_go_on_where_the_turn_before_ended(engine, model, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached, request = [], engine._request
+    reader, cached = engine.llm.output_processor, []
+    read = reader.process_outputs
 
-    async def noted(*arguments: object) -> object:
-        result = await request(*arguments)
-        cached.append(result.num_cached_tokens)
-        return result
+    def noted(outputs: list[EngineCoreOutput], *arguments: object, **options: object) -> object:
+        cached.extend(output.prefill_stats.num_cached_tokens for output in outputs if output.prefill_stats)
+        return read(outputs, *arguments, **options)
 
-    monkeypatch.setattr(engine, "_request", noted)
+    monkeypatch.setattr(reader, "process_outputs", noted)
     tokens, computed = list(range(50, 88)), []
     with engine.episode() as sampler:
         for length in (7, 1, 30, 12):
@@ -157,18 +158,21 @@ async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEn
 async def test_requests_are_told_apart_without_chance(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM adds a random number to a request's name; of two equal names its engine dies."""
     monkeypatch.setattr("vllm.v1.engine.input_processor.random_uuid", lambda: "0" * 16)
-    completions = await asyncio.gather(*(sample(engine, list(range(5, 45)), 20) for _ in range(8)))
-    assert all(len(completion.token_ids) == 20 or completion.finished_by_stop for completion in completions)
+    rows = [list(range(5, 45))] * 8
+    completions = [sample(engine, row, 20) for row in rows]
+    assert {len(scored.logprobs) for scored in await engine.score(rows)} == {39}
+    assert all(
+        len(completion.token_ids) == 20 or completion.finished_by_stop for completion in await asyncio.gather(*completions)
+    )
 
 
-async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ended(*arguments: object, **settings: object) -> AsyncIterator[object]:
-        return
-        yield
-
-    monkeypatch.setattr(engine._llm, "generate", ended)
+async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEngine) -> None:
+    running = sample(engine, list(range(5, 45)), 240)
+    await engine.load()
+    await engine.llm.pause_generation(mode="abort")
+    await engine.llm.resume_generation()
     with pytest.raises(ProcessDied, match="without an answer"):
-        await sample(engine, list(range(5, 45)), 20)
+        await running
 
 
 async def test_weights_arrive_under_running_requests(engine, model, writer) -> None:
