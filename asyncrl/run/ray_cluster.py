@@ -86,6 +86,10 @@ def _start_own_ray() -> None:
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
         # Whoever can call Ray can run code. By default its token is in the home folder: read-only, perhaps, or public.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Three processes serve nobody here, and there is no setting for them. Each takes more than half a second of processor time to
+    # start, and one of them looks at all logs again and again.
+    node: Any = ray._private.node.Node
+    node.start_api_server = node.start_log_monitor = node.start_monitor = _start_nothing
     ray.init(
         address="local",
         include_dashboard=False,
@@ -94,6 +98,10 @@ def _start_own_ray() -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         num_gpus=usable(),
     )
+
+
+def _start_nothing(*_: Any, **__: Any) -> None:
+    """Stand for what starts one of Ray's processes."""
 
 
 def stop_ray() -> None:
