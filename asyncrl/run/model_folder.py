@@ -1,7 +1,8 @@
 """The folder of a model, for processes on any node: a node that does not see it gets a copy.
 
-What always holds: a node copies a model once, however many processes there need it; a copy is there whole or not at all; a folder
-of the same name counts as the model only if :mod:`asyncrl.run.model_identity` finds no difference.
+What always holds: a node copies a model once, however many processes there need it; a copy is there whole or not at all, and
+stays while a process loads it; a folder of the same name counts as the model only if :mod:`asyncrl.run.model_identity` finds no
+difference.
 """
 
 import fcntl
@@ -10,6 +11,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,9 @@ class ModelFolder(msgspec.Struct, frozen=True):
     files: tuple[ModelFile, ...]
     source: Any
 
-    def here(self) -> Path:
-        """Return the model's folder on this node; blocks while it is copied.
+    @contextmanager
+    def loading(self) -> Iterator[Path]:
+        """Give the model's folder on this node, which nobody removes in this context; blocks while it is copied.
 
         Raises:
             DeadlineExceeded: the driver's node did not send it in time.
@@ -50,12 +53,12 @@ class ModelFolder(msgspec.Struct, frozen=True):
             OSError: there is no room for it.
         """
         if self.source is None or model_files(self.path) == self.files:
-            return self.path
+            yield self.path
+            return
         copy = self._copies() / self.path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(copy.parent / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the process that holds it copies, with a deadline for each chunk
+        with _lock_file(self._copying) as copying, _lock_file(self._in_use) as in_use:
+            fcntl.flock(copying, fcntl.LOCK_EX)  # the process that holds it copies, with a deadline for each chunk
             if not copy.is_dir():
                 draft = copy.with_name(f".{copy.name}")
                 shutil.rmtree(draft, ignore_errors=True)
@@ -63,24 +66,29 @@ class ModelFolder(msgspec.Struct, frozen=True):
                 if model_files(draft) != self.files:
                     raise OSError(f"{self.path} has changed while it was copied to this node; launch again")
                 draft.rename(copy)
-        finally:
-            os.close(lock)
-        return copy
+            fcntl.flock(in_use, fcntl.LOCK_SH)  # never waits: who removes the copy has the other lock before this one
+            fcntl.flock(copying, fcntl.LOCK_UN)
+            yield copy
 
     def remove_copy(self) -> None:
         """Remove the copy on this node, which no process of the caller needs any more. If there is none, or somebody else is
-        making it at this moment, nothing happens. Its lock stays: without it two processes could copy at once."""
-        try:
-            lock = os.open(self._copies() / "lock", os.O_RDWR)
-        except FileNotFoundError:
+        making or loading it at this moment, nothing happens. Its locks stay: without them two processes could copy at once."""
+        if not self._copying.exists():
             return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _lock_file(self._copying) as copying, _lock_file(self._in_use) as in_use, suppress(BlockingIOError):
+            for lock in (copying, in_use):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self._copies() / self.path.name, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
+
+    @property
+    def _copying(self) -> Path:
+        """Locked by who makes the copy or removes it."""
+        return self._copies() / "lock"
+
+    @property
+    def _in_use(self) -> Path:
+        """Locked by all who load the copy, and by who removes it."""
+        return self._copies() / "in-use"
 
     def _copies(self) -> Path:
         """The folder of this node's copy and its lock."""
@@ -111,6 +119,16 @@ class ModelFolder(msgspec.Struct, frozen=True):
 
     def _digest(self) -> str:
         return hashlib.sha256(repr((self.path, self.files)).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
+    """Open a lock file; what was locked through it is free again afterwards."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def model_for_all_nodes(path: Path) -> ModelFolder:

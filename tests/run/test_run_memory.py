@@ -45,12 +45,19 @@ def test_a_copy_of_a_model_that_was_made_for_a_run_goes_with_it_and_other_copies
         return ModelFolder(here, model_files(there), SimpleNamespace(read=SimpleNamespace(remote=read)))
 
     exported, base = (model_of_another_node(name) for name in ("exported", "base"))
-    copies = exported.here(), base.here()
-    assert [(copy / "config.json").read_text() for copy in copies] == ["exported", "base"]
-    with (copies[0].parent / "lock").open() as lock:  # as somebody has it who makes the copy at this moment
+    with exported.loading() as copy, base.loading() as base_copy:
+        assert [(each / "config.json").read_text() for each in (copy, base_copy)] == ["exported", "base"]
+        with exported.loading() as same:  # another engine on the node; nobody waits
+            assert same == copy
+            NodeFiles().forget_run(uuid4().hex, [], exported)
+        NodeFiles().forget_run(uuid4().hex, [], exported)
+        assert copy.is_dir(), "somebody else loads it still"
+    with (copy.parent / "lock").open() as lock:  # as somebody has it who makes the copy at this moment
         fcntl.flock(lock, fcntl.LOCK_EX)
         NodeFiles().forget_run(uuid4().hex, [], exported)
-    assert copies[0].is_dir()
+    assert copy.is_dir()
     NodeFiles().forget_run(uuid4().hex, [], exported)
     assert [path.name for path in (tmp_path / "cache").rglob("*.json")] == ["config.json"]
-    assert copies[1].is_dir()
+    assert base_copy.is_dir()
+    with exported.loading() as again:
+        assert (again / "config.json").read_text() == "exported"

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +110,21 @@ class GeneratorActor:
     async def _start(self) -> None:
         recipe = self._recipe
         environments = WorkerEnvironments(load_members(recipe.environment), self._secrets, self._id)
-        model_path = str(await asyncio.to_thread(self._model.here))
-        chat = ChatFormat.load(model_path)  # before the engine, which takes longer: it may refuse the template
-        if self._buffer is not None and recipe.generators.role != "evaluation":
-            self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
-        self._engine = await VllmEngine.start(
-            msgspec.structs.replace(recipe.generators, count=self._engines_here),  # those that share the cores with it
-            model_path,
-            name=self._id,
-            max_context=recipe.model.max_context,
-            seed=recipe.seed + self._number,
-            start_s=recipe.deadlines.start,
-            server=self._server,
-            adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
-        )
+        with ExitStack() as loading:
+            model_path = str(await asyncio.to_thread(loading.enter_context, self._model.loading()))
+            chat = ChatFormat.load(model_path)  # before the engine, which takes longer: it may refuse the template
+            if self._buffer is not None and recipe.generators.role != "evaluation":
+                self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
+            self._engine = await VllmEngine.start(
+                msgspec.structs.replace(recipe.generators, count=self._engines_here),  # those that share the cores with it
+                model_path,
+                name=self._id,
+                max_context=recipe.model.max_context,
+                seed=recipe.seed + self._number,
+                start_s=recipe.deadlines.start,
+                server=self._server,
+                adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
+            )
         ticket_client, scoring = None, None
         if self._sink is not None:
             self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)

@@ -106,18 +106,18 @@ class LearnerActor:
             threads=max(1, len(os.sched_getaffinity(0)) // self._sharing),
         )
         self._is_reporter = rank.is_reporter
-        model_path = self._model.here()
-        self._kept = TrainedEpisodes(recipe, model_path, self._trajectories, rank)
-        self._learner = Learner(
-            recipe.algorithm,
-            recipe.learner,
-            recipe.deadlines,
-            temperature=recipe.sampling.temperature,
-            steps=recipe.steps,
-            seed=recipe.seed,
-            model_path=model_path,
-            rank=rank,
-        )
+        with self._model.loading() as model_path:
+            self._kept = TrainedEpisodes(recipe, model_path, self._trajectories, rank)
+            self._learner = Learner(
+                recipe.algorithm,
+                recipe.learner,
+                recipe.deadlines,
+                temperature=recipe.sampling.temperature,
+                steps=recipe.steps,
+                seed=recipe.seed,
+                model_path=model_path,
+                rank=rank,
+            )
         gc.freeze()  # what is loaded lives on: Megatron collects garbage at each checkpoint, and would search it for a second
 
     def train(self, batch: Batch) -> StepReport:

@@ -36,10 +36,11 @@ class RewardModelActor:
         Raises:
             RecipeError: its folder lacks weights, or its tokenizer lacks a token of the policy or gives it another id.
         """
-        reward = msgspec.structs.replace(self._reward, path=str(self._folder.here()))
-        check_vocabulary(reward, self._policy.here())
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (self._sharing + 1)))
-        self._model = RewardModel(reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        with self._folder.loading() as folder, self._policy.loading() as policy:
+            reward = msgspec.structs.replace(self._reward, path=str(folder))
+            check_vocabulary(reward, policy)
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (self._sharing + 1)))
+            self._model = RewardModel(reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:
         """See :meth:`learners.reward_model.RewardModel.score`."""
