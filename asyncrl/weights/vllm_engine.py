@@ -294,6 +294,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def shutdown(self) -> None:
         """Leave the ranks' groups, and unpin the mapped files; they are unmapped with the last tensor that views them."""
+        if "broadcasts" not in vars(self):  # the engine ended before its transfers began
+            return
         self.broadcasts.close()
         self._mappings.close()
         if self._slices is not None:
