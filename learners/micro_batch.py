@@ -155,45 +155,33 @@ def pack(
         shared[continuing.start : continuing.stop] = length
     whole = np.array([len(row) for row in rows], np.int64)
     own = np.array([_needed(row) for row in rows], np.int64) - shared
-    first_tokens = [rows[continuing.start].token_ids[:length] for continuing, length in prefixes.items()]
-    preamble = shared_preamble(first_tokens)
-    if preamble:
-        first_tokens = [first_tokens[0][:preamble], *(tokens[preamble:] for tokens in first_tokens)]
+    preamble, first_tokens = _shared_tokens(rows, prefixes)
     lengths = [*map(len, first_tokens), *own.tolist()]
     total = sum(lengths)
     padding = -total % multiple if total else multiple
     # Where each row would begin if rows were laid down whole, and where its own tokens begin in the packed sequence.
     starts = _starts(whole, 0)
     own_starts = _starts(own, sum(map(len, first_tokens)))
-
-    def joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-        end_to_end: np.ndarray = np.concatenate([np.empty(0, dtype), *parts])
-        return end_to_end.astype(dtype, copy=False)
-
     ends = (shared + own).tolist()
     own_tokens = [row.token_ids[first:end] for row, first, end in zip(rows, shared.tolist(), ends, strict=True)]
-    token_ids = joined([*first_tokens, *own_tokens], np.int64)
-    sampled = np.flatnonzero(joined([row.loss_mask for row in rows], np.bool_))
-    versions = joined([row.versions() for row in rows], np.int32)[sampled]
+    token_ids = _joined([*first_tokens, *own_tokens], np.int64)
+    sampled = np.flatnonzero(_joined([row.loss_mask for row in rows], np.bool_))
+    versions = _joined([row.versions() for row in rows], np.int32)[sampled]
     row_of_token = np.searchsorted(starts, sampled, side="right") - 1
     positions = (sampled - 1) + (own_starts - shared - starts)[row_of_token]
     committed = np.array([record.committed_version for record in records], np.int32)[row_of_token]
     # The sampled tokens are exactly those of the turns, in order.
     turn_lengths = np.array([turn.end - turn.start for row in rows for turn in row.turns], np.int64)
     turn_of_token = np.repeat(np.arange(len(turn_lengths)), turn_lengths)
-    of_turn = [
-        advantage
-        for row, of_turns in zip(rows, advantages, strict=True)
-        for advantage in (of_turns if len(of_turns) > 1 else [*of_turns] * len(row.turns))
-    ]
+    of_turn = _of_each_turn(rows, advantages)
     return MicroBatch(
         token_ids=torch.from_numpy(np.pad(token_ids, (0, padding), constant_values=_PADDING_TOKEN)),
         lengths=(*lengths, padding) if padding else tuple(lengths),
         prefixes=tuple(prefixes),
         preamble=preamble,
         positions=torch.from_numpy(positions),
-        targets=torch.from_numpy(joined([row.token_ids for row in rows], np.int64)[sampled]),
-        logp_behaviour=torch.from_numpy(joined([row.logprobs for row in rows], np.float32)[sampled]),
+        targets=torch.from_numpy(_joined([row.token_ids for row in rows], np.int64)[sampled]),
+        logp_behaviour=torch.from_numpy(_joined([row.logprobs for row in rows], np.float32)[sampled]),
         advantages=torch.from_numpy(np.array(of_turn, np.float32)[turn_of_token]),
         mask=torch.from_numpy(versions >= batch.oldest_version),
         share=torch.from_numpy(np.array(shares, np.float32)[row_of_token]),
@@ -216,6 +204,30 @@ def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[r
         if planned_prefix(records[alike.start : alike.stop]) and (length := shared_prefix(rows[alike.start : alike.stop])):
             prefixes[alike] = length
     return prefixes
+
+
+def _shared_tokens(rows: Sequence[Trajectory], prefixes: dict[range, int]) -> tuple[int, list[np.ndarray]]:
+    """The length of the preamble, and the tokens of each segment that is laid down before the rows."""
+    segments = [rows[continuing.start].token_ids[:length] for continuing, length in prefixes.items()]
+    preamble = shared_preamble(segments)
+    if preamble:
+        segments = [segments[0][:preamble], *(tokens[preamble:] for tokens in segments)]
+    return preamble, segments
+
+
+def _of_each_turn(rows: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> list[float]:
+    """The advantage of each turn of each row, also of rows with one for all their turns."""
+    return [
+        advantage
+        for row, of_turns in zip(rows, advantages, strict=True)
+        for advantage in (of_turns if len(of_turns) > 1 else [*of_turns] * len(row.turns))
+    ]
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    """``parts``, any number of arrays [...], end to end as ``dtype``."""
+    end_to_end: np.ndarray = np.concatenate([np.empty(0, dtype), *parts])
+    return end_to_end.astype(dtype, copy=False)
 
 
 def _needed(row: Trajectory) -> int:
