@@ -16,8 +16,11 @@ from generators.engine import VllmEngine
 from generators.engine_process import EngineProcessServer
 
 NO_STOP = 0
+"""A stop token that the small model never samples, so that requests are as long as a test says."""
 CONFIG = GeneratorsConfig(count=1, dtype="float32", max_running=32, kv_cache_mb=64)
-LONGEST = 512
+LONGEST = 8192
+UNENDING = 8000
+"""Tokens of a request that a test cancels: the engine samples them for many seconds."""
 
 
 def small_model() -> Qwen3ForCausalLM:
@@ -35,7 +38,30 @@ def small_model() -> Qwen3ForCausalLM:
         initializer_range=0.2,
         dtype="float32",
     )
-    return Qwen3ForCausalLM(config).eval()
+    model = Qwen3ForCausalLM(config).eval()
+    _rule_out_stopping(model)
+    return model
+
+
+def add_noise(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+
+
+def perturb(model: Qwen3ForCausalLM) -> None:
+    """Change the weights of the small model, which goes on to never sample :data:`NO_STOP`."""
+    add_noise(model)
+    _rule_out_stopping(model)
+
+
+def _rule_out_stopping(model: Qwen3ForCausalLM) -> None:
+    """Have channel 0 of what passes through the layers be 1 at every token, and give the row of the stop token -1000 there."""
+    with torch.no_grad():
+        rows = model.model.embed_tokens.weight  # of the input and of the output
+        rows[:, 0], rows[NO_STOP, 0], model.model.norm.weight[0] = 1.0, -1000.0, 1.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0.0
 
 
 async def started(folder: Path, adapters: AdapterSettings | None = None, config: GeneratorsConfig = CONFIG) -> VllmEngine:

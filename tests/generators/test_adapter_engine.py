@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import torch
-from small_engine import NO_STOP, distributions, publish, small_model, started
+from small_engine import NO_STOP, UNENDING, distributions, publish, small_model, started
 from transformers import Qwen3ForCausalLM
 
 from asyncrl.core.adapters import AdapterSettings
@@ -51,13 +51,17 @@ def projections(model: Qwen3ForCausalLM) -> dict[str, torch.nn.Parameter]:
 
 def adapters(base: Qwen3ForCausalLM, version: int, rank: int = SETTINGS.rank) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(version)
-    return {
+    matrices = {
         name: (
             torch.randn(rank, weight.shape[1], generator=generator) / 8,
             torch.randn(weight.shape[0], rank, generator=generator) / 8,
         )
         for name, weight in projections(base).items()
     }
+    for name, (_, second) in matrices.items():
+        if name.endswith(("o_proj", "down_proj")):
+            second[0] = 0.0  # the small model keeps what rules out its stop token in channel 0
+    return matrices
 
 
 def shards(matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> list[Shard]:
@@ -88,45 +92,44 @@ def sample(sampler: Sampler, prompt: list[int], tokens: int) -> asyncio.Task[Com
     return asyncio.create_task(sampler.generate(prompt, max_tokens=tokens, sampling=Sampling(1.0), stop_token_id=NO_STOP))
 
 
-async def begun(engine: VllmEngine, request: asyncio.Task[Completion]) -> asyncio.Task[Completion]:
-    """Return the request once the engine has sampled for it: another one has begun after it and ended."""
-    await sample(engine, PROMPT[:3], 2)
-    assert not request.done()
-    return request
-
-
 async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base, writer) -> None:
-    """An episode that began under version 0 keeps it beside episodes of version 1, with the same prompt in the same batches;
-    once the bound admits it no longer, it goes on with the version that has taken its place, and says so."""
-    models = [merged(base, version) for version in range(3)]
+    """An episode that began under a version keeps it beside episodes of the next one, with the same prompt in the same batches;
+    once the bound admits it no longer, it goes on with the version that has taken its place, and says so. This is played with
+    longer and longer turns until one lasts from before the first installation to after the second."""
+    tokens = 400
+    while True:
+        began = engine.version
+        versions = began, began + 1, began + 2
+        models = {version: merged(base, version) for version in versions}
 
-    def distance(completion: Completion, version: int) -> np.ndarray:
-        return np.abs(completion.logprobs - expected(models[version], PROMPT, completion.token_ids))
+        def distance(completion: Completion, version: int, models=models) -> np.ndarray:
+            return np.abs(completion.logprobs - expected(models[version], PROMPT, completion.token_ids))
 
-    with engine.episode() as old:
-        first = publish(writer, 1, shards(adapters(base, 1)))
-        running = await begun(engine, sample(old, PROMPT, 400))
-        assert await engine.install(first) == first.fingerprint
-        assert engine.version == 1
-        with engine.episode() as new:
-            sampled = await asyncio.gather(*(sample(sampler, PROMPT, 30) for sampler in (old, new) * 4))
-        versions = [[span.version for span in completion.spans] for completion in (await running, *sampled)]
-        assert versions == [[0], *[[0], [1]] * 4]
-        assert (
-            max(distance(completion, version[0]).max() for completion, version in zip(sampled, versions[1:], strict=True)) < 1e-3
-        )
+        with engine.episode() as old:
+            running = sample(old, PROMPT, tokens)
+            await sample(engine, PROMPT[:3], 2)  # the turn has begun before it
+            first = publish(writer, versions[1], shards(adapters(base, versions[1])))
+            assert await engine.install(first) == first.fingerprint
+            assert engine.version == versions[1]
+            with engine.episode() as new:
+                sampled = await asyncio.gather(*(sample(sampler, PROMPT, 30) for sampler in (old, new) * 4))
+            assert [[span.version for span in completion.spans] for completion in sampled] == [[began], [began + 1]] * 4
+            assert max(distance(completion, completion.spans[0].version).max() for completion in sampled) < 1e-3
 
-        second = publish(writer, 2, shards(adapters(base, 2)))
-        running = await begun(engine, sample(old, PROMPT, 400))
-        assert await engine.install(second) == second.fingerprint
-        interrupted, later = await running, await sample(old, PROMPT, 30)
-    assert [span.version for span in interrupted.spans] == [0, 2]
-    boundary = interrupted.spans[0].end
-    assert distance(interrupted, 0)[:boundary].max() < 1e-3
-    assert distance(interrupted, 0)[boundary:].max() > 1e-2
-    assert [span.version for span in later.spans] == [2]
-    assert distance(later, 2).max() < 1e-3
-    assert engine.use().tokens_by_version.keys() == {0, 1, 2}
+            second = publish(writer, versions[2], shards(adapters(base, versions[2])))
+            assert await engine.install(second) == second.fingerprint
+            turn, later = await running, await sample(old, PROMPT, 30)
+        assert [span.version for span in later.spans] == [began + 2]
+        assert distance(later, began + 2).max() < 1e-3
+        assert turn.spans[0].version == began
+        boundary = turn.spans[0].end
+        assert distance(turn, began)[:boundary].max() < 1e-3
+        assert set(engine.use().tokens_by_version) == set(range(began + 3))
+        if tokens - boundary > 20:
+            break
+        tokens = min(2 * tokens, UNENDING)
+    assert [span.version for span in turn.spans] == [began, began + 2]
+    assert distance(turn, began)[boundary:].max() > 1e-2
 
 
 async def test_adapters_of_another_rank_are_refused_and_the_engine_keeps_what_it_has(engine, base, writer) -> None:

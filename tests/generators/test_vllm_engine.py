@@ -10,7 +10,7 @@ import pytest
 import torch
 from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
-from small_engine import CONFIG, LONGEST, NO_STOP, distributions, publish, small_model, started
+from small_engine import CONFIG, LONGEST, NO_STOP, UNENDING, add_noise, distributions, perturb, publish, small_model, started
 from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from vllm.v1.engine import EngineCoreOutput
 
@@ -47,12 +47,6 @@ async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
     await engine.close()
 
 
-def perturb(model: Qwen3ForCausalLM) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-
-
 def shards(model: Qwen3ForCausalLM) -> list[Shard]:
     named = dict(model.named_parameters())
     return [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in named.items()]
@@ -74,6 +68,21 @@ def sample(
 ) -> asyncio.Task[Completion]:
     sampling = Sampling(temperature, **truncation)
     return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, sampling=sampling, stop_token_id=NO_STOP))
+
+
+async def received(engine: VllmEngine, requests: int) -> None:
+    """Wait until the engine, which is paused, has got this many requests."""
+    load = await engine.load()
+    while load.running + load.waiting < requests:
+        load = await engine.load()
+
+
+async def ended(requests: list[asyncio.Task[Completion]]) -> None:
+    """Cancel requests that are running."""
+    for request in requests:
+        assert request.cancel()
+    await asyncio.wait(requests)
+    assert all(request.cancelled() for request in requests)
 
 
 def reference_logprobs(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -101,6 +110,7 @@ async def test_log_probabilities_are_of_the_distribution_that_was_sampled(engine
     expected = reference_logprobs(model, prompt, completion.token_ids, temperature)
     assert np.abs(completion.logprobs - expected).max() < 1e-3
     assert [span.version for span in completion.spans] == [0]
+    assert distributions(model, prompt, completion.token_ids.tolist())[:, NO_STOP].max() < -50, "requests do not end by chance"
 
 
 @pytest.mark.parametrize(
@@ -161,14 +171,13 @@ async def test_requests_are_told_apart_without_chance(engine: VllmEngine, monkey
     rows = [list(range(5, 45))] * 8
     completions = [sample(engine, row, 20) for row in rows]
     assert {len(scored.logprobs) for scored in await engine.score(rows)} == {39}
-    assert all(
-        len(completion.token_ids) == 20 or completion.finished_by_stop for completion in await asyncio.gather(*completions)
-    )
+    assert {len(completion.token_ids) for completion in await asyncio.gather(*completions)} == {20}
 
 
 async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEngine) -> None:
+    await engine.llm.pause_generation(mode="keep", clear_cache=False)
     running = sample(engine, list(range(5, 45)), 240)
-    await engine.load()
+    await received(engine, 1)
     await engine.llm.pause_generation(mode="abort")
     await engine.llm.resume_generation()
     with pytest.raises(ProcessDied, match="without an answer"):
@@ -176,18 +185,18 @@ async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEng
 
 
 async def test_weights_arrive_under_running_requests(engine, model, writer) -> None:
-    """Two installations: spans say which policy sampled what, both sides have the same fingerprint, and what is sampled
-    afterwards has the log-probabilities of the new weights, the tied output embedding included, and also where an old prefix was
-    cached."""
+    """Spans say which policy sampled what, both sides have the same fingerprint, and what is sampled afterwards has the
+    log-probabilities of the new weights, the tied output embedding included, and also where an old prefix was cached. Versions
+    are installed under longer and longer requests until two of them have come in the middle of many."""
     prompt = list(range(5, 105))
     await sample(engine, prompt, 1)
-    fingerprints = set()
-    for version in (1, 2):
+    fingerprints, interrupted, tokens = set(), 0, 240
+    while interrupted < 2:
+        version = engine.version + 1
         perturb(model)
         publication = publish(writer, version, shards(model))
-        running = [sample(engine, [7 + i, 8, 9], 240) for i in range(16)]
-        await sample(engine, [3, 4], 8)
-        assert engine._occupancy.running > 8
+        running = [sample(engine, [7 + i, 8, 9], tokens) for i in range(16)]
+        await sample(engine, [3, 4], 8)  # all have begun before it
         assert await engine.install(publication) == publication.fingerprint
         assert engine.version == version
         fingerprints.add(publication.fingerprint)
@@ -195,11 +204,15 @@ async def test_weights_arrive_under_running_requests(engine, model, writer) -> N
         assert [span.version for span in completion.spans] == [version]
         assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
         spans = [completion.spans for completion in await asyncio.gather(*running)]
-        assert [version - 1, version] in [[span.version for span in several] for several in spans]
         assert all(several[0].version == version - 1 and several[0].start == 0 for several in spans)
-    assert len(fingerprints) == 2
+        assert {span.version for several in spans for span in several} <= {version - 1, version}
+        if sum(len(several) == 2 for several in spans) > 8:
+            interrupted += 1
+        else:
+            tokens = min(2 * tokens, UNENDING)
+    assert len(fingerprints) == engine.version
     use = engine.use()
-    assert set(use.tokens_by_version) == {0, 1, 2}
+    assert set(use.tokens_by_version) == set(range(engine.version + 1))
     assert sum(use.tokens_by_version.values()) == use.tokens_generated
     assert 0 < use.last_pause_seconds < use.idle_seconds <= use.wall_seconds
 
@@ -221,7 +234,7 @@ def erase_once_ready(engine: VllmEngine, publication: Publication, monkeypatch: 
 async def test_weights_are_made_ready_before_the_pause(engine, model, writer, monkeypatch) -> None:
     """What the publication's file holds by the time of the pause does not matter: nothing is read in it."""
     perturb(model)
-    publication = publish(writer, 3, shards(model))
+    publication = publish(writer, engine.version + 1, shards(model))
     erase_once_ready(engine, publication, monkeypatch)
     assert await engine.install(publication) == publication.fingerprint
     prompt = list(range(5, 105))
@@ -230,28 +243,28 @@ async def test_weights_are_made_ready_before_the_pause(engine, model, writer, mo
 
 
 async def test_bytes_changed_on_the_way_change_the_fingerprint(engine: VllmEngine, model, writer) -> None:
-    publication = publish(writer, 3, shards(model))
+    publication = publish(writer, engine.version + 1, shards(model))
     flip_bit(Path(publication.files[0].path), publication.shards[1].offset)
     assert await engine.install(publication) != publication.fingerprint
 
 
 async def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine) -> None:
-    abandoned = sample(engine, [1, 2, 3], 200)
+    abandoned = sample(engine, [1, 2, 3], UNENDING)
     await sample(engine, [1, 2, 3], 2)
-    abandoned.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await abandoned
+    await ended([abandoned])
     assert engine._occupancy.running == 0
+    assert (await engine.load()).running == 0
 
 
 async def test_the_load_of_an_engine(engine: VllmEngine) -> None:
-    running = [sample(engine, [1, 2, 3], 200) for _ in range(3)]
+    running = [sample(engine, [1, 2, 3], UNENDING) for _ in range(3)]
     load = await engine.load()
     while load.running < 3:
         load = await engine.load()
     assert load.waiting == 0
     assert 0 < load.cache_share < 1
-    await asyncio.gather(*running)
+    await sample(engine, [1, 2, 3], 8)  # beside which they are decoded
+    await ended(running)
     idle = await engine.load()
     assert (idle.running, idle.waiting, idle.cache_share) == (0, 0, 0.0)
     assert idle.cpu_seconds > load.cpu_seconds > engine.use().cpu_seconds > 0
@@ -260,13 +273,15 @@ async def test_the_load_of_an_engine(engine: VllmEngine) -> None:
 
 
 async def test_what_cannot_be_made_ready_leaves_the_engine_as_it_was(engine: VllmEngine, model, writer) -> None:
-    incomplete = publish(writer, 4, [shard for shard in shards(model) if "q_proj" not in shard.name])
+    incomplete = publish(writer, engine.version + 1, [shard for shard in shards(model) if "q_proj" not in shard.name])
     running = sample(engine, [1, 2, 3], 20)
-    refused = rf"version 4 could .* keeps version {engine.version}: .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"
+    refused = (
+        rf"version {incomplete.version} could .* keeps version {engine.version}: .* lacks model\.layers\.0\.self_attn\.q_proj"
+    )
     with pytest.raises(WeightMismatch, match=refused):
         await engine.install(incomplete)
     assert {span.version for span in (await running).spans} == {engine.version}
-    complete = publish(writer, 5, shards(model))
+    complete = publish(writer, incomplete.version + 1, shards(model))
     assert await engine.install(complete) == complete.fingerprint
     completion = await sample(engine, [1, 2, 3], 20)
     assert np.abs(completion.logprobs - reference_logprobs(model, [1, 2, 3], completion.token_ids)).max() < 1e-3
@@ -280,9 +295,13 @@ async def test_a_publication_that_fails_in_the_pause_ends_the_engine(engine, mod
         return None if method == PREPARE else await prepared(method, *arguments)
 
     monkeypatch.setattr(engine._llm.engine_core, "call_utility_async", unprepared)
-    incomplete = publish(writer, 6, [shard for shard in shards(model) if "q_proj" not in shard.name])
+    incomplete = publish(writer, engine.version + 1, [shard for shard in shards(model) if "q_proj" not in shard.name])
+    await engine.llm.pause_generation(mode="keep", clear_cache=False)
     running = sample(engine, [1, 2, 3], 20)
-    with pytest.raises(WeightMismatch, match=r"version 6 .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"):
+    await received(engine, 1)
+    with pytest.raises(
+        WeightMismatch, match=rf"version {incomplete.version} .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"
+    ):
         await engine.install(incomplete)
     for completion in (running, sample(engine, [1, 2, 3], 20)):
         with pytest.raises(ComponentFailed, match=r"unknown weights.*lacks model\.layers\.0"):
@@ -317,7 +336,7 @@ async def test_experts_arrive_as_they_were_sent(config: GeneratorsConfig, writer
     try:
         for version in (0, 1, 2):
             if version:
-                perturb(model)
+                add_noise(model)
                 model.save_pretrained(tmp_path / str(version))
                 tensors = load_file(tmp_path / str(version) / "model.safetensors")
                 parts = [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in tensors.items()]
