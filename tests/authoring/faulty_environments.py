@@ -114,11 +114,13 @@ _kept: list[object] = []
 
 
 class Swallowing(Sound):
+    seconds = 0.05
+
     @tool
     async def wait(self) -> str:
         """Wait."""
         try:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(self.seconds)
         except BaseException:
             await asyncio.sleep(1.1)
         return "done"

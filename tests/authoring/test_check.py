@@ -9,6 +9,7 @@ import pytest
 
 from asyncrl.authoring.check import Checked, check
 from asyncrl.authoring.check_view import check_view
+from asyncrl.authoring.episode_checks import EpisodeChecks
 from asyncrl.authoring.findings import Severity
 from asyncrl.authoring.subject import compose_for_author
 from asyncrl.core.errors import RecipeError
@@ -18,6 +19,19 @@ from learners.tiny.tokenizer import fit_tokenizer
 @pytest.fixture(autouse=True)
 def _importable_in_another_process(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+
+
+@pytest.fixture(autouse=True)
+def _still_waiting_when_it_is_cancelled(monkeypatch):
+    """Have a call that is to be cancelled last until then, however late that is."""
+    cancelled = EpisodeChecks._cancelled
+
+    async def lasting(checks, tools) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(faulty_environments.Swallowing, "seconds", 3600.0)
+            await cancelled(checks, tools)
+
+    monkeypatch.setattr(EpisodeChecks, "_cancelled", lasting)
 
 
 def checked(name: str, *overrides: str, model: str | None = None) -> Checked:
