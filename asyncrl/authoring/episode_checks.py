@@ -10,6 +10,7 @@ import random
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -22,7 +23,7 @@ from asyncrl.authoring.played import Played, Script, answering, calling, play, s
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
 from asyncrl.core.task import Task
-from asyncrl.core.text import short
+from asyncrl.core.text import counted, short
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosted import HostedEnvironment
 from generators.episode import EpisodeLimits, checked_reset, checked_step
@@ -35,6 +36,8 @@ COMPARED = 6
 """Tasks whose episodes are compared."""
 AGAIN = 6
 """How often a task is played again alone that played differently beside others, to tell chance from shared state."""
+CROWD_S = 60.0
+"""Seconds that calls which block the event loop may take of episodes at once; if it would be more, these are not played."""
 ENDED_S = 1.0
 """Seconds in which a cancelled episode must end."""
 
@@ -84,6 +87,9 @@ class EpisodeChecks:
         if first is None:
             return None
         alone = await self._compared()
+        if self._blocks_for_long():
+            self._check_blocking(f"; {AT_ONCE} episodes at once would take minutes, and are played when this is mended")
+            return None
         figures = await self._crowd(alone)
         await self._hostile(first.tools)
         await self._cancelled(first.tools)
@@ -106,10 +112,15 @@ class EpisodeChecks:
         """Play tasks twice, one after the other, and compare; returns those to compare with, none if chance plays a part."""
         alone: dict[str, Played] = {}
         for task in self._tasks[:COMPARED]:
+            if self._blocks_for_long():
+                return alone
             self.at = f"task {short(task.id)} alone"
             twice = [await self._play(task, self._script(task), "episodes") for _ in range(2)]
             one, other = twice
             if one is None or other is None:
+                return alone
+            if one.late or other.late:
+                self._told_late([one, other], "while it was played alone")
                 return alone
             if one.seen != other.seen:
                 self._not_deterministic(task, one, other)
@@ -117,10 +128,21 @@ class EpisodeChecks:
             alone[task.id] = one
         return alone
 
+    def _blocks_for_long(self) -> bool:
+        """Whether episodes at once would take minutes, because their calls keep each other from running."""
+        return AT_ONCE * TURNS * max(self._watch.blocked.values(), default=0.0) > CROWD_S
+
     def _not_deterministic(self, task: Task, one: Played, other: Played) -> None:
         remedy = "take chance from random.Random of the task's id or data, and no time or memory addresses into texts"
         problem = f"the same turns of task {short(task.id)} give something else another time: {_difference(one, other)}"
         self._findings.error("determinism", self._name, problem, remedy)
+
+    def _told_late(self, played: Sequence[Played], when: str) -> None:
+        """Tell which tools missed their deadlines: what their calls were answered with is then chance, and nobody's state."""
+        for name, calls in Counter(name for each in played for name in each.late).items():
+            problem = f"{counted(calls, 'call')} passed the deadline {when}"
+            remedy = "make the tool faster, with many calls at once too, or give it longer: environment.tool_timeout_s"
+            self._findings.warning("deadlines", f"{self._name}, tool {name}", problem, remedy)
 
     def _script(self, task: Task) -> Script:
         return calling(TURNS, str(task.data.get("answer", "")), task.id)
@@ -136,9 +158,10 @@ class EpisodeChecks:
         played = [each for each in crowd if each is not None]
         if len(played) < len(crowd):
             return None
+        self._told_late(played, f"while {AT_ONCE} episodes were played at once")
         for task, each in zip(tasks, played, strict=True):
             lonely = alone.get(task.id)
-            if lonely is not None and lonely.seen != each.seen:
+            if lonely is not None and not each.late and lonely.seen != each.seen:
                 if await self._differs_alone(task, lonely):
                     break
                 problem = f"task {short(task.id)} plays differently beside {AT_ONCE - 1} others: {_difference(lonely, each)}"
@@ -164,7 +187,7 @@ class EpisodeChecks:
         self.at = f"task {short(task.id)} alone again"
         for _ in range(AGAIN):
             again = await self._play(task, self._script(task), "episodes")
-            if again is not None and again.seen != lonely.seen:
+            if again is not None and not again.late and again.seen != lonely.seen:
                 self._not_deterministic(task, lonely, again)
                 return True
         return False
@@ -233,10 +256,10 @@ class EpisodeChecks:
                 remedy += "; put the expected answer into data['answer'], and this check can try it"
                 self._findings.warning("rewards", self._name, f"every answer, {answers}, is rewarded with {only:g}", remedy)
 
-    def _check_blocking(self) -> None:
+    def _check_blocking(self, so: str = "") -> None:
         for place, seconds in self._watch.blocked.items():
             problem = f"it keeps the event loop of all episodes from running for {seconds * 1e3:.0f} ms at a time"
-            self._findings.error("blocking", str(place), problem, place.remedy)
+            self._findings.error("blocking", str(place), problem, place.remedy + so)
 
 
 class _Held(msgspec.Struct, frozen=True):

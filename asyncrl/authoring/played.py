@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from asyncrl.authoring.calls import made_call
-from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosted import HostedEnvironment
@@ -26,6 +26,7 @@ class Played(msgspec.Struct):
         answers: the messages of each turn's observation.
         rewards: the reward of each turn.
         reset_s, step_s: seconds that reset, and each step, took.
+        late: the tools of calls that passed their deadlines, each as often as it did.
         done: whether the environment ended the episode.
     """
 
@@ -35,6 +36,7 @@ class Played(msgspec.Struct):
     rewards: list[float] = []
     reset_s: float = 0.0
     step_s: list[float] = []
+    late: list[str] = []
     done: bool = False
 
     @property
@@ -63,6 +65,7 @@ async def play(make: Callable[[Task], Environment], task: Task, script: Script, 
             played.step_s.append(time.perf_counter() - began)
             played.answers.append(result.observation.messages)
             played.rewards.append(result.reward)
+            played.late += [call.tool for call in result.calls if call.outcome is CallOutcome.TIMEOUT]
             if result.done:
                 played.done = True
                 break

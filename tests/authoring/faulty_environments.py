@@ -43,6 +43,30 @@ class Blocking(Sound):
         return "done"
 
 
+class BlockingForLong(Sound):
+    @tool
+    async def double(self, number: int) -> int:
+        """Twice the number."""
+        time.sleep(0.3)
+        return 2 * number
+
+
+class Overrun(Sound):
+    """Its tool is late when many call it at once, as a server that answers one call after the other is."""
+
+    calls = 0
+
+    @tool(timeout_s=1)
+    async def double(self, number: int) -> int:
+        """Twice the number."""
+        Overrun.calls += 1
+        try:
+            await asyncio.sleep(5 if Overrun.calls > 10 else 0)
+        finally:
+            Overrun.calls -= 1
+        return 2 * number
+
+
 class Undocumented(Sound):
     @tool
     async def halve(self, number: int) -> int:

@@ -79,6 +79,22 @@ def test_a_mistake_is_found(name: str, kind: str, problem: str, once: "dict[str,
     assert kinds <= {kind, "episodes"}, "one mistake is not told as others"
 
 
+def test_what_blocks_for_long_is_told_without_playing_a_hundred_episodes_of_it():
+    found = checked("BlockingForLong")
+    (seen,) = (each for each in found.findings if "keeps the event loop" in each.problem)
+    assert seen.check == "blocking"
+    assert "100 episodes at once would take minutes" in seen.remedy
+    assert found.figures is None
+
+
+def test_calls_that_are_late_among_many_are_told_as_that_and_not_as_chance_or_shared_state():
+    (found,) = checked("Overrun").findings
+    assert (found.severity, found.check, found.place) == (
+        Severity.WARNING, "deadlines", "faulty_environments:Overrun, tool double",
+    )  # fmt: skip
+    assert "while 100 episodes were played at once" in found.problem
+
+
 @pytest.fixture(scope="module")
 def once() -> "dict[str, Checked]":
     return {}
