@@ -20,6 +20,18 @@ def test_the_example_is_accepted_as_pasted(tmp_path: Path):
     assert "guess:Guess" in done.stdout
 
 
+def test_the_example_has_no_findings(tmp_path: Path, monkeypatch):
+    from asyncrl.authoring.check import check
+    from asyncrl.authoring.subject import compose_for_author
+
+    (module,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "guess_of_the_readme.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (checked,) = check(compose_for_author("guess_of_the_readme:Guess"), None, lambda note: None)
+    assert checked.findings == ()
+
+
 async def test_the_example_plays(tmp_path: Path, monkeypatch):
     from asyncrl.core.messages import ToolCall
     from asyncrl.core.recipe.environment import ClassEnvironment
@@ -31,7 +43,7 @@ async def test_the_example_plays(tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     spec = ClassEnvironment(name="guess:Guess")
     (task, *_) = make_tasks(spec, "train", 3, seed=0)
-    number = task.data["number"]
+    number = task.data["answer"]
     environment = load_member(spec).make()
     observation = await environment.reset(task)
     assert [tool.name for tool in observation.tools] == ["is_larger"]
