@@ -33,11 +33,14 @@ def launch(recipe: PathLike, overrides: Sequence[str] = ()) -> Run:
         overrides: changes as on the command line, e.g. ``["learner.lr=1e-4", "steps=20"]``.
 
     Raises:
+        TypeError: ``overrides`` is one text instead of a list of texts.
         RecipeError: the recipe was refused; nothing was started. Further problems are its notes.
         RunFailed: the run failed; the error has the reason and the folder.
         RunInterrupted: a signal to the run's own process stopped it.
         ComponentFailed: the process that drives the run could not begin.
     """
+    if isinstance(overrides, str):
+        raise TypeError(f"overrides is the text {overrides!r}; give a list of texts, [{overrides!r}]")
     return _ended(drive(LaunchRequest(os.fspath(recipe), tuple(overrides))))
 
 
@@ -154,6 +157,8 @@ def read_trajectories(folder: Path, step: int | None = None, kind: Literal["trai
     from asyncrl.episodes.reader import Choice, EpisodeReader
     from asyncrl.episodes.schema import Kind
 
+    if kind is not None and kind not in [each.value for each in Kind]:
+        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(Kind)}, or None for both")
     try:
         reader = EpisodeReader(folder)
     except RecipeError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.arguments import count
 from asyncrl.cli.console import error_console
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -55,15 +56,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--step", metavar="N", type=int, help="of this training step, or of the evaluation of this version")
     parser.add_argument("--task", metavar="ID", help="of this task")
     parser.add_argument("--sort", choices=SORTS, help="lowest reward, or largest engine-learner gap, staleness or length, first")
-    parser.add_argument("--limit", metavar="N", type=_positive, help="show this many at most")
+    parser.add_argument("--limit", metavar="N", type=count, help="show this many at most")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each, with all columns")
     parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:

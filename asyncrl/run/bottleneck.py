@@ -252,5 +252,5 @@ def _room(kind: Kind, shares: Shares, advice: _Advice) -> float:
 def _no_knob(shares: Shares) -> str:
     if shares.cores > SIDE_BY_SIDE / WORTH_SAYING:
         busy = percent(shares.cores)
-        return f"no knob helps, because processor cores are busy for {busy} of the time: a smaller model or more cores would"
+        return f"no knob helps, because processor cores are busy for {busy} of the time: a smaller model or more cores would help"
     return "no knob helps much: something else would hold the run up next"

@@ -27,7 +27,7 @@ def in_launch_directory(folder: RunFolder, instead: Path | None = None) -> Itera
         try:
             yield
         except RecipeError as error:
-            if not error.place:
+            if not error.place or error.place.startswith("--"):
                 raise  # not about what the recipe names
             gone = f" ({recorded}, where the run was launched, is gone)" if recorded is not None and not recorded.is_dir() else ""
             error.add_note(

@@ -63,6 +63,11 @@ def test_a_key_of_another_kind_says_so_since_it_may_come_from_the_recipe_that_is
     assert "add ~environment.name to the command line" in error.remedy
 
 
+def test_a_key_of_other_kinds_names_them_since_one_may_have_been_forgotten():
+    error = refusal(algorithm={"kl": {"coefficient": 0.1}})
+    assert "set algorithm.kl.kind to one of in_loss, in_reward, or take it out" in error.remedy
+
+
 @pytest.mark.parametrize(
     ("sections", "place", "seen", "right"),
     [

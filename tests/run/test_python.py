@@ -55,6 +55,11 @@ def test_a_refused_recipe_is_raised_with_everything_that_is_wrong(tmp_path, monk
     assert capfd.readouterr().err == ""
 
 
+def test_one_override_that_is_no_list_is_refused():
+    with pytest.raises(TypeError, match=r"overrides is the text 'steps=3'; give a list of texts, \['steps=3'\]"):
+        asyncrl.launch("quickstart", "steps=3")
+
+
 def test_an_environment_that_is_importable_here_is_importable_there(tmp_path, monkeypatch):
     (tmp_path / "beside_the_notebook.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)

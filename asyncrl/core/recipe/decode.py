@@ -156,8 +156,13 @@ class _SectionReader:
         siblings = [field.encode_name for field in schema.fields]
         if of := [str(name) for name, other in kinds.items() if key in (field.encode_name for field in other.fields)]:
             problem = f"a key of kind {_listed(of)}, and not of kind {schema.tag}"
-            remedy = f"take it out; if it is not in your file, a recipe in its list `defaults` has it: add ~{here} to the command"
-            self._refuse(here, problem, f"{remedy} line, or extend no recipe whose {place} is of another kind")
+            wanted = of[0] if len(of) == 1 else f"one of {_listed(of)}"
+            remedy = (
+                f"set {_join(place, str(schema.tag_field))} to {wanted}, or take it out; if it is not in your file, a recipe in"
+            )
+            remedy += f" its list `defaults` has it: add ~{here} to the command line, or extend no recipe whose {place} is of"
+            remedy += " another kind"
+            self._refuse(here, problem, remedy)
             return
         if near := get_close_matches(key, siblings, n=1):
             meant = [_join(place, near[0])]

@@ -159,8 +159,10 @@ class GeneratorActor:
 
     def _told_to_end(self) -> None:
         """End within ``deadlines.shutdown``, whatever happens; until then, hand the episodes back. Called in any thread."""
+        if self._closed:
+            os._exit(EXIT_BY_SIGTERM)  # Ray ends it so after a run
         logger.warning("SIGTERM: this process hands its episodes back and ends")
-        if self._worker is None or self._actors_loop is None or self._closed:
+        if self._worker is None or self._actors_loop is None:
             os._exit(EXIT_BY_SIGTERM)  # it has nothing to hand back
         end = threading.Timer(self._recipe.deadlines.shutdown, os._exit, (EXIT_BY_SIGTERM,))
         end.daemon = True
