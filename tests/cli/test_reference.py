@@ -1,8 +1,25 @@
+import re
 from pathlib import Path
 
 from asyncrl.cli.reference import main, reference
+from asyncrl.run.compose import compose
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "recipe.md"
+
+
+def test_the_keys_that_those_of_other_trainers_are_called_here_exist():
+    page = (COMMITTED.parent / "from-other-trainers.md").read_text()
+    ours = [row.split("|")[4] for row in page.splitlines() if row.count("|") == 5]
+    keys = {key for cell in ours for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)", cell) if not key.endswith(".md")}
+    assert len(keys) > 40
+    known = COMMITTED.read_text()
+    assert {key for key in keys if f"| `{key.removesuffix('.kind')}` |" not in known} == set()
+
+
+def test_the_recipe_for_those_who_come_from_other_trainers_is_accepted(tmp_path):
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", (COMMITTED.parent / "from-other-trainers.md").read_text(), re.DOTALL)
+    (tmp_path / "grpo.yaml").write_text(recipe)
+    assert compose(str(tmp_path / "grpo.yaml"), ["buffer.max_staleness=4"]).algorithm.minibatches == 2
 
 
 def test_the_committed_reference_is_current(tmp_path):
