@@ -13,6 +13,7 @@ import pytest
 from far_run import RUNS, FarRun
 from reward_models import make_reward_model
 from two_nodes import Host, RayCluster, cannot_make, encrypted, hosts
+from unhindered import Unhindered
 
 from asyncrl.run.summary import Status, Summary
 from buffers.payload import SUFFIX
@@ -60,9 +61,9 @@ def test_a_run_on_hosts_that_are_slow_cut_off_and_lost_while_nobody_on_the_line_
         far.power_off()
         _told_silent(run, far, "Nobody waits for far-1. Its episodes are issued again")
         _trains_on(run)
-        interrupted = time.monotonic()
+        ending = Unhindered()
         summary = run.interrupt(60)
-        assert time.monotonic() - interrupted < 15
+        assert ending.seconds < 15
         assert run.process.returncode == 130, run.output
         _nothing_was_lost(run, summary)
         assert [*Path(f"/proc/{head.pid}/root/dev/shm").glob("asyncrl-*")] == []
