@@ -7,7 +7,8 @@ cache was too small for what was playing, and grows by one episode a second whil
 ``generators.max_running``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import msgspec
 
@@ -23,8 +24,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     Attributes:
         running: requests that are being computed.
         waiting: requests that wait for room in the batch or in the cache, preempted ones among them.
-        cache_share: share of the key-value cache that running requests take, from 0 to 1.
-        cpu_seconds: processor time that the engine's process has taken since it started, all its threads together.
+        cache_share: share of the key-value cache that running requests take, from 0 to 1, in the rank where it is largest.
+        cpu_seconds: processor time that the engine's processes have taken since they started, all their threads together.
         prefill_seconds, decode_seconds: seconds of its steps so far, as far as they computed prompts and sampled tokens; see
             :class:`generators.engine_steps.EngineSteps`.
     """
@@ -35,6 +36,18 @@ class EngineLoad(msgspec.Struct, frozen=True):
     cpu_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+
+    @classmethod
+    def of_ranks(cls, loads: Sequence["EngineLoad"]) -> "EngineLoad":
+        """Return the load of an engine whose data-parallel ranks, which make their steps side by side, have these."""
+        return cls(
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            cache_share=max(load.cache_share for load in loads),
+            cpu_seconds=sum(load.cpu_seconds for load in loads),
+            prefill_seconds=fmean(load.prefill_seconds for load in loads),
+            decode_seconds=fmean(load.decode_seconds for load in loads),
+        )
 
 
 class Concurrency:

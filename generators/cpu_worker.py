@@ -16,6 +16,8 @@ from vllm import ir
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from generators.cpu_token_exchange import exchange_tokens
+
 IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The executor with the one worker in the engine's process. vLLM replaces its short name by that of the other executor."""
 IN_PROCESSES = "generators.engine_queues.NamelessQueuesExecutor"
@@ -55,6 +57,8 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
             from generators.engine_queues import remove_names  # takes a moment, and one worker has no queues
 
             remove_names()
+        if self.parallel_config.data_parallel_size > 1:
+            exchange_tokens()
         super().init_device()
         _remove_names()
 
@@ -63,7 +67,7 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
         CpuPlatform.get_punica_wrapper = classmethod(lambda _: _ADAPTERS)
         super().load_model(*arguments, **options)
         _use_norm_kernels()
-        if self.parallel_config.enable_expert_parallel and self.parallel_config.world_size > 1:
+        if self.parallel_config.enable_expert_parallel and self.parallel_config.world_size_across_dp > 1:
             from generators.cpu_experts import number_own_experts  # takes a moment, and most models have no experts
 
             number_own_experts()

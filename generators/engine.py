@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from itertools import count
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ from generators.concurrency import EngineLoad
 from generators.engine_arguments import engine_arguments
 from generators.engine_load import REPORT_LOAD
 from generators.engine_process import ENGINE_VARIABLES, EngineProcessServer
+from generators.engine_ranks import EngineRanks
 from generators.first_error import first_error
 from generators.held_outputs import HOLD_OUTPUTS
 from generators.loop_share import LoopShare
@@ -58,8 +59,6 @@ T = TypeVar("T")
 OUTPUTS_AT_ONCE = "32"
 """Ended requests that vLLM's front end reads before it lets the event loop go on; its own default, 128, takes 10 ms."""
 
-_ALIVE_S = 1.0
-"""Seconds between two looks at whether an engine that owes an answer is alive."""
 _WARM_UP_REQUESTS = 8
 _WARM_UP_TOKENS = 16
 
@@ -73,6 +72,7 @@ class VllmEngine:
         self._installing = asyncio.Lock()
         self._failure: str | None = None
         self._row_numbers = count()
+        self._ranks = EngineRanks(llm)
         self._turns = TurnRequests(llm)
         self._params = lru_cache(1024)(partial(sampling_params, llm.input_processor))
         self._share = LoopShare()
@@ -127,10 +127,10 @@ class VllmEngine:
         """Send the first requests. They take seconds to compile kernels, so they must not count in any measurement."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        settings = {"engine": name, "adapters": msgspec.to_builtins(self._adapters)}
+        settings = {"engine": name, "ranks": self._ranks.count, "adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
-        await self._ask(HOLD_OUTPUTS)
-        await self._ask(KEEP_PARTIAL_BLOCKS)
+        await self._ranks.ask(HOLD_OUTPUTS)
+        await self._ranks.ask(KEEP_PARTIAL_BLOCKS)
         length = min(_WARM_UP_TOKENS, max_context // 2)
         with first_error():
             async with asyncio.TaskGroup() as group:
@@ -161,19 +161,22 @@ class VllmEngine:
         """Return the context of one episode; see :meth:`generators.completion.Engine.episode`."""
         slot = self._slots.enter()
         try:
-            yield _EpisodeSampler(self, slot)
+            with self._ranks.used() as rank:
+                yield _EpisodeSampler(self, slot, rank)
         finally:
             self._slots.leave(slot)
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """Sample one turn after ``token_ids`` with the newest version; see :class:`generators.completion.Sampler`."""
-        return await self.generate_in(
-            self._slots.newest, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id
-        )
+        with self._ranks.used() as rank:
+            return await self.generate_in(
+                self._slots.newest, rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id
+            )
 
     async def generate_in(
         self,
         slot: int,
+        rank: int,
         token_ids: Sequence[int],
         *,
         max_tokens: int,
@@ -181,14 +184,16 @@ class VllmEngine:
         stop_token_id: int,
         computed: int | None = None,
     ) -> Completion:
-        """Sample one turn after ``token_ids`` with the version in ``slot``; see :class:`generators.completion.Sampler`.
+        """Sample one turn after ``token_ids``; see :class:`generators.completion.Sampler`.
 
         Args:
+            slot: that of the version that samples.
+            rank: the data-parallel rank that samples.
             computed: the first tokens of ``token_ids`` that the turn before it in the same conversation had computed, if any.
         """
         params = self._params(max_tokens, sampling, stop_token_id)
         settings = TurnSettings(params, self._adapter(slot), self._salt(slot))
-        turn = await self._answered(self._turns.ask(token_ids, settings, computed))
+        turn = await self._answered(self._turns.ask(token_ids, settings, computed, rank))
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
         return self._completion(turn, slot)
 
@@ -270,7 +275,7 @@ class VllmEngine:
             try:
                 # One call, which vLLM's process runs between two steps. More calls would have to wait for us.
                 label = self._slots.label_with(slot, version)
-                pause_s, *acknowledged = await self._ask(INSTALL, encoded, label, slot)
+                loaded = await self._ranks.ask(INSTALL, encoded, label, slot)
             except ProcessDied:
                 raise
             except BaseException as error:
@@ -283,17 +288,18 @@ class VllmEngine:
                 raise WeightMismatch(f"version {version} could not be installed: {error}") from error
             # The salt changes only now: a request sent during the installation may have read what older weights cached.
             self._slots.hold(slot, version)
-            self._last_pause_seconds = pause_s
-            self._occupancy.paused_for(pause_s)
+            self._last_pause_seconds = max(pause_s for pause_s, *_ in loaded)
+            self._occupancy.paused_for(self._last_pause_seconds)
+        acknowledged = [fingerprint for _, *fingerprints in loaded for fingerprint in fingerprints]
         if len(set(acknowledged)) != 1:
-            self._failure = f"the ranks of one engine loaded different weights: fingerprints {acknowledged}"
+            self._failure = f"the workers of one engine loaded different weights: fingerprints {acknowledged}"
             raise WeightMismatch(self._failure)
         return int(acknowledged[0])
 
     async def _prepare(self, version: PolicyVersion, publication: bytes) -> None:
         """Have the weights of a publication made ready. If that fails, the engine still has the weights it had."""
         try:
-            await self._ask(PREPARE, publication)
+            await self._ranks.ask(PREPARE, publication)
         except ProcessDied:
             raise
         except Exception as error:
@@ -302,27 +308,8 @@ class VllmEngine:
 
     async def load(self) -> EngineLoad:
         """What the engine has to do now; see :class:`generators.completion.Engine`."""
-        self._load = EngineLoad(*await self._ask(REPORT_LOAD))
+        self._load = EngineLoad.of_ranks([EngineLoad(*each) for each in await self._ranks.ask(REPORT_LOAD)])
         return self._load
-
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of vLLM's engine process. vLLM leaves such a call unanswered when that process dies.
-
-        Raises:
-            ProcessDied: the process died.
-        """
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        answer = asyncio.ensure_future(self._llm.engine_core.call_utility_async(method, *arguments))
-        try:
-            while not (await asyncio.wait({answer}, timeout=_ALIVE_S))[0]:
-                if self._llm.engine_core.resources.engine_dead:
-                    raise ProcessDied(f"the vLLM engine died during {method}; see its log")
-            return answer.result()
-        except EngineDeadError as error:
-            raise ProcessDied(f"the vLLM engine died during {method}; see its log") from error
-        finally:
-            answer.cancel()
 
     def use(self) -> EngineUse:
         """Return the counters since the engine was ready."""
@@ -347,16 +334,17 @@ class VllmEngine:
 
 
 class _EpisodeSampler:
-    """Samples the turns of one episode with the version in a slot."""
+    """Samples the turns of one episode with the version in a slot, in one rank."""
 
-    def __init__(self, engine: VllmEngine, slot: int) -> None:
-        self._engine, self._slot = engine, slot
+    def __init__(self, engine: VllmEngine, slot: int, rank: int) -> None:
+        self._engine, self._slot, self._rank = engine, slot, rank
         self._computed: int | None = None
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """See :meth:`generators.completion.Sampler.generate`."""
         completion = await self._engine.generate_in(
             self._slot,
+            self._rank,
             token_ids,
             max_tokens=max_tokens,
             sampling=sampling,
@@ -388,5 +376,8 @@ def _build(
     with added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": sockets}):
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from generators.coordinator_process import tie_coordinators
+
+        tie_coordinators()
         with server.used_by_vllm() if server is not None else nullcontext():
             return AsyncLLM.from_engine_args(engine_arguments(config, model_path, max_context, seed, adapters))

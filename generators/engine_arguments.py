@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
-from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.generators import PIPELINE, GeneratorsConfig
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -36,6 +36,7 @@ _OF_RECIPE = {
     "kv_cache_memory_bytes": "generators.kv_cache_mb",
     "gpu_memory_utilization": "generators.gpu_memory_share",
     "tensor_parallel_size": "generators.tensor_parallel",
+    "data_parallel_size": "generators.data_parallel",
     "seed": "seed",
 }
 """Arguments that a key of the recipe sets."""
@@ -48,6 +49,22 @@ _OF_ADAPTERS = (
     "lora_target_modules",
     "fully_sharded_loras",
 )
+_OF_RANKS = (
+    "data_parallel_rank",
+    "data_parallel_start_rank",
+    "data_parallel_size_local",
+    "data_parallel_address",
+    "data_parallel_rpc_port",
+    "data_parallel_backend",
+    "data_parallel_hybrid_lb",
+    "data_parallel_external_lb",
+    "data_parallel_multi_port_external_lb",
+    "enable_elastic_ep",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+)
 _NEEDED = {
     "load_format": "weights are only read from safetensors files, never unpickled",
     "skip_tokenizer_init": "text becomes tokens outside the engine",
@@ -58,12 +75,12 @@ _NEEDED = {
     "distributed_executor_backend": "generators choose it by the device",
     "worker_cls": "generators choose it by the device",
     **dict.fromkeys(_OF_ADAPTERS, "it follows from learner.lora"),
-    "data_parallel_size": "each generator has one engine; raise generators.count, or tensor_parallel to share out experts",
+    **dict.fromkeys(_OF_RANKS, "an engine and all its ranks are on the node where its generator is"),
 }
 """Arguments that asyncrl needs as they are, and why."""
 
 
-_NOT_ON_CPU = {"pipeline_parallel_size": "engines on a CPU are divided by generators.tensor_parallel alone"}
+_NOT_ON_CPU = {PIPELINE: "engines on a CPU are divided by generators.tensor_parallel and data_parallel alone"}
 """Arguments that an engine on a CPU cannot have, and why."""
 
 
@@ -95,6 +112,9 @@ def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
             near = get_close_matches(name, known, n=1)
             remedy = f"did you mean `{near[0]}`?" if near else "see the engine arguments in vLLM's documentation"
             raise RecipeError(place, "vLLM's engine has no such argument", remedy)
+    stages = arguments.get(PIPELINE, 1)
+    if not isinstance(stages, int) or stages < 1:
+        raise RecipeError(f"{_KEY}.{PIPELINE}", f"{stages!r} is not a number of pipeline stages", "set it to an integer >= 1")
 
 
 @cache
@@ -134,8 +154,9 @@ def engine_arguments(
         dtype=config.dtype,
         seed=seed,
         max_model_len=max_context,
-        max_num_seqs=config.max_running,
+        max_num_seqs=-(-config.max_running // config.data_parallel),  # of each rank
         tensor_parallel_size=config.tensor_parallel,
+        data_parallel_size=config.data_parallel,
         logprobs_mode="processed_logprobs",  # of the distribution that is sampled from; see Sampling.convention
         weight_transfer_config=WeightTransferConfig(backend=VLLM_BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
@@ -160,13 +181,12 @@ def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
     from generators.cpu_worker import IN_PROCESS, IN_PROCESSES, thread_config
 
     check_cpu_arguments(config.engine)
-    workers = config.tensor_parallel
     return {
-        "kv_cache_memory_bytes": (config.kv_cache_mb << 20) // workers,  # each worker has its part of every token
+        "kv_cache_memory_bytes": (config.kv_cache_mb << 20) // config.engine_workers,  # each has its part of it
         "block_size": CPU_BLOCK_TOKENS,
         # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
         "enforce_eager": True,
-        "distributed_executor_backend": IN_PROCESS if workers == 1 else IN_PROCESSES,
+        "distributed_executor_backend": IN_PROCESS if config.tensor_parallel == 1 else IN_PROCESSES,
         "worker_cls": "generators.cpu_worker.ThreadedCpuWorker",
-        "additional_config": thread_config(config.count, workers),
+        "additional_config": thread_config(config.count, config.engine_workers),
     }

@@ -48,12 +48,14 @@ class EngineProcessServer:
 
     @contextmanager
     def used_by_vllm(self) -> Iterator[None]:
-        """Let vLLM fork its process from the server. vLLM has no setting for it, so a function is replaced meanwhile."""
-        from vllm.v1.engine import utils
+        """Let vLLM fork its processes from the server. vLLM has no setting for it, so a function is replaced meanwhile."""
+        from vllm.v1.engine import coordinator, utils
 
         original = utils.get_mp_context
-        utils.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+        for module in (utils, coordinator):
+            module.get_mp_context = lambda: multiprocessing.get_context("forkserver")
         try:
             yield
         finally:
-            utils.get_mp_context = original
+            for module in (utils, coordinator):
+                module.get_mp_context = original

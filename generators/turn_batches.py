@@ -22,6 +22,10 @@ ADD_TURNS = "add_turns"
 """The name under which vLLM's engine process has :func:`add_turns` as a method."""
 
 
+_PAST_WAVE = -1
+"""Data-parallel ranks compute in waves, each until none has work. One that gets a request of a past wave wakes the others."""
+
+
 class TurnSettings(NamedTuple):
     """What the requests of many turns have in common.
 
@@ -92,6 +96,7 @@ def vllm_request(request: TurnRequest, client: int) -> "EngineCoreRequest":
         cache_salt=salt,
         data_parallel_rank=None,
         client_index=client,
+        current_wave=_PAST_WAVE,
         session_id=session,
     )
 

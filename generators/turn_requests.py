@@ -7,6 +7,7 @@ left to vLLM.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count
@@ -63,7 +64,7 @@ class TurnRequests:
         self._loop = asyncio.get_running_loop()
         self._numbers = count()
         self._turns: dict[str, tuple[SampledTurn, asyncio.Future[SampledTurn]]] = {}
-        self._unsent: list[TurnRequest] = []
+        self._unsent: defaultdict[int, list[TurnRequest]] = defaultdict(list)
         others = llm.output_processor
         others.process_outputs = partial(self._read, others.process_outputs)
         others.propagate_error = partial(self._lost, others.propagate_error)
@@ -72,8 +73,10 @@ class TurnRequests:
         self._core.utility_results[_CALL] = self._refused
         llm._run_output_handler()
 
-    async def ask(self, token_ids: Sequence[int], settings: TurnSettings, computed: int | None = None) -> SampledTurn:
-        """Have one turn sampled after ``token_ids``, of which the turn before it had computed the first ``computed``.
+    async def ask(
+        self, token_ids: Sequence[int], settings: TurnSettings, computed: int | None = None, rank: int = 0
+    ) -> SampledTurn:
+        """Have one turn sampled in ``rank`` after ``token_ids``, of which the turn before it had computed the first ``computed``.
 
         Raises:
             EngineDeadError: the engine died.
@@ -82,13 +85,13 @@ class TurnRequests:
         name = f"turn {next(self._numbers)}"
         if not self._unsent:
             self._loop.call_soon(self._send)
-        self._unsent.append(TurnRequest(name, list(token_ids), settings, computed))
+        self._unsent[rank].append(TurnRequest(name, list(token_ids), settings, computed))
         answer: asyncio.Future[SampledTurn] = self._loop.create_future()
         self._turns[name] = SampledTurn(), answer
         try:
             return await answer
         except asyncio.CancelledError:
-            await self._core.abort_requests_async([name])  # it has been sent: that was due before anybody could be cancelled
+            self._abort(name, rank)  # it has been sent: that was due before anybody could be cancelled
             raise
         finally:
             self._turns.pop(name, None)
@@ -96,17 +99,25 @@ class TurnRequests:
     def _send(self) -> None:
         from vllm.v1.engine import EngineCoreRequestType
 
-        requests, self._unsent = self._unsent, []
+        unsent, self._unsent = self._unsent, defaultdict(list)
         core = self._core
-        try:
-            for request in requests:
-                if len(request.token_ids) >= _LONG:
-                    core._send_input(EngineCoreRequestType.ADD, vllm_request(request, core.client_index))
-            if short := [request for request in requests if len(request.token_ids) < _LONG]:
-                call = (core.client_index, _CALL, ADD_TURNS, (encode_turns(short), core.client_index))
-                core._send_input(EngineCoreRequestType.UTILITY, call)
-        except Exception as error:  # noqa: BLE001 - passed to those who wait
-            self._fail([request.name for request in requests], error)
+        for rank, requests in unsent.items():
+            process = core.core_engines[rank]
+            try:
+                for request in requests:
+                    if len(request.token_ids) >= _LONG:
+                        core._send_input(EngineCoreRequestType.ADD, vllm_request(request, core.client_index), process)
+                if short := [request for request in requests if len(request.token_ids) < _LONG]:
+                    call = (core.client_index, _CALL, ADD_TURNS, (encode_turns(short), core.client_index))
+                    core._send_input(EngineCoreRequestType.UTILITY, call, process)
+            except Exception as error:  # noqa: BLE001 - passed to those who wait
+                self._fail([request.name for request in requests], error)
+
+    def _abort(self, name: str, rank: int) -> None:
+        from vllm.v1.engine import EngineCoreRequestType
+
+        if not self._core.resources.engine_dead:
+            self._core._send_input(EngineCoreRequestType.ABORT, [name], self._core.core_engines[rank])
 
     def _read(self, others: Any, outputs: "Sequence[EngineCoreOutput]", *arguments: Any, weight_version: str) -> Any:
         """Take the outputs of turns, and let vLLM process the others."""

@@ -97,7 +97,7 @@ def _learner_dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
 
 
 def _gpu(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
-    if machine.gpus == 1 and recipe.learner.layout.ranks == recipe.generators.tensor_parallel == 1:
+    if machine.gpus == 1 and recipe.learner.layout.ranks == recipe.generators.engine_workers == 1:
         return "shared", "there is one GPU for the learner and an engine"
     return "own", "each process has its GPUs to itself" if machine.gpus else "not used on CPU"
 
@@ -115,7 +115,7 @@ def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
         others = recipe.learner.layout.ranks + isinstance(recipe.reward, ModelReward)
         if recipe.learner.gpu == "shared":
             return max(1, 2 * machine.gpus - others), f"GPUs: {machine.gpus}, two processes each, of which {others} are others"
-        each = recipe.generators.tensor_parallel
+        each = recipe.generators.engine_workers
         return max(1, (machine.gpus - others) // each), f"GPUs: {machine.gpus}, of which learner and reward model take {others}"
     if machine.cores <= FEW_CORES:
         return 1, f"{machine.cores} cores: a second engine would compete with the learner for them"

@@ -178,11 +178,17 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, g
         channels=shape.moe_intermediate_size,
     )
     layout = engine_layout(generators)
+    if layout.data > 1 and not any(shape.with_experts):
+        raise RecipeError(
+            "generators.data_parallel",
+            f"{layout.data} ranks of an engine divide experts between them, and the model has none",
+            f"leave it out, and set generators.count to {generators.count * layout.data} for as many engines",
+        )
     undivided = check_engine(shape.architecture, layout)
     if undivided is not None:
-        raise RecipeError(
-            "generators.tensor_parallel", f"{layout.tensor} does not divide the model's {undivided}", "choose a divisor of it"
-        )
+        what, workers = undivided
+        key = "tensor_parallel" if workers == layout.tensor else "data_parallel"
+        raise RecipeError(f"generators.{key}", f"{workers} workers cannot divide the model's {what} equally", "choose a divisor")
 
 
 def check_head_size(shape: ModelShape) -> None:
@@ -198,4 +204,5 @@ def check_head_size(shape: ModelShape) -> None:
 
 def engine_layout(generators: GeneratorsConfig) -> EngineLayout:
     """How the workers of each engine of a pool divide the model."""
-    return EngineLayout(generators.tensor_parallel, bool(generators.engine.get("enable_expert_parallel")))
+    whole_experts = bool(generators.engine.get("enable_expert_parallel"))
+    return EngineLayout(generators.tensor_parallel, generators.data_parallel, whole_experts)

@@ -44,7 +44,7 @@ def pools_of(recipe: Recipe, *, on_gpus: bool, sizes: Mapping[str, int] | None =
 
 
 def _pool(name: str, pool: GeneratorsConfig, shared: bool, on_gpus: bool, sizes: Mapping[str, int] | None) -> Part:
-    each = _each(HALF if shared else float(pool.tensor_parallel), pool.tensor_parallel, on_gpus, sizes, name)
+    each = _each(HALF if shared else float(pool.engine_workers), pool.engine_workers, on_gpus, sizes, name)
     return Part(name, pool.count, {**each, **pool.placement.resources}, pool.placement, key=f"{pool_place(name)}.count")
 
 
@@ -65,7 +65,7 @@ def remedies(recipe: Recipe, *, joined: bool, on_gpus: bool) -> Iterator[str]:
         joined: whether the run joins a cluster; otherwise it has this machine to itself.
         on_gpus: whether the run uses GPUs.
     """
-    if on_gpus and recipe.learner.gpu == "own" and recipe.learner.layout.ranks == recipe.generators.tensor_parallel == 1:
+    if on_gpus and recipe.learner.gpu == "own" and recipe.learner.layout.ranks == recipe.generators.engine_workers == 1:
         yield "set learner.gpu=shared generators.gpu_memory_share=0.4, with which two processes use one GPU"
     yield (
         "add nodes to the cluster, or wait until others have left it" if joined else "set RAY_ADDRESS to join a cluster with more"

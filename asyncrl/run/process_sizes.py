@@ -75,8 +75,8 @@ def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
 
 
 def engine_bytes(pool: GeneratorsConfig) -> int:
-    """Bytes of the processes of one engine without model and cache: front end, core, and its workers."""
-    return (2 + pool.tensor_parallel) * ENGINE_PROCESS_BYTES
+    """Bytes of the processes of one engine without model and cache: front end, the core of each rank, and workers."""
+    return (1 + pool.data_parallel + pool.engine_workers) * ENGINE_PROCESS_BYTES
 
 
 def _pool(name: str, pool: GeneratorsConfig, shape: ModelShape) -> Processes:

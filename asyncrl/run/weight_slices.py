@@ -37,7 +37,7 @@ def weight_slices(recipe: Recipe, shape: ModelShape) -> tuple[WeightSlices, ...]
     found = []
     layouts = {name: engine_layout(pool) for name, pool in recipe.generators.by_pool.items()}
     for engine in dict.fromkeys(layouts.values()):
-        workers = range(engine.tensor)
+        workers = range(engine.workers)
         slices = plan_slices(published, [targets(architecture, engine, worker) for worker in workers])
         elements = moved_elements(slices)
         found.append(

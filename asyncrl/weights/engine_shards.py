@@ -30,11 +30,18 @@ class EngineLayout(msgspec.Struct, frozen=True):
 
     Attributes:
         tensor: workers that divide each layer.
+        data: groups of so many workers. Each group has all of every layer but of the experts, which all workers divide.
         whole_experts: whether they share out the experts instead of dividing each.
     """
 
     tensor: int = 1
+    data: int = 1
     whole_experts: bool = False
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are; those of one group follow each other."""
+        return self.tensor * self.data
 
 
 class Target(NamedTuple):
@@ -56,8 +63,8 @@ class Target(NamedTuple):
         return (1,) * (len(self.at) - len(self.source.extent)) + self.source.extent
 
 
-def check_engine(architecture: Architecture, layout: EngineLayout) -> str | None:
-    """Return what of the model the workers cannot divide; None if they can."""
+def check_engine(architecture: Architecture, layout: EngineLayout) -> tuple[str, int] | None:
+    """Return what of the model the workers cannot divide, and how many workers should divide it; None if they can."""
     counts = {"attention heads": architecture.heads, "vocabulary entries": _padded(architecture.vocabulary)}
     if not all(architecture.with_experts):
         counts["feed-forward channels"] = architecture.intermediate_size
@@ -66,24 +73,26 @@ def check_engine(architecture: Architecture, layout: EngineLayout) -> str | None
     if any(architecture.with_experts) and layout.whole_experts:
         counts["experts"] = architecture.experts
     for what, count in counts.items():
-        if count % layout.tensor:
-            return f"{count} {what}"
+        workers = layout.workers if "expert" in what else layout.tensor
+        if count % workers:
+            return f"{count} {what}", workers
     keys = architecture.key_value_heads
-    return f"{keys} key-value heads" if keys % layout.tensor and layout.tensor % keys else None
+    return (f"{keys} key-value heads", layout.tensor) if keys % layout.tensor and layout.tensor % keys else None
 
 
 def targets(architecture: Architecture, layout: EngineLayout, worker: int) -> Iterator[Target]:
     """Yield where the parts of tensors go that worker number ``worker`` holds."""
+    in_group = worker % layout.tensor
     for tensor in architecture.tensors():
         if tensor.expert is not None:
             yield from _of_expert(architecture, layout, worker, tensor)
         elif tensor.name in (EMBEDDING, OUTPUT):
             rows = _padded(architecture.vocabulary) // layout.tensor
-            first, end = worker * rows, min((worker + 1) * rows, architecture.vocabulary)
+            first, end = in_group * rows, min((in_group + 1) * rows, architecture.vocabulary)
             if first < end:
                 yield Target(_rows(tensor, first, end - first), tensor.name, (0, 0))
         else:
-            yield _of_layer(architecture, layout, worker, tensor)
+            yield _of_layer(architecture, layout, in_group, tensor)
 
 
 def parameters(architecture: Architecture, layout: EngineLayout, worker: int) -> dict[str, tuple[int, ...]]:
@@ -135,9 +144,9 @@ def _of_layer(architecture: Architecture, layout: EngineLayout, worker: int, ten
 
 def _of_expert(architecture: Architecture, layout: EngineLayout, worker: int, tensor: ModelTensor) -> Iterator[Target]:
     assert tensor.expert is not None
-    size, place, holder = architecture.expert_size // layout.tensor, tensor.expert, worker
+    size, place, holder = architecture.expert_size // layout.workers, tensor.expert, worker
     if layout.whole_experts:
-        here = architecture.experts // layout.tensor
+        here = architecture.experts // layout.workers
         size, place, holder = architecture.expert_size, tensor.expert % here, 0
         if tensor.expert // here != worker:
             return

@@ -84,7 +84,8 @@ def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[N
 def install_publication(core: "EngineCoreProc", publication: bytes, label: str, slot: int) -> "Future[list[float]]":
     """Load a publication between two steps of vLLM's engine process. From then on, vLLM reports ``label`` with its tokens.
 
-    If the publication cannot be loaded, the engine stays paused, because it is unknown which weights it would sample with.
+    If the publication cannot be loaded, in this data-parallel rank or in another, the engine stays paused, because it is unknown
+    which weights it would sample with.
 
     Args:
         publication: a :class:`Publication`, encoded as MessagePack; it need not have been prepared.
@@ -101,13 +102,18 @@ def install_publication(core: "EngineCoreProc", publication: bytes, label: str, 
 
     def load(paused: "Future[None] | None" = None) -> None:
         try:
-            if paused is not None:
-                paused.result()
-            fingerprints = core.collective_rpc("load_publication", args=(publication, slot))
-            core.set_weight_version(label)
-            core.resume_scheduler()
-            # The loop is about to wait for a message, and would not notice that there is work again.
-            core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+            try:
+                if paused is not None:
+                    paused.result()
+                fingerprints = core.collective_rpc("load_publication", args=(publication, slot))
+            except BaseException:
+                _all_loaded(core, False)
+                raise
+            if _all_loaded(core, True):
+                core.set_weight_version(label)
+                core.resume_scheduler()
+                # The loop is about to wait for a message, and would not notice that there is work again.
+                core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
         except BaseException as error:  # noqa: BLE001 - passed to whoever waits
             done.set_exception(error)
         else:
@@ -121,16 +127,28 @@ def install_publication(core: "EngineCoreProc", publication: bytes, label: str, 
     return done
 
 
+def _all_loaded(core: "EngineCoreProc", loaded: bool) -> bool:
+    """Wait until each data-parallel rank has loaded a publication or failed to, and return whether none failed."""
+    ranks = getattr(core, "dp_group", None)  # there is none where an engine is one rank
+    if ranks is None:
+        return loaded
+    failed = torch.tensor(not loaded, dtype=torch.int32)
+    torch.distributed.all_reduce(failed, torch.distributed.ReduceOp.MAX, group=ranks)
+    return not failed
+
+
 @dataclass
 class InitInfo(WeightTransferInitInfo):
     """What the engine must know in advance. A publication itself names its files.
 
     Attributes:
         engine: its name, which no other engine of the run has.
+        ranks: its data-parallel ranks, each a process of vLLM's with workers of its own.
         adapters: an encoded :class:`AdapterSettings` if adapters alone are published.
     """
 
     engine: str = ""
+    ranks: int = 1
     adapters: dict[str, Any] | None = None
 
 
@@ -173,7 +191,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._prepared: _Prepared | None = None
         self._mappings = PinnedFiles()
         parallel = self.parallel_config
-        self.broadcasts = BroadcastReceiver(init_info.engine, parallel.rank, parallel.world_size, self.device)
+        worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self.broadcasts = BroadcastReceiver(init_info.engine, worker, init_info.ranks * parallel.world_size, self.device)
         on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
         planned = on_cpu and self.adapters is None
         self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if planned else None

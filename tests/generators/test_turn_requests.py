@@ -36,20 +36,26 @@ def output(name: str, tokens: Sequence[int], finish: FinishReason | None = None)
 
 
 class Core:
-    """An engine's process as its front end sees it: keeps what it is sent, and runs :func:`add_turns` as the process would."""
+    """An engine's processes as their front end sees them: keep what is sent, and run :func:`add_turns` as a process would."""
 
     client_index = 3
+    core_engines = (b"rank 0", b"rank 1")
 
     def __init__(self) -> None:
         self.utility_results: dict[int, asyncio.Future[Any]] = {}
         self.messages: list[list[EngineCoreRequest]] = []
+        self.receivers: list[bytes] = []
         self.broken: list[str] = []
-        self.aborted: list[str] = []
-        self.dead = False
+        self.aborted: list[tuple[str, bytes]] = []
+        self.resources = SimpleNamespace(engine_dead=False)
 
-    def _send_input(self, kind: EngineCoreRequestType, call: Any) -> None:
-        if self.dead:
+    def _send_input(self, kind: EngineCoreRequestType, call: Any, process: bytes) -> None:
+        if self.resources.engine_dead:
             raise EngineDeadError
+        if kind is EngineCoreRequestType.ABORT:
+            self.aborted += [(name, process) for name in call]
+            return
+        self.receivers.append(process)
         if kind is EngineCoreRequestType.ADD:
             self.messages.append([call])
             return
@@ -61,16 +67,14 @@ class Core:
     def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[EngineCoreRequest, int]:
         if not request.prompt_token_ids:
             raise ValueError("no tokens")
-        return request, 0
+        return request, request.current_wave
 
     def add_request(self, request: EngineCoreRequest, wave: int) -> None:
+        assert wave < 0, "a rank whose peers sleep must wake them"
         self.messages[-1].append(request)
 
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:
         self.broken.append(request.request_id)
-
-    async def abort_requests_async(self, names: list[str]) -> None:
-        self.aborted += names
 
 
 class FrontEnd:
@@ -134,6 +138,17 @@ async def test_requests_of_one_pass_are_sent_together_as_vllm_would_send_them() 
     assert [(await task).token_ids for task in tasks] == [[9], [9], [9]]
 
 
+async def test_each_rank_gets_its_own_requests_in_one_message() -> None:
+    front_end = FrontEnd()
+    tasks = [asyncio.create_task(front_end.requests.ask([number], PLAIN, rank=number % 2)) for number in range(4)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    sent = [[request.prompt_token_ids for request in message] for message in front_end.core.messages]
+    assert dict(zip(front_end.core.receivers, sent, strict=True)) == {b"rank 0": [[0], [2]], b"rank 1": [[1], [3]]}
+    for task in tasks:
+        task.cancel()
+
+
 async def test_a_long_request_is_sent_as_vllm_s_front_end_sends_it() -> None:
     front_end = FrontEnd()
     tasks = [asyncio.create_task(front_end.requests.ask(range(length), PLAIN, 5)) for length in (3, 5000, 4)]
@@ -155,14 +170,14 @@ async def test_a_long_request_is_sent_as_vllm_s_front_end_sends_it() -> None:
 async def test_a_cancelled_request_is_aborted_and_its_answer_is_ignored() -> None:
     front_end = FrontEnd()
     cancelled, other = await front_end.ask(2)
-    at_once = asyncio.create_task(front_end.requests.ask([1], PLAIN))
+    at_once = asyncio.create_task(front_end.requests.ask([1], PLAIN, rank=1))
     await asyncio.sleep(0)  # it has asked, and nothing is sent before this pass is over
     for task in (at_once, cancelled):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     sent = [request.request_id for message in front_end.core.messages for request in message]
-    assert front_end.core.aborted == [sent[2], sent[0]]
+    assert front_end.core.aborted == [(sent[2], b"rank 1"), (sent[0], b"rank 0")]
     front_end.read([output(name, [9], FinishReason.STOP) for name in sent])
     assert (await other).token_ids == [9]
 
@@ -193,7 +208,7 @@ async def test_all_requests_end_with_the_engine() -> None:
     front_end = FrontEnd()
     waiting = await front_end.ask(2)
     front_end.reader.propagate_error(EngineDeadError())
-    front_end.core.dead = True
+    front_end.core.resources.engine_dead = True
     for task in (*waiting, *await front_end.ask(1)):
         with pytest.raises(EngineDeadError):
             await task

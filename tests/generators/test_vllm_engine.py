@@ -10,8 +10,9 @@ import pytest
 import torch
 from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
-from small_engine import CONFIG, LONGEST, NO_STOP, UNENDING, add_noise, distributions, perturb, publish, small_model, started
-from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from small_engine import CONFIG, NO_STOP, UNENDING, add_noise, distributions, perturb, publish, small_model, started
+from small_mixture import small_mixture
+from transformers import Qwen3ForCausalLM
 from vllm.v1.engine import EngineCoreOutput
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
@@ -312,23 +313,7 @@ async def test_a_publication_that_fails_in_the_pause_ends_the_engine(engine, mod
 async def test_experts_arrive_as_they_were_sent(config: GeneratorsConfig, writer, tmp_path: Path, monkeypatch) -> None:
     """On CPU vLLM packs them for its kernels, and a publication must not be read as if it were packed. That is done before the
     pause, too."""
-    torch.manual_seed(0)
-    shape = Qwen3MoeConfig(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        norm_topk_prob=True,
-        max_position_embeddings=LONGEST,
-        initializer_range=0.2,
-        dtype="float32",
-    )
-    model = Qwen3MoeForCausalLM(shape).eval()
+    model = small_mixture()
     make_tokenizer().save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
     engine = await started(tmp_path, config=config)

@@ -64,7 +64,7 @@ def test_a_run_that_needs_more_is_refused_with_both_numbers():
     ("overrides", "place"),
     [
         (["learner.data_parallel=2", "generators.gpu_memory_share=0.4"], "learner.gpu: the learner has 2 ranks"),
-        (["generators.tensor_parallel=2", "generators.gpu_memory_share=0.4"], "learner.gpu: an engine over"),
+        (["generators.tensor_parallel=2", "generators.gpu_memory_share=0.4"], "learner.gpu: an engine of generators spans 2 "),
         (["generators.gpu_memory_share=0.7"], "generators.gpu_memory_share: 0.7 of a GPU's memory"),
     ],
 )

@@ -73,6 +73,8 @@ LAYOUTS = {
     "two": EngineLayout(2),
     "heads-on-two-workers": EngineLayout(4),
     "whole-experts": EngineLayout(2, whole_experts=True),
+    "two-ranks": EngineLayout(1, 2),
+    "two-ranks-of-two-with-whole-experts": EngineLayout(2, 2, whole_experts=True),
 }
 
 
@@ -92,11 +94,12 @@ def flat(size, stride, offset):
 def test_the_plan_is_what_vllms_loaders_copy(model, layout, tmp_path):
     """The loaders run without data for each worker; vLLM only believes to be one of several."""
     config, architecture = MODELS[model]
-    if layout.whole_experts and not architecture.experts:
+    if (layout.whole_experts or layout.data > 1) and not architecture.experts:
         pytest.skip("there are no experts to share out")
     shapes = {tensor.name: tensor.shape for tensor in architecture.tensors()}
-    for worker in range(layout.tensor):
-        with vllm_model(config, tmp_path, worker, layout.tensor, whole_experts=layout.whole_experts) as vllm:
+    for worker in range(layout.workers):
+        divided = {"data": layout.data, "whole_experts": layout.whole_experts}
+        with vllm_model(config, tmp_path, worker, layout.tensor, **divided) as vllm:
             there = dict(vllm.named_parameters())
             recorder = _Recorder({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, {vllm: there})
             # The recorder knows tensors by their memory, so the loaders must get those that it was made with.
@@ -221,11 +224,12 @@ def test_the_ranks_publish_every_tensor_exactly_once_and_nothing_that_they_do_no
 
 
 @settings(deadline=None, max_examples=60)
-@given(architectures(), learner_layouts(), st.sampled_from([1, 2, 4]), st.booleans())
-def test_the_slices_and_the_padding_fill_every_parameter_exactly_once(architecture, layout, workers, whole_experts):
-    engine = EngineLayout(workers, whole_experts)
+@given(architectures(), learner_layouts(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.booleans())
+def test_the_slices_and_the_padding_fill_every_parameter_exactly_once(architecture, layout, tensor, data, whole_experts):
+    engine = EngineLayout(tensor, data, whole_experts)
     if check_engine(architecture, engine) is not None:
         return
+    workers = engine.workers
     sources = published(architecture, layout)
     needed = [list(targets(architecture, engine, worker)) for worker in range(workers)]
     slices = plan_slices(sources, needed)

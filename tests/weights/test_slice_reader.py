@@ -48,6 +48,7 @@ ENGINES = {
     "two": EngineLayout(2),
     "four": EngineLayout(4),
     "experts": EngineLayout(2, whole_experts=True),
+    "ranks": EngineLayout(2, 2),
 }
 
 
@@ -84,7 +85,7 @@ class Workers:
 
     def __init__(self, layout: EngineLayout, stack: ExitStack, dtype: torch.dtype = torch.float32) -> None:
         self.layout, self.dtype = layout, dtype
-        needed = [list(targets(MODEL, layout, worker)) for worker in range(layout.tensor)]
+        needed = [list(targets(MODEL, layout, worker)) for worker in range(layout.workers)]
         self.readers = [stack.enter_context(closing(SliceReader(each))) for each in needed]
 
     def load(self, publication: Publication) -> list[tuple[dict[str, torch.Tensor], int]]:
@@ -101,7 +102,7 @@ class Workers:
 
     def expected(self, tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         made = []
-        for worker in range(self.layout.tensor):
+        for worker in range(self.layout.workers):
             shapes = parameters(MODEL, self.layout, worker)
             filled = {name: torch.full(shape, -1.0, dtype=self.dtype) for name, shape in shapes.items()}
             for target in targets(MODEL, self.layout, worker):

@@ -1,4 +1,4 @@
-"""vLLM's models before anything is loaded, as one of several tensor-parallel workers has them, in one process."""
+"""vLLM's models before anything is loaded, as one of several workers of an engine has them, in one process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,14 @@ from transformers import PretrainedConfig
 
 @contextmanager
 def vllm_model(
-    config: PretrainedConfig, folder: Path, worker: int, workers: int, *, whole_experts: bool = False
+    config: PretrainedConfig, folder: Path, worker: int, tensor: int, *, data: int = 1, whole_experts: bool = False
 ) -> Iterator[torch.nn.Module]:
     """Make the model of ``config``. Loaders ask vLLM's groups for their place, so the place holds meanwhile.
 
     Args:
         folder: an empty folder for the configuration.
+        tensor: workers that divide each layer.
+        data: data-parallel ranks, each of so many workers.
         whole_experts: whether workers share out the experts.
     """
     from vllm.config import set_current_vllm_config
@@ -33,10 +35,12 @@ def vllm_model(
     config.save_pretrained(folder)
     arguments = EngineArgs(model=str(folder), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64)
     settings = arguments.create_engine_config()
-    settings.parallel_config.tensor_parallel_size = workers
+    settings.parallel_config.tensor_parallel_size = tensor
+    settings.parallel_config.data_parallel_size = data
     settings.parallel_config.enable_expert_parallel = whole_experts
-    group, alone = _group(worker, workers), _group(0, 1)
-    groups = {"_TP": group, "_PP": alone, "_DP": alone, "_PCP": alone, "_DCP": alone, "_EP": group, "_WORLD": group}
+    rank, in_rank = divmod(worker, tensor)
+    alone, every, own, across = _group(0, 1), _group(worker, tensor * data), _group(in_rank, tensor), _group(rank, data)
+    groups = {"_TP": own, "_PP": alone, "_DP": across, "_PCP": alone, "_DCP": alone, "_EP": every, "_WORLD": own}
     with set_current_vllm_config(settings), mock.patch.multiple(parallel_state, **groups):
         yield initialize_model(settings)
 

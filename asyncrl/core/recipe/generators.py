@@ -12,6 +12,9 @@ from asyncrl.core.recipe.section import AUTOMATIC, Count, Section, UpToOne
 MAIN_POOL = "generators"
 """The name of the pool that the keys of ``generators`` themselves describe."""
 
+PIPELINE = "pipeline_parallel_size"
+"""vLLM's name of how many parts the layers of an engine's model are divided into."""
+
 PoolName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
 Role = Literal["train", "evaluation", "both"]
 
@@ -21,7 +24,7 @@ class PoolConfig(Section, frozen=True):
 
     Attributes:
         count: engines in the pool.
-        role, max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, placement: as in ``generators``.
+        role, max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, data_parallel, placement: as in ``generators``.
         engine: further arguments of vLLM's engine, added to those of ``generators.engine``.
     """
 
@@ -32,6 +35,7 @@ class PoolConfig(Section, frozen=True):
     kv_cache_mb: Count | None = None
     gpu_memory_share: UpToOne | None = None
     tensor_parallel: Count | None = None
+    data_parallel: Count | None = None
     engine: dict[str, Any] = {}
     placement: PlacementConfig | None = None
 
@@ -48,7 +52,9 @@ class GeneratorsConfig(Section, frozen=True):
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
         gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU. At most 0.5 if ``learner.gpu`` is
             ``shared``.
-        tensor_parallel: GPUs that one engine spans; on CPU, processes that divide its model between them.
+        tensor_parallel: GPUs that divide each layer of one engine's model between them; on CPU, processes.
+        data_parallel: groups of ``tensor_parallel`` GPUs or processes in one engine. Each samples episodes of its own, and all of
+            them divide the experts of a layer. Only for models with experts.
         updates: what episodes that are being played do with a new version: they go on with it (``in_flight``), or keep the
             version they began with for as long as ``buffer.max_staleness`` admits it (``at_episode``). The latter needs
             ``learner.lora.publish`` adapter.
@@ -65,6 +71,7 @@ class GeneratorsConfig(Section, frozen=True):
     kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
     gpu_memory_share: Annotated[UpToOne, AUTOMATIC] = 0.85
     tensor_parallel: Count = 1
+    data_parallel: Count = 1
     updates: Literal["in_flight", "at_episode"] = "in_flight"
     engine: dict[str, Any] = {}
     placement: PlacementConfig = PlacementConfig()
@@ -75,6 +82,12 @@ class GeneratorsConfig(Section, frozen=True):
         """Each pool by name, with the value of every key; the first is :data:`MAIN_POOL`."""
         main = msgspec.structs.replace(self, pools={})
         return {MAIN_POOL: main, **{name: _of_pool(main, pool) for name, pool in self.pools.items()}}
+
+    @property
+    def engine_workers(self) -> int:
+        """GPUs of one engine; on CPU, processes that compute."""
+        stages = self.engine.get(PIPELINE)
+        return self.tensor_parallel * self.data_parallel * (stages if isinstance(stages, int) else 1)
 
     @property
     def engines(self) -> int:

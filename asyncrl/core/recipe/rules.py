@@ -117,11 +117,11 @@ def _two_processes_share_a_gpu(recipe: Recipe) -> Iterator[RecipeError]:
         )
     for name, pool in recipe.generators.by_pool.items():
         place = pool_place(name)
-        if pool.tensor_parallel > 1:
+        if pool.engine_workers > 1:
             yield RecipeError(
                 "learner.gpu",
-                f"an engine over {place}.tensor_parallel {pool.tensor_parallel} GPUs cannot share them",
-                f"set it to own, or {place}.tensor_parallel to 1",
+                f"an engine of {place} spans {pool.engine_workers} GPUs and cannot share them",
+                f"set it to own, or {place}.tensor_parallel and data_parallel to 1",
             )
         if pool.gpu_memory_share > LARGEST_HALF:
             yield RecipeError(
