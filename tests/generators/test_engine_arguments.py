@@ -14,12 +14,14 @@ from generators.engine_arguments import check_engine_arguments, engine_arguments
         ("qqqqqqqq", "vLLM's engine has no such argument; see the engine arguments in vLLM's documentation"),
         ("dtype", "the recipe has a key of its own for it; set generators.dtype"),
         ("load_format", "it cannot be changed: weights are only read from safetensors files, never unpickled; leave it out"),
-        ("data_parallel_size", "it cannot be changed: each generator has one engine; raise generators.count, or"),
+        ("data_parallel_size", "the recipe has a key of its own for it; set generators.data_parallel"),
+        ("data_parallel_external_lb", "it cannot be changed: an engine and all its ranks are on the node where its generator is"),
+        ("pipeline_parallel_size", r"'two' is not a number of pipeline stages; set it to an integer >= 1"),
     ],
 )
 def test_a_wrong_name_is_refused_with_what_would_be_right(name, told):
     with pytest.raises(RecipeError, match=rf"^generators\.engine\.{name}: {told}"):
-        check_engine_arguments({"max_num_batched_tokens": 1, name: 2})
+        check_engine_arguments({"max_num_batched_tokens": 1, name: "two"})
 
 
 def test_the_users_arguments_win_over_ours_and_reach_the_engine():
@@ -36,6 +38,14 @@ def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():
     assert alone.kv_cache_memory_bytes == 2 * divided.kv_cache_memory_bytes
     assert divided.distributed_executor_backend == "generators.engine_queues.NamelessQueuesExecutor"
     assert alone.distributed_executor_backend != divided.distributed_executor_backend
+
+
+def test_the_ranks_of_an_engine_share_its_episodes_and_its_cache():
+    pools = [GeneratorsConfig(tensor_parallel=2, data_parallel=ranks, max_running=9) for ranks in (1, 2)]
+    one, two = (engine_arguments(pool, "model", 128, 0) for pool in pools)
+    assert (one.data_parallel_size, two.data_parallel_size) == (1, 2)
+    assert (one.max_num_seqs, two.max_num_seqs) == (9, 5), "each rank gets half of the episodes, as nearly as can be"
+    assert one.kv_cache_memory_bytes == 2 * two.kv_cache_memory_bytes
 
 
 def test_what_cannot_be_done_on_a_cpu_is_refused():

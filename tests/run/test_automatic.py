@@ -119,6 +119,8 @@ def test_in_a_cluster_there_are_as_many_ranks_as_their_own_nodes_have_cores_for(
 def test_engines_have_the_gpus_that_the_learner_leaves():
     assert chosen(replace(LAPTOP, gpus=8), "learner.tensor_parallel=2")["generators.count"] == 6
     assert chosen(replace(LAPTOP, gpus=8), "generators.tensor_parallel=2")["generators.count"] == 3
+    assert chosen(replace(LAPTOP, gpus=9), "generators={tensor_parallel: 2, data_parallel: 2}")["generators.count"] == 2
+    assert chosen(replace(LAPTOP, gpus=7), "generators.engine={pipeline_parallel_size: 3}")["generators.count"] == 2
     assert chosen(replace(LAPTOP, gpus=1))["generators.count"] == 1
 
 

@@ -246,6 +246,7 @@ def test_the_sizes_of_attention_heads_are_vllm_s():
         ("model.path=nowhere", "model.path"),
         ("learner.tensor_parallel=3", "learner.tensor_parallel"),
         ("generators.tensor_parallel=3", "generators.tensor_parallel"),
+        ("generators.data_parallel=2", "generators.data_parallel"),
         ("learner.pipeline_parallel=3", "learner.pipeline_parallel"),
         ("learner={pipeline_parallel: 2, virtual_pipeline: 3}", "learner.virtual_pipeline"),
         ("learner={data_parallel: 2, expert_parallel: 2}", "learner.expert_parallel"),
