@@ -10,7 +10,7 @@ import pytest
 import torch
 from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
-from small_engine import CONFIG, NO_STOP, distributions, publish, started
+from small_engine import CONFIG, NO_STOP, add_noise, distributions, publish, started
 from small_mixture import small_mixture
 from transformers import Qwen3MoeForCausalLM
 
@@ -53,9 +53,7 @@ def gap(model: Qwen3MoeForCausalLM, prompt: list[int], completion: Completion) -
 
 def perturbed(model: Qwen3MoeForCausalLM, folder: Path) -> list[Shard]:
     """Change the weights, and return them as they are stored, each expert by itself."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
+    add_noise(model)
     model.save_pretrained(folder)
     stored = load_file(folder / "model.safetensors")
     return [Shard(name, tuple(each.shape), (0,) * each.dim(), each) for name, each in stored.items()]

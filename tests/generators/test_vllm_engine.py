@@ -220,16 +220,16 @@ async def test_weights_arrive_under_running_requests(engine, model, writer) -> N
 
 def erase_once_ready(engine: VllmEngine, publication: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overwrite the publication's file before the pause begins."""
-    core = engine._llm.engine_core
-    called = core.call_utility_async
+    core = engine.llm.engine_core
+    called = core._call_utility_async
 
-    async def call_and_erase(method: str, *arguments: object) -> object:
-        answer = await called(method, *arguments)
+    async def call_and_erase(method: str, *arguments: object, engine: bytes) -> object:
+        answer = await called(method, *arguments, engine=engine)
         if method == PREPARE:
             erase(Path(publication.files[0].path))
         return answer
 
-    monkeypatch.setattr(core, "call_utility_async", call_and_erase)
+    monkeypatch.setattr(core, "_call_utility_async", call_and_erase)
 
 
 async def test_weights_are_made_ready_before_the_pause(engine, model, writer, monkeypatch) -> None:
@@ -290,12 +290,13 @@ async def test_what_cannot_be_made_ready_leaves_the_engine_as_it_was(engine: Vll
 
 async def test_a_publication_that_fails_in_the_pause_ends_the_engine(engine, model, writer, monkeypatch) -> None:
     """The last test of this engine."""
-    prepared = engine._llm.engine_core.call_utility_async
+    core = engine.llm.engine_core
+    called = core._call_utility_async
 
-    async def unprepared(method: str, *arguments: object) -> object:
-        return None if method == PREPARE else await prepared(method, *arguments)
+    async def unprepared(method: str, *arguments: object, engine: bytes) -> object:
+        return None if method == PREPARE else await called(method, *arguments, engine=engine)
 
-    monkeypatch.setattr(engine._llm.engine_core, "call_utility_async", unprepared)
+    monkeypatch.setattr(core, "_call_utility_async", unprepared)
     incomplete = publish(writer, engine.version + 1, [shard for shard in shards(model) if "q_proj" not in shard.name])
     await engine.llm.pause_generation(mode="keep", clear_cache=False)
     running = sample(engine, [1, 2, 3], 20)
