@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.v1.engine import coordinator
 
-from asyncrl.weights.parent_watch import die_with_parent
+from asyncrl.core.parent_watch import die_with_parent
 
 _run = coordinator.DPCoordinatorProc.run_coordinator
 

@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.parent_watch import die_with_parent
 from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.adapter_slots import AdapterSlots
@@ -31,7 +32,6 @@ from asyncrl.weights.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
-from asyncrl.weights.parent_watch import die_with_parent
 from asyncrl.weights.rounding_log import explain_rounding
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.slice_reader import SliceReader
