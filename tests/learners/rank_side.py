@@ -371,3 +371,25 @@ def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.
     query, key, value = (torch.randn(sum(packed.lengths), heads, 16, generator=random) for heads in (4, groups, groups))
     of_cpu, of_gpu = (attend(query, key, value, packed, None) for attend in (continue_prefixes, flexible))
     return of_cpu.numpy(), of_gpu.numpy()
+
+
+def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, ...]) -> list[np.ndarray]:
+    """Attention of tensors of ``dtype``, which are as they would be in bfloat16, and its gradients."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from learners.megatron.attention import PackedAttention
+    from learners.megatron.packed_rows import PackedRows
+
+    packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"), prefixes)
+    random = torch.Generator().manual_seed(0)
+    tokens, dim = sum(packed.lengths), 16
+    tensors = [torch.randn(tokens, heads, dim, generator=random).bfloat16().to(dtype) for heads in (4, 2, 2, 4)]
+    *operands, grad = tensors
+    for tensor in operands:
+        tensor.requires_grad_()
+    packed.rotation = torch.ones(tokens, 1, dim // 2, dtype=dtype), torch.zeros(tokens, 1, dim // 2, dtype=dtype)
+    attention = PackedAttention(TransformerConfig(num_layers=1, hidden_size=4 * dim, num_attention_heads=4))
+    output = attention(*operands, packed_seq_params=packed)
+    assert output.dtype is dtype
+    output.backward(grad.flatten(1))
+    return [tensor.detach().float().numpy() for tensor in (output, *(operand.grad for operand in operands))]

@@ -231,3 +231,13 @@ def test_the_path_of_a_gpu_sees_what_that_of_a_cpu_does(groups, preamble):
     parts = run_ranks(rank_side.both_prefix_attentions, groups, preamble)
     ((of_cpu, of_gpu),) = parts
     np.testing.assert_allclose(of_gpu, of_cpu, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefixes", [(), (range(3), range(3, 5))])
+def test_attention_in_bfloat16_is_that_in_float32_rounded_once(prefixes):
+    """On a CPU. Computed in bfloat16, sums would be rounded again and again."""
+    in_halves, in_floats = (
+        run_ranks(rank_side.attention_on_a_cpu, dtype, prefixes)[0] for dtype in (torch.bfloat16, torch.float32)
+    )
+    for half, whole in zip(in_halves, in_floats, strict=True):
+        np.testing.assert_array_equal(half, torch.from_numpy(whole).bfloat16().float().numpy())
