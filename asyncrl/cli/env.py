@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +105,10 @@ def run_init(arguments: argparse.Namespace, console: Console) -> ExitCode:
     files = start(folder)
     console.print(Text(f"wrote {', '.join(str(file) for file in files)}"), soft_wrap=True)
     (recipe,) = (file for file in files if file.suffix == ".yaml")
-    console.print(Text(f"next: cd {folder} && asyncrl env check {recipe.name} && asyncrl launch {recipe.name}"), soft_wrap=True)
+    console.print(
+        Text(f"next: cd {shlex.quote(str(folder))} && asyncrl env check {recipe.name} && asyncrl launch {recipe.name}"),
+        soft_wrap=True,
+    )
     return ExitCode.COMPLETED
 
 

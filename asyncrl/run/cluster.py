@@ -29,6 +29,7 @@ from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, ask_buffer, watch
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.certificates import keys_of
+from asyncrl.run.coming_up import ComingUp
 from asyncrl.run.dead_rank import explained
 from asyncrl.run.far_files import FarFiles
 from asyncrl.run.folder import RunFolder
@@ -65,9 +66,17 @@ class Cluster:
 
     Args:
         note: shows a line to the user.
+        advance: shows how far the start is, as :meth:`asyncrl.run.live_view.LiveView.advance` does.
     """
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        model_path: str,
+        note: Callable[[str], None],
+        advance: Callable[[float, str], None],
+    ) -> None:
         self._recipe, self._deadlines, self._folder, self._note = recipe, recipe.deadlines, folder, note
         sizes = sizes_of(recipe, read_shape(model_path))
         silence_s = SHARE_OF_LEASE * recipe.deadlines.lease
@@ -134,6 +143,8 @@ class Cluster:
         )
         self._learners: list[Any] = [learner(rank) for rank in range(layout.ranks)]
         self._calls = count()
+        scorers = [REWARD_MODEL] if self._reward_model is not None else []
+        self._coming_up = ComingUp([LEARNER, *self.generators.workers, *scorers], advance)
 
     async def start(self) -> None:
         """See which nodes have the run folder, start the buffer, then all other processes side by side.
@@ -165,7 +176,7 @@ class Cluster:
         async with asyncio.TaskGroup() as starting:
             if not self._engines_wait:
                 starting.create_task(self._start_learners(seconds, remedy))
-            starting.create_task(self.generators.start())
+            starting.create_task(self.generators.start(self._coming_up.up))
             if self._reward_model is not None:
                 starting.create_task(self._start_reward_model(self._reward_model, seconds, remedy))
 
@@ -179,6 +190,7 @@ class Cluster:
 
     async def _start_reward_model(self, model: Any, seconds: float, remedy: str) -> None:
         await ask(model.start.remote(), of="the reward model to start", by="the driver", seconds=seconds, remedy=remedy)
+        self._coming_up.up(REWARD_MODEL)
 
     async def take_over(self) -> None:
         """Let the buffer change the run's files; until now it only read them. Tell the user what was recovered."""
@@ -192,6 +204,7 @@ class Cluster:
         making = [self._learners[0].make_meeting.remote(len(set(nodes)) == 1)]
         (meeting,) = await self._all(making, "learner rank to name a meeting place", seconds, remedy)
         await self._all([rank.start.remote(meeting) for rank in self._learners], "learner rank to start", seconds, remedy)
+        self._coming_up.up(LEARNER)
 
     @contextlib.asynccontextmanager
     async def watching_learners(self) -> AsyncIterator[None]:

@@ -102,13 +102,14 @@ class GeneratorPool:
         self._remarks = GeneratorRemarks(note)
         self._tended: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Bring all up side by side."""
+    async def start(self, up: Callable[[WorkerId], None] = lambda worker: None) -> None:
+        """Bring all up side by side, and call ``up`` for each that is."""
 
         async def start(slot: GeneratorSlot) -> None:
             await slot.generator.start()
             self._delivery.join(slot.generator, waited_for=True)
             slot.up = True
+            up(slot.generator.worker)
 
         with first_error():
             async with asyncio.TaskGroup() as starting:
@@ -318,6 +319,11 @@ class GeneratorPool:
             return await self._nodes.unless_silent(generator.node, answer)
         except ProcessUnreachable:
             return None
+
+    @property
+    def workers(self) -> list[WorkerId]:
+        """The generators that the pools have now, up or not."""
+        return [slot.generator.worker for slot in self._slots.all]
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -206,7 +206,7 @@ async def _cluster(
         await ray_up(ray_started, recipe.deadlines.start)
         async with ending_with(own_daemons()):
             view.phase(f"Starting {counted(recipe.generators.engines, 'generator')} and the learner")
-            cluster = Cluster(recipe, folder, model_path, view.note)
+            cluster = Cluster(recipe, folder, model_path, view.note, view.advance)
             async with cluster.watching_learners():
                 await cluster.start()
                 yield cluster
