@@ -48,7 +48,7 @@ class LiveView:
         self._console, self._name, self._clock = console, name, clock
         self._lock = RLock()
         self._began = self._phase_began = clock()
-        self._phase = ""
+        self._phase = "Preparing"
         self._advanced: tuple[float, str] | None = None
         self._progress: RunProgress | None = None
         self._rewards: tuple[float, ...] = ()
