@@ -75,6 +75,7 @@ _NEEDED = {
     "distributed_executor_backend": "generators choose it by the device",
     "worker_cls": "generators choose it by the device",
     **dict.fromkeys(_OF_ADAPTERS, "it follows from learner.lora"),
+    "enable_eplb": "experts that move between workers would not be where a publication puts their weights",
     **dict.fromkeys(_OF_RANKS, "an engine and all its ranks are on the node where its generator is"),
 }
 """Arguments that asyncrl needs as they are, and why."""

@@ -1,6 +1,7 @@
 """The sizes of a model that a plan needs, read from its ``config.json`` without loading anything else."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -11,6 +12,7 @@ from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
+from asyncrl.core.recipe.placement_rules import pool_place
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.hub import model_file
 from asyncrl.weights.engine_shards import EngineLayout, check_engine
@@ -160,7 +162,7 @@ def read_shape(path: str) -> ModelShape:
     return shape
 
 
-def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, generators: GeneratorsConfig) -> None:
+def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, pools: Mapping[str, GeneratorsConfig]) -> None:
     """Check that the recipe's sizes fit the model's; a ``RecipeError`` names one that does not."""
     context, positions = model.max_context, shape.max_position_embeddings
     if context > positions:
@@ -177,18 +179,23 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, g
         experts=shape.experts,
         channels=shape.moe_intermediate_size,
     )
-    layout = engine_layout(generators)
+    for name, pool in pools.items():
+        _check_engines(shape, pool_place(name), pool)
+
+
+def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> None:
+    layout = engine_layout(pool)
     if layout.data > 1 and not any(shape.with_experts):
         raise RecipeError(
-            "generators.data_parallel",
+            f"{place}.data_parallel",
             f"{layout.data} ranks of an engine divide experts between them, and the model has none",
-            f"leave it out, and set generators.count to {generators.count * layout.data} for as many engines",
+            f"leave it out, and set {place}.count to {pool.count * layout.data} for as many engines",
         )
     undivided = check_engine(shape.architecture, layout)
     if undivided is not None:
         what, workers = undivided
         key = "tensor_parallel" if workers == layout.tensor else "data_parallel"
-        raise RecipeError(f"generators.{key}", f"{workers} workers cannot divide the model's {what} equally", "choose a divisor")
+        raise RecipeError(f"{place}.{key}", f"{workers} workers cannot divide the model's {what} equally", "choose a divisor")
 
 
 def check_head_size(shape: ModelShape) -> None:

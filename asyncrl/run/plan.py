@@ -140,8 +140,7 @@ def make_plan(
     customs = _try_customs(recipe)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
-    for pool in recipe.generators.by_pool.values():
-        check_sizes(shape, recipe.model, recipe.learner, pool)
+    check_sizes(shape, recipe.model, recipe.learner, recipe.generators.by_pool)
     check_reference(recipe, shape)
     check_network(recipe.network, os.environ)
     machine = machine or Machine.here()

@@ -80,7 +80,9 @@ def engine_bytes(pool: GeneratorsConfig) -> int:
 
 
 def _pool(name: str, pool: GeneratorsConfig, shape: ModelShape) -> Processes:
-    size = engine_bytes(pool) + 2 * shape.parameters * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)
+    in_each_rank = shape.parameters - shape.expert_parameters
+    weights = shape.expert_parameters + pool.data_parallel * in_each_rank
+    size = engine_bytes(pool) + 2 * weights * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)
     role = "generator" if name == MAIN_POOL else f"generator of {name}"
     plays = {"train": ", for training alone", "evaluation": ", for evaluations alone", "both": ""}[pool.role]
     return Processes(role, pool.count, size, f"a vLLM engine ({pool.dtype}{plays})", part=name)

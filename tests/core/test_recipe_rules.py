@@ -58,6 +58,11 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ),
         ({"learner": {"lora": {"rank": 513, "publish": "adapter"}}}, "learner.lora.rank", "publish to merged"),
         ({"learner": {"placement": {"resources": {"GPU": 1}}}}, "learner.placement.resources.GPU", "set learner.gpu"),
+        (
+            {"generators": {"placement": {"resources": {"GPU": 1}}}},
+            "generators.placement.resources.GPU",
+            "set tensor_parallel and data_parallel",
+        ),
         ({"learner": {"tensor_parallel": 2, "placement": {"per_node": 3}}}, "learner.placement.per_node", "multiple of 2"),
     ],
 )

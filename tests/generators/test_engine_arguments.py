@@ -16,6 +16,7 @@ from generators.engine_arguments import check_engine_arguments, engine_arguments
         ("load_format", "it cannot be changed: weights are only read from safetensors files, never unpickled; leave it out"),
         ("data_parallel_size", "the recipe has a key of its own for it; set generators.data_parallel"),
         ("data_parallel_external_lb", "it cannot be changed: an engine and all its ranks are on the node where its generator is"),
+        ("enable_eplb", "it cannot be changed: experts that move between workers would not be where a publication puts"),
         ("pipeline_parallel_size", r"'two' is not a number of pipeline stages; set it to an integer >= 1"),
     ],
 )

@@ -17,6 +17,7 @@ from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import CPU_HEAD_SIZES, read_shape
 from asyncrl.run.plan import Source, make_plan
 from asyncrl.run.plan_view import plan_view
+from asyncrl.run.process_sizes import engine_bytes, sizes_of
 from generators import vllm_parsers
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
@@ -119,6 +120,16 @@ def test_experts_are_counted_and_shared_out(mixture):
     assert shared.what == "a Megatron rank (tensor 1, pipeline 1, data 8, expert 4, expert tensor 2)"
     # Weights and gradients of 28,991,029,248 parameters; their moments are shared out either way.
     assert whole.each_bytes - shared.each_bytes == pytest.approx(28_991_029_248 * 8 * 7 / 8, rel=1e-6)
+
+
+def test_each_rank_of_an_engine_has_all_but_the_experts(mixture):
+    def engine(ranks: int) -> int:
+        recipe = compose("quickstart", [mixture, f"generators={{dtype: bfloat16, data_parallel: {ranks}}}"])
+        pool, shape = recipe.generators, read_shape(recipe.model.path)
+        return sizes_of(recipe, shape)["generators"] - engine_bytes(pool)
+
+    # 1,541,093,376 parameters outside of experts, of which an engine has two versions while it changes them
+    assert engine(4) - engine(1) == pytest.approx(3 * 1_541_093_376 * 2 * 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +258,7 @@ def test_the_sizes_of_attention_heads_are_vllm_s():
         ("learner.tensor_parallel=3", "learner.tensor_parallel"),
         ("generators.tensor_parallel=3", "generators.tensor_parallel"),
         ("generators.data_parallel=2", "generators.data_parallel"),
+        ("+generators.pools.exam={count: 1, data_parallel: 2}", "generators.pools.exam.data_parallel"),
         ("learner.pipeline_parallel=3", "learner.pipeline_parallel"),
         ("learner={pipeline_parallel: 2, virtual_pipeline: 3}", "learner.virtual_pipeline"),
         ("learner={data_parallel: 2, expert_parallel: 2}", "learner.expert_parallel"),

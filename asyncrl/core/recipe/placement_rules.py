@@ -37,7 +37,7 @@ def _somebody_plays_each_kind_of_episode(recipe: Recipe) -> Iterator[RecipeError
 def _gpus_follow_from_the_parts(recipe: Recipe) -> Iterator[RecipeError]:
     for place, placement in _placements(recipe):
         if "GPU" in placement.resources:
-            key = "learner.gpu" if place.startswith("learner") else "tensor_parallel"
+            key = "learner.gpu" if place.startswith("learner") else "tensor_parallel and data_parallel"
             yield RecipeError(
                 f"{place}.resources.GPU", f"how many GPUs each process takes follows from {key}", f"leave it out, and set {key}"
             )
