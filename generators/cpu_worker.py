@@ -16,6 +16,7 @@ from vllm import ir
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from generators.cpu_products import use_kernels_for_any_number_of_tokens
 from generators.cpu_token_exchange import exchange_tokens
 
 IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -41,10 +42,11 @@ def thread_config(engines: int, workers: int) -> dict[str, int]:
 
 
 class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's worker on a CPU, with a set number of threads, with vLLM's C++ kernels for RMSNorm, and with our own products for
-    adapters (:mod:`generators.cpu_adapters`). It may have only some of the experts (:mod:`generators.cpu_experts`).
+    """vLLM's worker on a CPU, with a set number of threads, with vLLM's C++ kernels for RMSNorm and for small products
+    (:mod:`generators.cpu_products`), and with our own products for adapters (:mod:`generators.cpu_adapters`). It may have only
+    some of the experts (:mod:`generators.cpu_experts`).
 
-    vLLM ships these kernels for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
+    vLLM ships its kernels for RMSNorm for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
     instead take a fifth of a small model's step.
     """
 
@@ -63,8 +65,9 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
         _remove_names()
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        """Load the model, which sets vLLM's own choice of kernels, and then choose ours."""
+        """Load the model, which makes vLLM's own choice of kernels, but for those that we choose before and after."""
         CpuPlatform.get_punica_wrapper = classmethod(lambda _: _ADAPTERS)
+        use_kernels_for_any_number_of_tokens()
         super().load_model(*arguments, **options)
         _use_norm_kernels()
         if self.parallel_config.enable_expert_parallel and self.parallel_config.world_size_across_dp > 1:
