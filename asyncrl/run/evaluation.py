@@ -16,6 +16,7 @@ from statistics import fmean
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.coming_up import ComingUp
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluated_model import EvaluatedModel
 from asyncrl.run.evaluation_folder import EvaluationFolder
@@ -127,7 +128,7 @@ async def _generators(
     pool = GeneratorPool(recipe.generators.by_pool, make, report_lost, recipe.deadlines, view.note)
     far_files = FarFiles(here, lambda: places.others, model if planned.model.is_trained else None)
     try:
-        await pool.start()
+        await pool.start(ComingUp(pool.workers, view.advance).up)
         await far_files.bring()
         yield pool
         await far_files.bring()
