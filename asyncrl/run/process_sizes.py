@@ -75,8 +75,12 @@ def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
 
 
 def engine_bytes(pool: GeneratorsConfig) -> int:
-    """Bytes of the processes of one engine without model and cache: front end, the core of each rank, and workers."""
-    return (1 + pool.data_parallel + pool.engine_workers) * ENGINE_PROCESS_BYTES
+    """Bytes of the processes of one engine without model and cache: front end, the core of each rank, and workers.
+
+    A rank's only worker is in the process of its core; there, another core stands for what starts or coordinates them.
+    """
+    cores = pool.data_parallel if pool.engine_workers > pool.data_parallel else 1
+    return (1 + cores + pool.engine_workers) * ENGINE_PROCESS_BYTES
 
 
 def _pool(name: str, pool: GeneratorsConfig, shape: ModelShape) -> Processes:
