@@ -44,7 +44,8 @@ def thread_config(engines: int, workers: int) -> dict[str, int]:
 class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's worker on a CPU, with a set number of threads, with vLLM's C++ kernels for RMSNorm and for small products
     (:mod:`generators.cpu_products`), and with our own products for adapters (:mod:`generators.cpu_adapters`). It may have only
-    some of the experts (:mod:`generators.cpu_experts`).
+    some of the experts (:mod:`generators.cpu_experts`), and exchange tokens with other data-parallel ranks
+    (:mod:`generators.cpu_token_exchange`).
 
     vLLM ships its kernels for RMSNorm for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
     instead take a fifth of a small model's step.

@@ -1,4 +1,7 @@
-"""Reports what vLLM's engine process has to do. vLLM calls :func:`register` there (entry point ``vllm.general_plugins``)."""
+"""Reports what vLLM's engine process has to do, and gives that process all methods that generators call there.
+
+vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``).
+"""
 
 import time
 from contextlib import suppress

@@ -1,4 +1,7 @@
-"""What vLLM is told of a request beside its tokens."""
+"""What vLLM is told of a request beside its tokens.
+
+What always holds: what is returned is shared by many requests, and nobody changes it.
+"""
 
 from functools import lru_cache
 from typing import TYPE_CHECKING

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 ADD_TURNS = "add_turns"
 """The name under which vLLM's engine process has :func:`add_turns` as a method."""
 
-
 _PAST_WAVE = -1
 """Data-parallel ranks compute in waves, each until none has work. One that gets a request of a past wave wakes the others."""
 

@@ -14,6 +14,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     Attributes:
         limits, evaluation_limits: by member of the environment, the limits of training episodes, and of those of evaluations.
         max_running: most episodes that the worker plays at once.
+        group_size: samples of each task.
         lease_s: seconds of silence after which the buffer gives up a worker.
         greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
         reward_names: rewards that each episode must have.

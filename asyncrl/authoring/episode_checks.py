@@ -256,10 +256,11 @@ class EpisodeChecks:
                 remedy += "; put the expected answer into data['answer'], and this check can try it"
                 self._findings.warning("rewards", self._name, f"every answer, {answers}, is rewarded with {only:g}", remedy)
 
-    def _check_blocking(self, so: str = "") -> None:
+    def _check_blocking(self, added: str = "") -> None:
+        """Tell what blocked the event loop; ``added`` ends each remedy."""
         for place, seconds in self._watch.blocked.items():
             problem = f"it keeps the event loop of all episodes from running for {seconds * 1e3:.0f} ms at a time"
-            self._findings.error("blocking", str(place), problem, place.remedy + so)
+            self._findings.error("blocking", str(place), problem, place.remedy + added)
 
 
 class _Held(msgspec.Struct, frozen=True):

@@ -194,8 +194,11 @@ def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> Non
     undivided = check_engine(shape.architecture, layout)
     if undivided is not None:
         what, workers = undivided
-        key = "tensor_parallel" if workers == layout.tensor else "data_parallel"
-        raise RecipeError(f"{place}.{key}", f"{workers} workers cannot divide the model's {what} equally", "choose a divisor")
+        problem = f"{workers} workers cannot divide the model's {what} equally"
+        if workers == layout.tensor:
+            raise RecipeError(f"{place}.tensor_parallel", problem, "choose a divisor of their number")
+        remedy = f"choose it so that {place}.tensor_parallel ({layout.tensor}) times it is a divisor of their number"
+        raise RecipeError(f"{place}.data_parallel", problem, remedy)
 
 
 def check_head_size(shape: ModelShape) -> None:

@@ -65,15 +65,17 @@ class Target(NamedTuple):
 
 def check_engine(architecture: Architecture, layout: EngineLayout) -> tuple[str, int] | None:
     """Return what of the model the workers cannot divide, and how many workers should divide it; None if they can."""
-    counts = {"attention heads": architecture.heads, "vocabulary entries": _padded(architecture.vocabulary)}
+    counts = [
+        (architecture.heads, "attention heads", layout.tensor),
+        (_padded(architecture.vocabulary), "vocabulary entries", layout.tensor),
+    ]
     if not all(architecture.with_experts):
-        counts["feed-forward channels"] = architecture.intermediate_size
-    if any(architecture.with_experts) and not layout.whole_experts:
-        counts["channels of an expert"] = architecture.expert_size
+        counts.append((architecture.intermediate_size, "feed-forward channels", layout.tensor))
     if any(architecture.with_experts) and layout.whole_experts:
-        counts["experts"] = architecture.experts
-    for what, count in counts.items():
-        workers = layout.workers if "expert" in what else layout.tensor
+        counts.append((architecture.experts, "experts", layout.workers))
+    elif any(architecture.with_experts):
+        counts.append((architecture.expert_size, "channels of an expert", layout.workers))
+    for count, what, workers in counts:
         if count % workers:
             return f"{count} {what}", workers
     keys = architecture.key_value_heads

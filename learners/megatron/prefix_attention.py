@@ -86,7 +86,7 @@ def _mask(packed: PackedRows, device: torch.device) -> BlockMask:
 
 
 class _Merged(torch.autograd.Function):
-    """Two calls of torch's flash attention for CPUs, and their gradients.
+    """Both parts by torch's flash attention for CPUs, and their gradients.
 
     Given the merged output and the logarithm of the total sum, the kernel's own backward pass computes the right
     gradient for either part: it computes attention weights from that sum, and uses nothing else from the forward pass.

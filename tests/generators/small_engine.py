@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.ids import PolicyVersion
@@ -39,7 +39,7 @@ def small_model() -> Qwen3ForCausalLM:
         dtype="float32",
     )
     model = Qwen3ForCausalLM(config).eval()
-    _rule_out_stopping(model)
+    rule_out_stopping(model)
     return model
 
 
@@ -49,19 +49,21 @@ def add_noise(model: torch.nn.Module) -> None:
             parameter += 0.1 * torch.randn_like(parameter)
 
 
-def perturb(model: Qwen3ForCausalLM) -> None:
-    """Change the weights of the small model, which goes on to never sample :data:`NO_STOP`."""
+def perturb(model: PreTrainedModel) -> None:
+    """Change the weights of a small model, which goes on to never sample :data:`NO_STOP`."""
     add_noise(model)
-    _rule_out_stopping(model)
+    rule_out_stopping(model)
 
 
-def _rule_out_stopping(model: Qwen3ForCausalLM) -> None:
+def rule_out_stopping(model: PreTrainedModel) -> None:
     """Have channel 0 of what passes through the layers be 1 at every token, and give the row of the stop token -1000 there."""
     with torch.no_grad():
-        rows = model.model.embed_tokens.weight  # of the input and of the output
+        model.get_input_embeddings().weight[:, 0] = 1.0
+        rows = model.get_output_embeddings().weight
         rows[:, 0], rows[NO_STOP, 0], model.model.norm.weight[0] = 1.0, -1000.0, 1.0
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0.0
+        for name, parameter in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                parameter[..., 0, :] = 0.0  # [channels, ...] of a layer, or of each expert
 
 
 async def started(folder: Path, adapters: AdapterSettings | None = None, config: GeneratorsConfig = CONFIG) -> VllmEngine:

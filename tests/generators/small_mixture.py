@@ -1,7 +1,7 @@
 """A small model with experts."""
 
 import torch
-from small_engine import LONGEST
+from small_engine import LONGEST, rule_out_stopping
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
@@ -22,4 +22,6 @@ def small_mixture() -> Qwen3MoeForCausalLM:
         initializer_range=0.2,
         dtype="float32",
     )
-    return Qwen3MoeForCausalLM(config).eval()
+    model = Qwen3MoeForCausalLM(config).eval()
+    rule_out_stopping(model)
+    return model

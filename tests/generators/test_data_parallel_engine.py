@@ -10,7 +10,7 @@ import pytest
 import torch
 from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
-from small_engine import CONFIG, NO_STOP, add_noise, distributions, publish, started
+from small_engine import CONFIG, NO_STOP, UNENDING, distributions, perturb, publish, started
 from small_mixture import small_mixture
 from transformers import Qwen3MoeForCausalLM
 
@@ -53,7 +53,7 @@ def gap(model: Qwen3MoeForCausalLM, prompt: list[int], completion: Completion) -
 
 def perturbed(model: Qwen3MoeForCausalLM, folder: Path) -> list[Shard]:
     """Change the weights, and return them as they are stored, each expert by itself."""
-    add_noise(model)
+    perturb(model)
     model.save_pretrained(folder)
     stored = load_file(folder / "model.safetensors")
     return [Shard(name, tuple(each.shape), (0,) * each.dim(), each) for name, each in stored.items()]
@@ -81,19 +81,19 @@ async def test_episodes_in_both_ranks_sample_what_the_model_says(engine: VllmEng
 
 
 async def test_all_ranks_change_versions_together(engine: VllmEngine, model, writer, tmp_path: Path) -> None:
-    """Under requests that run in both; until one in each rank was in the middle of its turn."""
-    interrupted = 0
+    """Under longer and longer requests that run in both, until one in each rank was in the middle of its turn."""
+    interrupted, tokens = 0, 200
     while interrupted < 2:
         before = engine.version
         publication = publish(writer, before + 1, perturbed(model, tmp_path / str(before)))
         with engine.episode() as first, engine.episode() as second:
-            running = [asyncio.create_task(turn(sampler, [7, 8, 9], 200)) for sampler in (first, second)]
-            while (await engine.load()).running < 2:
+            running = [asyncio.create_task(turn(sampler, [7, 8, 9], tokens)) for sampler in (first, second)]
+            while (await engine.load()).running < 2 and not any(request.done() for request in running):
                 pass
             assert await engine.install(publication) == publication.fingerprint
             spans = [[span.version for span in (await request).spans] for request in running]
         assert all(versions in ([before], [before, before + 1], [before + 1]) for versions in spans)
-        interrupted = sum(len(versions) == 2 for versions in spans)
+        interrupted, tokens = sum(len(versions) == 2 for versions in spans), min(2 * tokens, UNENDING)
         with engine.episode() as first, engine.episode() as second:
             for sampler in (first, second):
                 assert gap(model, [7, 8, 9], await turn(sampler, [7, 8, 9], 30)) < 1e-3
@@ -115,7 +115,7 @@ async def test_what_one_rank_cannot_load_ends_the_engine(engine: VllmEngine, mod
 
     monkeypatch.setattr(core, "_call_utility_async", differently)
     with engine.episode() as first, engine.episode() as second:
-        running = [asyncio.create_task(turn(sampler, [7, 8, 9], 100)) for sampler in (first, second)]
+        running = [asyncio.create_task(turn(sampler, [7, 8, 9], 400)) for sampler in (first, second)]
         with pytest.raises(WeightMismatch, match=r"version 1000 could not be installed: .* lacks .*q_proj"):
             await engine.install(whole)
         for request in running:

@@ -152,6 +152,15 @@ def test_experts_that_cannot_be_shared_out_are_refused(mixture, layout, place, p
     assert problem in caught.value.problem
 
 
+def test_experts_that_an_engine_s_workers_cannot_share_out_are_refused(mixture):
+    whole = "{tensor_parallel: 2, data_parallel: 3, engine: {enable_expert_parallel: true}}"
+    with pytest.raises(RecipeError) as caught:
+        make_plan(compose("quickstart", [mixture, f"generators={whole}"]), ROOMY)
+    assert caught.value.place == "generators.data_parallel"
+    assert "6 workers cannot divide the model's 128 experts" in caught.value.problem
+    assert "generators.tensor_parallel (2) times it" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("change", "key", "problem"),
     [

@@ -158,10 +158,10 @@ class _SectionReader:
             problem = f"a key of kind {_listed(of)}, and not of kind {schema.tag}"
             wanted = of[0] if len(of) == 1 else f"one of {_listed(of)}"
             remedy = (
-                f"set {_join(place, str(schema.tag_field))} to {wanted}, or take it out; if it is not in your file, a recipe in"
+                f"set {_join(place, str(schema.tag_field))} to {wanted}, or take it out; if it is not in your file, a recipe "
+                f"in its list `defaults` has it: add ~{here} to the command line, or extend no recipe whose {place} is of "
+                "another kind"
             )
-            remedy += f" its list `defaults` has it: add ~{here} to the command line, or extend no recipe whose {place} is of"
-            remedy += " another kind"
             self._refuse(here, problem, remedy)
             return
         if near := get_close_matches(key, siblings, n=1):

@@ -12,6 +12,7 @@ from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
 from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.environment_rules import ENVIRONMENT_RULES
+from asyncrl.core.recipe.generators import PIPELINE
 from asyncrl.core.recipe.lora_rules import LORA_RULES
 from asyncrl.core.recipe.placement_rules import PLACEMENT_RULES, pool_place
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
@@ -121,7 +122,7 @@ def _two_processes_share_a_gpu(recipe: Recipe) -> Iterator[RecipeError]:
             yield RecipeError(
                 "learner.gpu",
                 f"an engine of {place} spans {pool.engine_workers} GPUs and cannot share them",
-                f"set it to own, or {place}.tensor_parallel and data_parallel to 1",
+                f"set it to own, or each of {place}.tensor_parallel, data_parallel and engine.{PIPELINE} to 1",
             )
         if pool.gpu_memory_share > LARGEST_HALF:
             yield RecipeError(
