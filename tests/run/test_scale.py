@@ -46,7 +46,7 @@ def terminate(processes: Iterable[psutil.Process]) -> set[str]:
     return names
 
 
-@pytest.mark.timeout(460)
+@pytest.mark.timeout(900)
 def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_failure(tiny_model: Path, tmp_path: Path) -> None:
     """One failure more than one would end the run, and two generators are told to end. Then SIGTERM goes to all but generators,
     which changes nothing, and at last to every process, as from a batch system: the run ends in time and leaves nothing behind.
@@ -54,17 +54,17 @@ def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_f
     settings = ["steps=10000", "evaluation.every=10000", "generators.count=1", "generators.kv_cache_mb=64"]
     run = Run.launch(tiny_model, tmp_path, *settings, "buffer.max_failures=1")
     try:
-        run.wait_for(lambda: steps(run) >= 2, 180, "two training steps")
+        run.wait_for(lambda: steps(run) >= 2, 400, "two training steps")
         answer = scale(run, "generators=2")
         assert (answer.returncode, answer.stdout) == (0, "generator-1 is coming up\n"), answer.stderr
         refused = scale(run, "generators=0")
         assert refused.returncode == 2
         assert "0 is less than 1" in refused.stderr
-        run.wait_for(lambda: "generator-1 is up" in run.output, 180, "the newcomer coming up")
+        run.wait_for(lambda: "generator-1 is up" in run.output, 300, "the newcomer coming up")
         before = steps(run)
         run.wait_for(lambda: steps(run) > before, 90, "training with two engines")
         process_of(run, "generator-1").terminate()
-        run.wait_for(lambda: "generator-2 is up" in run.output, 180, "a successor after SIGTERM")
+        run.wait_for(lambda: "generator-2 is up" in run.output, 300, "a successor after SIGTERM")
         assert "generator-1 was told to end by SIGTERM, and has handed its episodes back" in run.output
         before = steps(run)
         answer = scale(run, "generators=1")
