@@ -118,6 +118,8 @@ class VllmEngine:
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
             # Once vLLM's processes are connected, nobody looks for their sockets by name; vLLM would leave them there.
             with TemporaryDirectory(prefix="asyncrl-engine-", ignore_cleanup_errors=True) as sockets:
+                # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
+                await asyncio.to_thread(_import_vllm)
                 llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets)
                 engine = cls(llm, adapters)
                 await engine._warm_up(name, max_context)
@@ -362,6 +364,11 @@ def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
         start = merged.pop().start if merged and merged[-1].version == span.version else span.start
         merged.append(VersionSpan(start, span.end, span.version))
     return tuple(merged)
+
+
+def _import_vllm() -> None:
+    with added_to_environment(ENGINE_VARIABLES):
+        import vllm.v1.engine.async_llm  # noqa: F401
 
 
 def _build(

@@ -132,10 +132,14 @@ def _role(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[s
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     size, engines = recipe.batch.group_size, sum(pool.count for pool in recipe.generators.training.values()) or 1
     groups = ceil((recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step / engines)
-    most = max(1, MOST_RUNNING // size) * size
+    ranks = recipe.generators.data_parallel
+    most = max(1, ranks * MOST_RUNNING // size) * size
     if groups * size <= most:
         return groups * size, "an engine's share of the episodes that may be outstanding"
-    return most, f"{most // size} groups: vLLM's own default is {MOST_RUNNING} sequences for each engine"
+    return (
+        most,
+        f"{most // size} groups: vLLM's own default is {MOST_RUNNING} sequences for each {'rank' if ranks > 1 else 'engine'}",
+    )
 
 
 def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:

@@ -220,7 +220,8 @@ def _could_play_more(recipe: Recipe, depth: int) -> bool:
     What a step of an engine costs depends little on how many episodes it computes, so more of them at once raise its rate.
     """
     under_way = (depth + 1) * recipe.batch.groups_per_step * recipe.batch.group_size
-    return recipe.generators.max_running < min(MOST_RUNNING, under_way / _training_engines(recipe))
+    most = MOST_RUNNING * recipe.generators.data_parallel
+    return recipe.generators.max_running < min(most, under_way / _training_engines(recipe))
 
 
 def _training_engines(recipe: Recipe) -> int:

@@ -212,6 +212,25 @@ def check_head_size(shape: ModelShape) -> None:
         )
 
 
+def check_cache(shape: ModelShape, place: str, pool: GeneratorsConfig, max_context: int) -> None:
+    """Check that each rank of an engine on a CPU has cache for one whole episode, without which vLLM does not start it.
+
+    Args:
+        place: the pool's place in the recipe.
+
+    Raises:
+        RecipeError: the cache is too small.
+    """
+    needed = max_context * shape.cache_bytes(ELEMENT_BYTES[pool.dtype])
+    if (pool.kv_cache_mb << 20) // pool.data_parallel < needed:
+        shared = f", shared by {pool.data_parallel} ranks," if pool.data_parallel > 1 else ""
+        raise RecipeError(
+            f"{place}.kv_cache_mb",
+            f"{pool.kv_cache_mb} MiB of key-value cache{shared} cannot hold an episode of model.max_context {max_context} tokens",
+            f"set it to at least {-(-needed * pool.data_parallel // 2**20)}, or lower model.max_context",
+        )
+
+
 def engine_layout(generators: GeneratorsConfig) -> EngineLayout:
     """How the workers of each engine of a pool divide the model."""
     whole_experts = bool(generators.engine.get("enable_expert_parallel"))

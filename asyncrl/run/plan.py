@@ -16,6 +16,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.inert import inert
+from asyncrl.core.recipe.placement_rules import pool_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import GeneratedTasks
 from asyncrl.envs.load import check_members
@@ -24,7 +25,7 @@ from asyncrl.run.certificates import check_network
 from asyncrl.run.folder_sight import FolderOnNodes, look_at_folders
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
-from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_head_size, check_sizes, read_shape
+from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_cache, check_head_size, check_sizes, read_shape
 from asyncrl.run.nodes import Nodes
 from asyncrl.run.parts import LEARNER, parts_of, remedies
 from asyncrl.run.placement import Node, Part, place
@@ -151,8 +152,9 @@ def make_plan(
     folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
     if not machine.gpus:
         check_head_size(shape)
-        for pool in recipe.generators.by_pool.values():
+        for name, pool in recipe.generators.by_pool.items():
             check_cpu_arguments(pool.engine)
+            check_cache(shape, pool_place(name), pool, recipe.model.max_context)
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
     splits: _Splits = (

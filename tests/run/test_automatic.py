@@ -49,6 +49,7 @@ def test_engines_have_room_for_every_outstanding_episode_up_to_a_bound():
     assert chosen(LAPTOP, "buffer.max_staleness=2", "generators.count=2")["generators.max_running"] == 3 * 16 * 8 // 2
     assert chosen(LAPTOP, "buffer.pipeline_depth=1", "generators.count=3")["generators.max_running"] == 11 * 8
     assert chosen(LAPTOP, "batch.groups_per_step=64")["generators.max_running"] == 256
+    assert chosen(LAPTOP, "batch.groups_per_step=64", "generators.data_parallel=2")["generators.max_running"] == 2 * 256
     assert chosen(LAPTOP, "batch.group_size=100")["generators.max_running"] == 200
     assert chosen(LAPTOP, "batch.group_size=300")["generators.max_running"] == 300
 

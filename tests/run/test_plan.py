@@ -222,6 +222,18 @@ def test_remarks_on_what_is_probably_not_meant(model):
     assert "with learner.context_parallel 2 the prompt that a group shares is computed once for each of its rows" in repeated
 
 
+def test_a_cache_that_cannot_hold_one_episode_is_refused(model):
+    """Qwen3-0.6B takes 112 KiB of it for a token in bfloat16, 28 MiB for the quickstart's 256."""
+    bfloat16 = [model, "generators.dtype=bfloat16"]
+    make_plan(compose("quickstart", [*bfloat16, "generators.kv_cache_mb=28"]), ROOMY)
+    for override, place in (
+        ("generators.kv_cache_mb=27", "generators"),
+        ("generators={kv_cache_mb: 28, pools: {more: {count: 1, kv_cache_mb: 27}}}", "more"),
+    ):
+        with pytest.raises(RecipeError, match=rf"{place}\.kv_cache_mb: 27 MiB .* 256 tokens; set it to at least 28"):
+            make_plan(compose("quickstart", [*bfloat16, override]), ROOMY)
+
+
 def test_the_plan_says_what_cannot_act():
     def shown(*overrides: str) -> str:
         recipe = compose("quickstart", overrides)
