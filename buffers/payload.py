@@ -326,9 +326,10 @@ class PayloadStore:
             self._forget(segment)
             return
         try:
+            written = _is_written(file)  # before its size: a writer may append once more, and then leave it
             if not freed.covers(0, os.fstat(file).st_size):
                 self._punch(file, merged)
-            elif _is_written(file):
+            elif written:
                 self._punch(file, merged)
                 self._emptied.add(segment)
             else:

@@ -192,6 +192,40 @@ def test_a_segment_stays_while_it_is_written_and_goes_when_its_writer_has_moved_
     assert segments(tmp_path) == []
 
 
+@pytest.mark.parametrize("moment", ["before its lock", "after its lock", "after its size"])
+def test_what_is_appended_while_all_before_it_is_freed_stays(tmp_path, monkeypatch, moment):
+    """The writer appends once more to its segment and leaves it, while another thread looks whether the segment can go."""
+    appending, store = writer(tmp_path, segment_bytes=3 * ROW), PayloadStore(tmp_path)
+    last = []
+
+    def append() -> None:
+        if not last:
+            last.extend(appending.append([b"last" * 1000]))
+            appending.append([bytes(3 * ROW)])  # in the next segment
+
+    def calling(function, when):
+        def called(*arguments):
+            if when.startswith("before") and when == moment:
+                append()
+            found = function(*arguments)
+            if when.startswith("after") and when == moment:
+                append()
+            return found
+
+        return called
+
+    first = appending.append([bytes(ROW)])
+    locked = payload_module._is_written
+    monkeypatch.setattr(payload_module, "_is_written", calling(calling(locked, "after its lock"), "before its lock"))
+    monkeypatch.setattr(payload_module.os, "fstat", calling(os.fstat, "after its size"))
+    store.free(first)
+    monkeypatch.undo()
+    assert last[0].segment == first[0].segment
+    assert PayloadReader(tmp_path).read(last) == [b"last" * 1000]
+    store.free(last)
+    assert first[0].segment not in segments(tmp_path), "all of it is freed"
+
+
 def test_a_segment_of_a_killed_writer_goes(tmp_path):
     program = (
         "import sys; from pathlib import Path; from buffers.payload import PayloadWriter; import msgspec, time;"

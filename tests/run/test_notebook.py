@@ -81,7 +81,7 @@ def check_run(run: asyncrl.Run) -> None:
     evaluated = run.trajectories(step=EVALUATED, kind="evaluation")
     assert set(evaluated["version"].to_pylist()) == {EVALUATED}
     assert len(run.trajectories()) == len(trained) + len(run.trajectories(kind="evaluation"))
-    with pytest.raises(ValueError, match="'training' is not a valid Kind"):
+    with pytest.raises(ValueError, match="kind is 'training'; it must be one of train, evaluation"):
         run.trajectories(kind="training")
 
 
