@@ -18,7 +18,9 @@ quickstart: setup
 	$(BIN)/asyncrl launch quickstart
 
 # Two at a time: many tests wait for processes that start. Each process takes a half, and the one that is done helps the other.
+# Each imports the package in dozens of processes, which would compile it anew where PYTHONDONTWRITEBYTECODE is set.
 test: setup-dev
+	@$(BIN)/python -m compileall -q asyncrl buffers generators learners
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: setup-dev

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from asyncrl.episodes.visible import visible
@@ -10,16 +11,24 @@ from asyncrl.episodes.visible import visible
 
 def check_readable(folder: Path, elsewhere: Path) -> None:
     """Every kept episode can be shown, and the report has the run's curves and the text of single tokens."""
-    shown = _asyncrl(elsewhere, "show", str(folder), "--sort", "length", "--json")
+    with ThreadPoolExecutor() as at_once:
+        # Each takes seconds to start.
+        answers = [
+            at_once.submit(_asyncrl, elsewhere, *command)
+            for command in (
+                ("show", str(folder), "--sort", "length", "--json"),
+                ("show", str(folder), "--sort", "length", "--limit", "1"),
+                ("show", str(folder), "--evaluation", "--step", "0"),
+                ("report", str(folder)),
+            )
+        ]
+    shown, page, evaluated, _ = (answer.result() for answer in answers)
     episodes = [json.loads(line) for line in shown.splitlines()]
     assert episodes
     assert [len(e["token_ids"]) for e in episodes] == sorted((len(e["token_ids"]) for e in episodes), reverse=True)
-    page = _asyncrl(elsewhere, "show", str(folder), "--sort", "length", "--limit", "1")
     assert f"training step {episodes[0]['step']}" in page
     assert "Turn 1" in page
-    assert "evaluation of version 0" in _asyncrl(elsewhere, "show", str(folder), "--evaluation", "--step", "0")
-
-    _asyncrl(elsewhere, "report", str(folder))
+    assert "evaluation of version 0" in evaluated
     html = (folder / "report.html").read_text(encoding="utf-8")
     for curve in ("reward/mean", "evaluation/reward", "loss/policy", "staleness", "learner", "generators"):
         assert f'aria-label="{curve}"' in html
