@@ -21,15 +21,16 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.counters import snapshot
+from asyncrl.core.deadline import deadline
 from asyncrl.core.error_counts import CountedError, merged
-from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, FailureKind, ProcessDied, ScoringFailed
+from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, EnvironmentLost, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
 from generators.completion import EngineUse
-from generators.concurrency import Concurrency
+from generators.concurrency import Concurrency, EngineLoad
 from generators.engine_time import Doing, EngineTime, TimedEngine, TimeUse
 from generators.episode import EpisodeName, EpisodeTools, run_episode
 from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
@@ -150,7 +151,7 @@ class GeneratorWorker:
 
         Raises:
             ComponentFailed: the engine died; raised at once.
-            ProcessDied: other code, such as an environment, cancelled a task that the worker needs.
+            ProcessDied: the engine hangs; or other code, such as an environment, cancelled a task that the worker needs.
         """
         cut_off = self._cut_off = asyncio.get_running_loop().create_future()
         with first_error():
@@ -187,10 +188,20 @@ class GeneratorWorker:
     async def _adapt(self) -> None:
         """Hold as many episodes as the engine can bear."""
         while True:
-            load = await self._engine.load()
+            load = await self._engine_load()
             if not self._evaluations.running:  # requests of an evaluation say nothing about training
                 self._concurrency.observe(load, self._leases.playing)
             await sleep(ADAPT_S)
+
+    async def _engine_load(self) -> EngineLoad:
+        """What the engine has to do now. It answers between two steps, or after an installation."""
+        remedy = "see its log; raise deadlines.publish if its steps can take that long"
+        try:
+            owner = "its vLLM engine to end a step"
+            async with deadline(self._settings.engine_s, waiter=self._id, owner=owner, remedy=remedy):
+                return await self._engine.load()
+        except DeadlineExceeded as late:  # a hung engine is as good as a dead one: the generator is replaced
+            raise ProcessDied(str(late)) from late
 
     def _limit(self, episodes: int, reason: str) -> None:
         logger.info("%d episodes at once from here on, of at most %d: %s", episodes, self._settings.max_running, reason)

@@ -15,6 +15,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         limits, evaluation_limits: by member of the environment, the limits of training episodes, and of those of evaluations.
         max_running: most episodes that the worker plays at once.
         group_size: samples of each task.
+        engine_s: seconds that the engine may take to say what it has to do.
         lease_s: seconds of silence after which the buffer gives up a worker.
         greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
         reward_names: rewards that each episode must have.
@@ -25,6 +26,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     evaluation_limits: Mapping[str, EpisodeLimits]
     max_running: int
     group_size: int
+    engine_s: float
     lease_s: float
     greedy_sample: int | None
     reward_names: tuple[str, ...]
@@ -39,6 +41,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             evaluation_limits={member: EpisodeLimits.for_evaluation(recipe, member) for member in members},
             max_running=recipe.generators.max_running,
             group_size=recipe.batch.group_size,
+            engine_s=recipe.deadlines.publish,
             lease_s=recipe.deadlines.lease,
             greedy_sample=recipe.algorithm.greedy_sample,
             reward_names=recipe.algorithm.reward_names,

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from fake_engine import FakeEngine
 from scripted_environment import Scripted, task
+from virtual_time import in_virtual_time
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
@@ -25,6 +26,7 @@ from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs import hosted
 from asyncrl.envs.base import Action, Observation, StepResult
 from generators import worker
+from generators.concurrency import EngineLoad
 from generators.episode import EpisodeTools
 from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
 from generators.scoring import Scoring
@@ -371,6 +373,19 @@ async def test_a_worker_one_of_whose_tasks_was_cancelled_by_others_does_not_look
     with pytest.raises(ProcessDied, match=f"w: its task {victim!r} was cancelled, and not by the worker"):
         async with asyncio.timeout(60):
             await running
+    assert all(environment.closed == 1 for environment in shop.environments)
+
+
+@in_virtual_time
+async def test_an_engine_that_hangs_ends_the_worker() -> None:
+    async def never() -> EngineLoad:
+        return await asyncio.get_running_loop().create_future()
+
+    shop = Shop([task("t")])
+    shop.engine.gate.clear()
+    shop.engine.load = never
+    with pytest.raises(ProcessDied, match=r"w waited 120 s for its vLLM engine to end a step; .* raise deadlines.publish"):
+        await shop.worker.run(shop.stop)
     assert all(environment.closed == 1 for environment in shop.environments)
 
 

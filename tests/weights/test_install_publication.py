@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.engine import EngineCoreRequestType
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.weights.vllm_engine import install_publication, prepare_publication
+from asyncrl.weights.publication_calls import install_publication, prepare_publication
 from asyncrl.weights.worker_answers import Answer
 
 

@@ -150,8 +150,8 @@ class DeadlinesConfig(Section, frozen=True):
         start: each step of starting: Ray, the tiny model, the engines (just-in-time compilation included), the learner.
         batch: the learner waiting for a full batch.
         step: the learner training one batch.
-        publish: each step of a publication of weights: the learner writing it, its way to a node, an engine loading it. A
-            generator that misses one is replaced.
+        publish: each step of a publication of weights: the learner writing it, its way to a node, an engine loading it; and
+            one step of an engine. A generator that misses one is replaced.
         straggler: how long the other engines wait for one that has not loaded a publication, once the first of them has. Then the
             version is published without it; it gets no tickets until it has caught up with the newest.
         evaluation: one evaluation; a generator that has not played its share by then is replaced.
