@@ -2,12 +2,13 @@
 
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.weights.disk_mirror import DiskMirror
+from asyncrl.weights.memory_file import OF_RANKS, remove_memory_files
 from asyncrl.weights.mirror import Mirror
-from asyncrl.weights.shared_memory import SharedMemory
 
 
 def free_memory_of(run_id: str) -> None:
     """Remove what a run that has ended, or was killed, has in this node's memory file system."""
-    for keeper in (SharedMemory, Mirror, DiskMirror):
+    remove_memory_files(run_id, OF_RANKS)
+    for keeper in (Mirror, DiskMirror):
         keeper.remove_left_behind(run_id)
     remove_payload_in_memory(run_id)

@@ -13,6 +13,9 @@ from pathlib import Path
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.memory_files import memory_file_system
 
+OF_RANKS = "rank"
+"""What the names of the learner's files begin with; here, so that who removes them need not import torch."""
+
 
 class MemoryFull(ComponentFailed):
     """The memory file system cannot hold the publication."""

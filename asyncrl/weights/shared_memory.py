@@ -19,7 +19,7 @@ from asyncrl.core.publication import Publication, Shard, ShardRecord, WeightFile
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import Fingerprints
-from asyncrl.weights.memory_file import MemoryFile, memory_path, remove_memory_files
+from asyncrl.weights.memory_file import OF_RANKS, MemoryFile, memory_path
 from asyncrl.weights.transport import CPU, Transport
 
 _ALIGNMENT = 64
@@ -51,7 +51,7 @@ class SharedMemory(Transport):
     ) -> None:
         self._node = node
         self._mappings, self._mapped_from = files or PinnedFiles(), mapped_from
-        self._stem = memory_path(run_id, f"rank{rank}", directory)
+        self._stem = memory_path(run_id, f"{OF_RANKS}{rank}", directory)
         self._places: list[_Place] = []
 
     def write(self, version: PolicyVersion, shards: Iterable[Shard], read: Collection[PolicyVersion] = ()) -> Publication:
@@ -165,11 +165,6 @@ class SharedMemory(Transport):
         """
         files = _mapped(publication, mappings)
         return [Shard(record.name, record.shape, record.start, _view(files, record)) for record in publication.shards]
-
-    @staticmethod
-    def remove_left_behind(run_id: str) -> None:
-        """Remove what the ranks of a killed run have left behind in the memory file system."""
-        remove_memory_files(run_id, "rank")
 
 
 class _Laid(NamedTuple):

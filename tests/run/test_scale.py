@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
+from sqlite3 import connect
 
 import psutil
 import pytest
@@ -15,6 +17,17 @@ from whole_run import ASYNCRL, Run
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.run.summary import Status
 
+UNHURRIED = """
+import asyncio
+from asyncrl.envs.calculator import Calculator
+
+class Unhurried(Calculator):
+    async def reset(self, task):
+        await asyncio.sleep(2)
+        return await super().reset(task)
+"""
+"""Its episodes wait for something, as real ones do. Else engines and learner would take the cores from one that comes up."""
+
 
 def scale(run: Run, size: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *ASYNCRL, "scale", str(run.folder), size]
@@ -22,7 +35,12 @@ def scale(run: Run, size: str) -> subprocess.CompletedProcess[str]:
 
 
 def steps(run: Run) -> int:
-    return run.output.count("step ")
+    """How many training steps are recorded. The run prints one in 15 seconds."""
+    if "Training steps" not in run.output:
+        return 0
+    with closing(connect(run.folder.parent / "mlflow.db", timeout=10)) as database:
+        (count,) = database.execute("select count(*) from metrics where key = 'learner/step_seconds'").fetchone()
+    return int(count)
 
 
 def process_of(run: Run, worker: str) -> psutil.Process:
@@ -47,12 +65,17 @@ def terminate(processes: Iterable[psutil.Process]) -> set[str]:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_failure(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_failure(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One failure more than one would end the run, and two generators are told to end. Then SIGTERM goes to all but generators,
     which changes nothing, and at last to every process, as from a batch system: the run ends in time and leaves nothing behind.
     """
+    (tmp_path / "unhurried.py").write_text(UNHURRIED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     settings = ["steps=10000", "evaluation.every=10000", "generators.count=1", "generators.kv_cache_mb=64"]
-    run = Run.launch(tiny_model, tmp_path, *settings, "buffer.max_failures=1")
+    settings += ["environment.name=unhurried:Unhurried", "buffer.pipeline_depth=1", "buffer.max_failures=1"]
+    run = Run.launch(tiny_model, tmp_path, *settings)
     try:
         run.wait_for(lambda: steps(run) >= 2, 400, "two training steps")
         answer = scale(run, "generators=2")
