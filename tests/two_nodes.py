@@ -42,6 +42,15 @@ SHARED = Path("/tmp/shared")
 READY_S = 120.0
 """How long Ray may take to have all nodes."""
 
+_OF_NODES = {
+    # While they begin side by side, the others ask this often, once a second, for the head.
+    "RAY_NUM_REDIS_GET_RETRIES": f"{READY_S:.0f}",
+    # Ray would start a process for each CPU, which a run's actors cannot use: theirs begin with what the driver asks for.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+}
+"""Environment variables of each node of Ray."""
+
 _FIRST_PROCESS = "echo up; while read -r _; do :; done"
 """Ends with its standard input. It is process 1 of its host: all others there end with it, and it reaps what it adopts (bash
 does, dash does not)."""
@@ -338,19 +347,20 @@ class RayCluster:
 
     def start(self, *, only: Sequence[Host] | None = None) -> None:
         """Start Ray on all hosts or ``only`` on some, and wait until they have joined."""
-        head, *others = self._hosts
-        chosen = self._hosts if only is None else only
-        if head in chosen:
-            self._start(head, ["--head", f"--port={RAY_PORT}", *self._dashboard])
+        head, *_ = self._hosts
+
+        def start(host: Host) -> None:
+            part = ["--head", f"--port={RAY_PORT}", *self._dashboard] if host is head else [f"--address={self.address}"]
+            self._start(host, part)
+
         with ThreadPoolExecutor() as side_by_side:
-            joining = [host for host in others if host in chosen]
-            list(side_by_side.map(lambda host: self._start(host, [f"--address={self.address}"]), joining))
+            list(side_by_side.map(start, self._hosts if only is None else only))
 
     def _start(self, host: Host, part: list[str]) -> None:
         cpus = self._cpus[self._hosts.index(host)]
         part += [f"--node-ip-address={host.address}", f"--num-cpus={cpus}", f"--object-store-memory={self._store}"]
-        part += ["--num-gpus=0", f'--resources={{"{host.name}": 100}}']
-        environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
+        part += ["--num-gpus=0", f'--resources={{"{host.name}": 100}}', "--include-log-monitor=False"]
+        environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"} | _OF_NODES
         # Not in the driver's folder: nobody starts Ray there on many hosts.
         elsewhere = ["env", "--chdir=/", sys.executable, "-m", "ray.scripts.scripts", "start", *part]
         host.call(elsewhere, environment, READY_S)
