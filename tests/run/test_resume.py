@@ -1,37 +1,31 @@
-"""A small run that has completed is made longer, killed and resumed. Nothing finished is lost, nothing is trained twice."""
+"""A whole run on the real engines that is killed and resumed. Nothing finished is lost, nothing is trained twice."""
 
 from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from ended_run import STEPS
+import pytest
 from whole_run import Run, lives
 
 from asyncrl.run.summary import Status
-from learners import checkpoints
 
-LONGER = 24
+STEPS = 14
+
+pytestmark = pytest.mark.timeout(560)
 
 
-def check_killed_and_resumed(folder: Path) -> None:
-    """The run in ``folder`` ends as if it had not been killed twice: all of it, and its learner alone.
-
-    And its only generator is killed beside that: another one takes its place, and nothing is left of its engine.
-    """
-    again = Run.resume(folder)
-    assert again.end(60) == 2
-    assert f"has completed its {STEPS} training steps, so there is nothing to resume" in again.output
-
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {LONGER}\n"))
-    first = Run.resume(folder)
-    _wait_for_checkpoint(first, folder, STEPS)
+def test_a_run_killed_twice_ends_as_if_it_had_not_been(tiny_model: Path, tmp_path: Path):
+    """And its only generator is killed beside that: another one takes its place, and nothing is left of its engine."""
+    settings = [f"steps={STEPS}", "checkpoint.every=3", f"evaluation.every={STEPS}", "generators.count=1"]
+    first = Run.launch(tiny_model, tmp_path, *settings)
+    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000003")), 300, "the first checkpoint")
     first.kill()
+    folder = first.folder
 
     second = Run.resume(folder)
-    _wait_for_checkpoint(second, folder, _newest(folder))
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000006")), 200, "the second checkpoint")
     _kill_generator(second)
-    _wait_for_checkpoint(second, folder, _newest(folder))
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000009")), 200, "the third checkpoint")
     for learner in second.descendants("LearnerActor"):
         learner.kill()
     assert second.end(60) == 1
@@ -40,18 +34,17 @@ def check_killed_and_resumed(folder: Path) -> None:
 
     third = Run.resume(folder)
     assert third.end(300) == 0, third.output
-    _check_whole(third, folder)
+    _check_whole(third, folder, STEPS, resumes=2)
 
+    again = Run.resume(folder)
+    assert again.end(60) == 2
+    assert f"has completed its {STEPS} training steps, so there is nothing to resume" in again.output
 
-def _newest(folder: Path) -> int:
-    newest = checkpoints.newest(folder / "checkpoints")
-    assert newest is not None
-    return newest[0]
-
-
-def _wait_for_checkpoint(run: Run, folder: Path, version: int) -> None:
-    """Until there is a checkpoint of a version after this one."""
-    run.wait_for(lambda: _newest(folder) > version, 300, f"a checkpoint after that of version {version}")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {STEPS + 3}\n"))
+    longer = Run.resume(folder)
+    assert longer.end(200) == 0, longer.output
+    _check_whole(longer, folder, STEPS + 3, resumes=3)
 
 
 def _kill_generator(run: Run) -> None:
@@ -65,18 +58,18 @@ def _kill_generator(run: Run) -> None:
     run.wait_for(lambda: "generator-1 is up" in run.output, 120, "the successor coming up")
 
 
-def _check_whole(run: Run, folder: Path) -> None:
+def _check_whole(run: Run, folder: Path, steps: int, *, resumes: int) -> None:
     assert run.left_behind() == []
     summary = run.summary
-    assert (summary.status, summary.steps, summary.resumes) == (Status.COMPLETED, LONGER, 3)
-    assert summary.versions_published == LONGER
+    assert (summary.status, summary.steps, summary.resumes) == (Status.COMPLETED, steps, resumes)
+    assert summary.versions_published == steps
     ledger = summary.ledger
-    assert (ledger.trained, ledger.running, ledger.committed, ledger.taken, ledger.failed) == (LONGER * 4, 0, 0, 0, 0)
+    assert (ledger.trained, ledger.running, ledger.committed, ledger.taken, ledger.failed) == (steps * 4, 0, 0, 0, 0)
     assert ledger.issued == ledger.trained + ledger.expired + ledger.filtered
-    assert _tracked_steps(folder) == Counter(range(1, LONGER + 1))
+    assert _tracked_steps(folder) == Counter(range(1, steps + 1))
     kept = pq.read_table(folder / "trajectories", columns=["kind", "step", "group_id", "sample_index"]).to_pylist()
     trained = Counter((row["step"], row["group_id"], row["sample_index"]) for row in kept if row["kind"] == "train")
-    assert Counter(step for step, _, _ in trained) == dict.fromkeys(range(1, LONGER + 1), 16), "all of each step, once"
+    assert Counter(step for step, _, _ in trained) == dict.fromkeys(range(1, steps + 1), 8), "a sample of 8 of each step, once"
     assert set(trained.values()) == {1}
 
 
