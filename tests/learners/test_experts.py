@@ -102,7 +102,7 @@ def test_experts_load_publish_and_save_the_same_bits(folder, tmp_path, name):
 def train_and_save(folder, target, **layout):
     """Weights saved, readings of each step after it, and the weights these led to."""
     recipe, grid = recipe_and_grid(folder, **layout)
-    results = run_ranks(rank_side.train_and_save, recipe, folder, BEFORE[1:], target, AFTER, **grid)
+    results = run_ranks(rank_side.train_and_save, recipe, folder, BEFORE, target, AFTER, **grid)
     saved, reports, shards = zip(*results, strict=True)
     return assemble(saved), readings_of(reports), assemble(shards)
 
@@ -157,7 +157,7 @@ def test_a_critic_goes_on_in_another_layout(folder, tmp_path):
         recipe = msgspec.structs.replace(recipe, algorithm=GAE)
         return list(zip(*run_ranks(function, recipe, folder, *arguments, **grid), strict=True))
 
-    saved, reports, weights = run(rank_side.train_and_save, BEFORE[1:], target, after, data=2, expert=2)
+    saved, reports, weights = run(rank_side.train_and_save, BEFORE, target, after, data=2, expert=2)
     _, loaded, resumed_reports, resumed = run(rank_side.load_and_train, target, after, tensor=2)
     assert_identical(assemble(loaded), assemble(saved))
     assert readings_of(resumed_reports)[0] == pytest.approx(readings_of(reports)[0], rel=1e-3, abs=1e-5)
