@@ -30,6 +30,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.environment_variables import added_to_environment
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.long_import import long_import
 from asyncrl.core.publication import INSTALL, PREPARE, Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling, VersionSpan
@@ -367,7 +368,7 @@ def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
 
 
 def _import_vllm() -> None:
-    with added_to_environment(ENGINE_VARIABLES):
+    with added_to_environment(ENGINE_VARIABLES), long_import():
         import vllm.v1.engine.async_llm  # noqa: F401
 
 

@@ -41,7 +41,7 @@ class EngineProcessServer:
     @classmethod
     def start(cls) -> "EngineProcessServer":
         """Start the server, which imports vLLM while the caller goes on."""
-        forkserver.set_forkserver_preload(list(IMPORTED))
+        forkserver.set_forkserver_preload(["generators.engine_imports"])
         with added_to_environment(ENGINE_VARIABLES):
             forkserver.ensure_running()
         return cls()

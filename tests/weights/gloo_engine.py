@@ -9,11 +9,10 @@ from functools import partial
 
 from gloo_collective import Gloo
 
-from generators.engine_process import ENGINE_VARIABLES, IMPORTED
+from generators.engine_process import ENGINE_VARIABLES
 
 os.environ.update(ENGINE_VARIABLES)
-for name in IMPORTED:
-    importlib.import_module(name)
+importlib.import_module("generators.engine_imports")  # after the variables
 
 from asyncrl.weights import vllm_engine  # noqa: E402 - the variables come before anything of vLLM's
 
