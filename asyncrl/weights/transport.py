@@ -33,10 +33,6 @@ class Transport(Protocol):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the name and the whole tensor of everything published, on ``device``."""
 
-    @staticmethod
-    def remove_left_behind(run_id: str) -> None:
-        """Remove what the ranks of a killed run have left behind."""
-
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
