@@ -157,7 +157,10 @@ class BlockingWatch:
             self._blocked_s = 0.0
             self._found.clear()
             self._turned.clear()
-            self._loop.call_soon_threadsafe(self._turned.set)
+            try:
+                self._loop.call_soon_threadsafe(self._turned.set)
+            except RuntimeError:  # the loop was closed just after this thread had found its watch open
+                self._closed.set()
             return
         was, self._blocked_s = self._blocked_s, self._blocked_s + passed
         place, stack = find_place(sys._current_frames().get(self._thread.ident or 0), self._below)

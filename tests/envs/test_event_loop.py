@@ -326,6 +326,19 @@ async def test_a_place_is_told_once_with_its_stack_and_then_counted(caplog: pyte
     assert sentence.startswith("async tool Slow.look_up (")
 
 
+def test_a_loop_that_is_closed_before_its_watch_ends_the_watch_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    reports: list[str] = []
+    before = set(threading.enumerate())
+    BlockingWatch(loop, threading.current_thread(), find_place.__code__, 0.1, reports.append).start()
+    (watching,) = set(threading.enumerate()) - before
+    watching.join(30)
+    assert (watching.is_alive(), errors, reports) == (False, [], [])
+
+
 async def test_work_that_a_blocked_loop_comes_to_when_nobody_waits_for_it_is_not_begun() -> None:
     begun: list[str] = []
 
