@@ -60,16 +60,14 @@ class PackedAttention(MegatronModule):
             return self._over_context(query, key, value, packed_seq_params)
         if packed_seq_params.prefixes:
             return continue_prefixes(query, key, value, packed_seq_params, self.softmax_scale)
-        parts = []
-        for bucket in packed_seq_params.buckets:
-            queries, keys, values = (
-                padded(tensor[bucket.start : bucket.end], bucket.slots, bucket.rows, bucket.longest, heads)
-                for tensor in (query, key, value)
-            )
-            output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=self.softmax_scale)
-            flat = output.transpose(1, 2).reshape(bucket.rows * bucket.longest, -1)
-            parts.append(flat if bucket.slots is None else take_rows(flat, bucket.slots))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        if (repeats := heads // key.size(1)) > 1:  # with enable_gqa, torch does not use its fused CPU kernel
+            key, value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
+        segments = packed_seq_params.padded_segments
+        of_blocks = [
+            F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=self.softmax_scale)
+            for queries, keys, values in zip(*map(segments.pad, (query, key, value)), strict=True)
+        ]
+        return segments.unpad(of_blocks).flatten(1)
 
     def _over_context(self, query: Tensor, key: Tensor, value: Tensor, split: SplitRows) -> Tensor:
         """Compute attention of this rank's tokens over their rows. All context-parallel ranks gather the rows' keys and

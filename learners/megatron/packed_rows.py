@@ -12,50 +12,29 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from learners.megatron.row_moves import place_rows, take_rows
 from learners.prefixes import tokens_before
 
 _LEAST_FILL = 0.8
-"""A row shorter than this share of the longest in its bucket starts another bucket. So at most a fifth of a bucket is
-padding, and there are few buckets: among sorted rows, their number grows with the logarithm of longest / shortest. The
-rows of each shared prefix are sorted by themselves."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Neighbouring rows of similar length, which attention computes as one padded block.
-
-    Attributes:
-        start, end: where their tokens lie in the packed sequence.
-        rows: number of rows.
-        longest: length of the longest row, which is also the length of the block.
-        slots: int64 [end - start], each token's place in the flattened block [rows * longest]; None if all rows are
-            equally long, so that the tokens already form the block.
-    """
-
-    start: int
-    end: int
-    rows: int
-    longest: int
-    slots: Tensor | None
+"""A segment shorter than this share of the longest in its block starts another block. So at most a fifth of a block is
+padding, and there are few blocks: among sorted segments, their number grows with the logarithm of longest / shortest."""
 
 
 class Block(NamedTuple):
-    """Segments of similar length, each padded to the longest, somewhere in a padded sequence.
+    """Segments of similar length, each padded to the longest.
 
     Attributes:
-        start: where it begins.
         rows: number of segments.
         longest: length of the longest.
     """
 
-    start: int
     rows: int
     longest: int
 
-    def of(self, padded: Tensor) -> Tensor:
-        """Its part of ``padded`` [padded tokens, heads, ...] as a view [rows, heads, longest, ...]."""
-        part: Tensor = padded.narrow(0, self.start, self.rows * self.longest).unflatten(0, (self.rows, self.longest))
-        return part.transpose(1, 2)
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, with padding."""
+        return self.rows * self.longest
 
 
 class PaddedSegments(NamedTuple):
@@ -63,20 +42,23 @@ class PaddedSegments(NamedTuple):
 
     Attributes:
         blocks: the blocks, end to end.
-        slots: int64 [t], the place of each token of the packed sequence in the padded one.
+        slots: int64 [t], the place of each token of the packed sequence in the padded one; None if both are the same, because
+            all segments are equally long.
     """
 
     blocks: tuple[Block, ...]
-    slots: Tensor
+    slots: Tensor | None
 
-    def pad(self, tensor: Tensor) -> Tensor:
-        """Bring ``tensor`` [t, ...] to the padded sequence, with zeros between the segments."""
-        last = self.blocks[-1]
-        return tensor.new_zeros(last.start + last.rows * last.longest, *tensor.shape[1:]).index_copy_(0, self.slots, tensor)
+    def pad(self, tensor: Tensor) -> list[Tensor]:
+        """The part of ``tensor`` [t, heads, ...] in each block, [rows, heads, longest, ...], with zeros for padding."""
+        tokens = [block.tokens for block in self.blocks]
+        parts = (tensor if self.slots is None else place_rows(tensor, self.slots, sum(tokens))).split(tokens)
+        return [part.unflatten(0, block).transpose(1, 2) for part, block in zip(parts, self.blocks, strict=True)]
 
     def unpad(self, of_blocks: Sequence[Tensor]) -> Tensor:
         """Return the tokens [t, heads, ...] of what was computed for each block, [rows, heads, longest, ...]."""
-        return torch.cat([each.transpose(1, 2).flatten(0, 1) for each in of_blocks]).index_select(0, self.slots)
+        padded = torch.cat([each.transpose(1, 2).flatten(0, 1) for each in of_blocks])
+        return padded if self.slots is None else take_rows(padded, self.slots)
 
 
 class Continuation(NamedTuple):
@@ -93,7 +75,7 @@ class Continuation(NamedTuple):
 
 @dataclass
 class PackedRows(PackedSeqParams):
-    """Megatron's description of a packed sequence (``thd``), with the buckets that our own attention computes it in.
+    """Megatron's description of a packed sequence (``thd``), with the blocks that our own attention computes it in.
 
     Megatron takes each segment for a row. Where rows continue a shared prefix, only our own attention knows what they
     see.
@@ -174,27 +156,18 @@ class PackedRows(PackedSeqParams):
     @cached_property
     def padded_segments(self) -> PaddedSegments:
         """All segments in a padded layout. Computed once and shared by all layers."""
+        if len(set(self.lengths)) == 1:
+            return PaddedSegments((Block(len(self.lengths), self.lengths[0]),), None)
         order = sorted(range(len(self.lengths)), key=lambda number: -self.lengths[number])
         begins = [0] * len(order)
         blocks = []
         start, remaining = 0, iter(order)
         for group in group_by_length([self.lengths[number] for number in order]):
-            blocks.append(Block(start, len(group), group[0]))
+            blocks.append(Block(len(group), group[0]))
             for number in islice(remaining, len(group)):
                 begins[number], start = start, start + group[0]
         slots = torch.cat([torch.arange(begin, begin + length) for begin, length in zip(begins, self.lengths, strict=True)])
-        return PaddedSegments(tuple(blocks), slots)
-
-    @cached_property
-    def buckets(self) -> list[Bucket]:
-        """The segments in order, divided into buckets of similar length. Computed once and shared by all layers."""
-        device = self.cu_seqlens_q.device
-        buckets = []
-        start = 0
-        for group in group_by_length(self.lengths):
-            buckets.append(_bucket(start, group, device))
-            start = buckets[-1].end
-        return buckets
+        return PaddedSegments(tuple(blocks), slots.to(self.cu_seqlens_q.device))
 
 
 def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
@@ -208,11 +181,3 @@ def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
             shortest = longest = length
         groups[-1].append(length)
     return groups
-
-
-def _bucket(start: int, lengths: Sequence[int], device: torch.device) -> Bucket:
-    longest = max(lengths)
-    slots = None
-    if min(lengths) < longest:
-        slots = torch.cat([torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]).to(device)
-    return Bucket(start=start, end=start + sum(lengths), rows=len(lengths), longest=longest, slots=slots)

@@ -96,7 +96,7 @@ class _Merged(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
         segments = packed.padded_segments
         operands = [segments.pad(tensor) for tensor in (query, key, value)]
-        parts = [_forward(*map(block.of, operands), 0.0, True, scale=scale) for block in segments.blocks]
+        parts = [_forward(*of_block, 0.0, True, scale=scale) for of_block in zip(*operands, strict=True)]
         output, log_sum = (segments.unpad(of_blocks) for of_blocks in zip(*parts, strict=True))
         over_earlier, their_log_sum = torch.zeros_like(output), torch.full_like(log_sum, -torch.inf)
         queries, keys, values = map(_heads_first, (query, key, value))
@@ -116,7 +116,7 @@ class _Merged(torch.autograd.Function):
         segments = ctx.packed.padded_segments
         query, key, value, output, log_sum = ctx.saved_tensors
         operands = [segments.pad(tensor) for tensor in (grad, query, key, value, output, log_sum)]
-        parts = [_backward(*map(block.of, operands), 0.0, True, scale=ctx.scale) for block in segments.blocks]
+        parts = [_backward(*of_block, 0.0, True, scale=ctx.scale) for of_block in zip(*operands, strict=True)]
         grads = tuple(segments.unpad(of_blocks) for of_blocks in zip(*parts, strict=True))
         of_queries, of_keys, of_values = map(_heads_first, grads)
         of_tokens = [_heads_first(tensor) for tensor in (grad, query, output, log_sum)]

@@ -32,16 +32,14 @@ def place_rows(source: Tensor, index: Tensor, rows: int) -> Tensor:
     return placed
 
 
-def padded(tensor: Tensor, slots: Tensor | None, rows: int, longest: int, heads: int) -> Tensor:
-    """Reshape [tokens, groups, dim] to [rows, heads, longest, dim]. Each token goes to its slot, if ``slots`` are
-    given, and each group is repeated for its heads.
+def padded(tensor: Tensor, slots: Tensor, rows: int, longest: int, heads: int) -> Tensor:
+    """Bring [tokens, groups, dim] to [rows, heads, longest, dim]. Each token goes to its slot, and each group is repeated for
+    its heads.
 
     Heads are repeated here, without ``enable_gqa``, because with it torch does not use its fused CPU kernel.
     """
-    if slots is not None:
-        tensor = place_rows(tensor, slots, rows * longest)
     groups, dim = tensor.shape[1:]
-    block = tensor.reshape(rows, longest, groups, dim).transpose(1, 2)
+    block = place_rows(tensor, slots, rows * longest).reshape(rows, longest, groups, dim).transpose(1, 2)
     if groups == heads:
         return block
     repeated = block.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1)
