@@ -1,6 +1,6 @@
 """The arguments of a vLLM engine: those that follow from the recipe, those that asyncrl needs as they are, and the user's own.
 
-What always holds: a name in ``generators.engine`` is one of vLLM's own, and nothing that asyncrl needs can be changed there.
+What always holds: a name in ``engine`` of a pool is one of vLLM's own, and nothing that asyncrl needs can be changed there.
 """
 
 import ast
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
-from asyncrl.core.recipe.generators import PIPELINE, GeneratorsConfig
+from asyncrl.core.recipe.generators import MAIN_POOL, PIPELINE, GeneratorsConfig
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -26,20 +26,22 @@ CPU_BLOCK_TOKENS = 32
 BATCHED_TOKENS = 8192
 """Most tokens in one engine step, unless the context is longer: no prompt is prefilled in pieces."""
 
-_KEY = "generators.engine"
 _OF_RECIPE = {
     "model": "model.path",
     "max_model_len": "model.max_context",
     "reasoning_parser": "model.reasoning_parser",
-    "dtype": "generators.dtype",
-    "max_num_seqs": "generators.max_running",
-    "kv_cache_memory_bytes": "generators.kv_cache_mb",
-    "gpu_memory_utilization": "generators.gpu_memory_share",
-    "tensor_parallel_size": "generators.tensor_parallel",
-    "data_parallel_size": "generators.data_parallel",
     "seed": "seed",
 }
-"""Arguments that a key of the recipe sets."""
+"""Arguments that a key of the recipe sets for all pools."""
+_OF_POOL = {
+    "dtype": "dtype",
+    "max_num_seqs": "max_running",
+    "kv_cache_memory_bytes": "kv_cache_mb",
+    "gpu_memory_utilization": "gpu_memory_share",
+    "tensor_parallel_size": "tensor_parallel",
+    "data_parallel_size": "data_parallel",
+}
+"""Arguments that a key of the pool sets."""
 _OF_ADAPTERS = (
     "enable_lora",
     "max_loras",
@@ -75,38 +77,43 @@ _NEEDED = {
     "distributed_executor_backend": "generators choose it by the device",
     "worker_cls": "generators choose it by the device",
     **dict.fromkeys(_OF_ADAPTERS, "it follows from learner.lora"),
+    "prefill_context_parallel_size": "GPUs that divide a prompt between them are not counted in an engine's",
     "enable_eplb": "experts that move between workers would not be where a publication puts their weights",
     **dict.fromkeys(_OF_RANKS, "an engine and all its ranks are on the node where its generator is"),
 }
 """Arguments that asyncrl needs as they are, and why."""
 
 
-_NOT_ON_CPU = {PIPELINE: "engines on a CPU are divided by generators.tensor_parallel and data_parallel alone"}
-"""Arguments that an engine on a CPU cannot have, and why."""
+def check_cpu_arguments(arguments: Mapping[str, Any], pool: str) -> None:
+    """Refuse what only engines on GPUs can have: stages of layers.
 
-
-def check_cpu_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that only engines on GPUs can have.
+    Args:
+        pool: the pool's place in the recipe.
 
     Raises:
-        RecipeError: the first such argument.
+        RecipeError: the argument is there.
     """
-    for name in sorted(arguments.keys() & _NOT_ON_CPU.keys()):
-        remedy = "leave it out; generators.tensor_parallel divides each layer over several workers"
-        raise RecipeError(f"{_KEY}.{name}", f"it cannot be used on a CPU: {_NOT_ON_CPU[name]}", remedy)
+    if PIPELINE in arguments:
+        problem = "it cannot be used on a CPU, where an engine has no pipeline stages"
+        remedy = f"leave it out; {pool}.tensor_parallel divides each layer over several workers"
+        raise RecipeError(f"{pool}.engine.{PIPELINE}", problem, remedy)
 
 
-def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
+def check_engine_arguments(arguments: Mapping[str, Any], pool: str) -> None:
     """Refuse arguments that vLLM does not have or that asyncrl sets. Without vLLM, names are not compared with its own.
+
+    Args:
+        pool: the pool's place in the recipe.
 
     Raises:
         RecipeError: the first argument that is wrong, with what would be right.
     """
     known = _vllm_arguments()
     for name in arguments:
-        place = f"{_KEY}.{name}"
-        if name in _OF_RECIPE:
-            raise RecipeError(place, "the recipe has a key of its own for it", f"set {_OF_RECIPE[name]}")
+        place = f"{pool}.engine.{name}"
+        if name in _OF_RECIPE or name in _OF_POOL:
+            key = _OF_RECIPE.get(name) or f"{pool}.{_OF_POOL[name]}"
+            raise RecipeError(place, "the recipe has a key of its own for it", f"set {key}")
         if name in _NEEDED:
             raise RecipeError(place, f"it cannot be changed: {_NEEDED[name]}", "leave it out")
         if known and name not in known:
@@ -115,7 +122,9 @@ def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
             raise RecipeError(place, "vLLM's engine has no such argument", remedy)
     stages = arguments.get(PIPELINE, 1)
     if not isinstance(stages, int) or stages < 1:
-        raise RecipeError(f"{_KEY}.{PIPELINE}", f"{stages!r} is not a number of pipeline stages", "set it to an integer >= 1")
+        raise RecipeError(
+            f"{pool}.engine.{PIPELINE}", f"{stages!r} is not a number of pipeline stages", "set it to an integer >= 1"
+        )
 
 
 @cache
@@ -181,7 +190,7 @@ def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
 def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
     from generators.cpu_worker import IN_PROCESS, IN_PROCESSES, thread_config
 
-    check_cpu_arguments(config.engine)
+    check_cpu_arguments(config.engine, MAIN_POOL)
     return {
         "kv_cache_memory_bytes": (config.kv_cache_mb << 20) // config.engine_workers,  # each has its part of it
         "block_size": CPU_BLOCK_TOKENS,

@@ -44,7 +44,7 @@ Score a model on an environment's held-out tasks, as `asyncrl evaluate` does
 for a recipe: a Hugging Face folder, a model of the hub, the folder of a run,
 or `tiny`. The episodes are kept, and `asyncrl show` reads them."""
 
-_SUBJECT = "`module:Class`, a built-in environment, or a recipe; then changes of the recipe, KEY=VALUE"
+_SUBJECT = "`module:Class`, a built-in environment, or a recipe"
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,7 +84,8 @@ def _add(
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", metavar="ENVIRONMENT [KEY=VALUE ...]", nargs="+", help=_SUBJECT)
+    parser.add_argument("environment", metavar="ENVIRONMENT", help=_SUBJECT)
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="changes of the recipe")
 
 
 def _refusing(run: Run, arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -120,7 +121,7 @@ def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.authoring.check_view import check_view
     from asyncrl.authoring.subject import compose_for_author
 
-    named, *overrides = arguments.overrides
+    named, overrides = arguments.environment, arguments.overrides
     checked = check(compose_for_author(named, overrides), arguments.model, say)
     for line in check_view(checked):
         console.print(line, soft_wrap=True)
@@ -134,7 +135,7 @@ def run_play(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.authoring import playing
     from asyncrl.authoring.subject import compose_for_author, subject_named
 
-    named, *overrides = arguments.overrides
+    named, overrides = arguments.environment, arguments.overrides
     subject = subject_named(compose_for_author(named, overrides), arguments.member)
     task = playing.find_task(subject, arguments.split, arguments.task)
     turns = playing.turns_of_terminal(console.input) if arguments.script is None else playing.turns_of_file(arguments.script)
@@ -147,7 +148,7 @@ def run_eval(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.cli.evaluate import evaluate_to_end, prepare
     from asyncrl.run.evaluation_request import EvaluationRequest
 
-    named, *overrides = arguments.overrides
+    named, overrides = arguments.environment, arguments.overrides
     if arguments.n is not None and not has_task_files(compose_for_author(named, overrides)):
         overrides.append(f"tasks.evaluation={arguments.n}")
     json = None if arguments.json is None else arguments.json.resolve()

@@ -15,6 +15,8 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.buffer import NoJournal
+from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.model_rules import ARCHITECTURES, WITH_EXPERTS
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.envs.load import check_members
@@ -25,14 +27,14 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.hub import model_file
 from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.machine import Machine
-from asyncrl.run.model_shape import TINY
+from asyncrl.run.model_shape import TINY, check_ranks
 from asyncrl.run.parts import pools_of
 from asyncrl.run.plan import place_on
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import held_out_tasks, load_sources
 from asyncrl.run.tiny_lessons import remarks_on
 from buffers.task_files import remarks_on_skipped
-from generators.engine_arguments import check_engine_arguments
+from generators.engine_arguments import check_cpu_arguments, check_engine_arguments
 from generators.evaluation import HeldOutTask
 from generators.vllm_parsers import check_parsers
 
@@ -115,7 +117,9 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
     first = planned[0].recipe
     check_members(first.environment, os.environ)
-    check_engine_arguments(first.generators.engine)
+    check_engine_arguments(first.generators.engine, MAIN_POOL)
+    if not machine.gpus:
+        check_cpu_arguments(first.generators.engine, MAIN_POOL)
     greedy = first.evaluation.temperature == 0
     samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")
@@ -179,7 +183,7 @@ def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], ma
         trained_by = recipe_that_trained(model.run)
         path = trained_by.model.path
     composed = _one_pool(compose_for(machine, recipe, overrides, path)[0])
-    _check_context(composed)
+    _check_model(composed)
     if machine.gpus:
         place_on(machine, composed, pools_of(composed, on_gpus=True))
     # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
@@ -193,21 +197,33 @@ def _one_pool(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, generators=msgspec.structs.replace(recipe.generators, pools={}, role="both"))
 
 
-class _Positions(msgspec.Struct):
-    """The number of positions in a ``config.json``; where it is not told, the engine knows."""
+class _Config(msgspec.Struct):
+    """What is checked of a ``config.json``; where it is not told, the engine knows."""
 
     max_position_embeddings: int | None = None
+    architectures: tuple[str, ...] | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the model is known to have no experts."""
+        return (self.architectures or ("none",))[0] in set(ARCHITECTURES) - {WITH_EXPERTS}
 
 
-def _check_context(recipe: Recipe) -> None:
-    """Refuse a ``model.max_context`` that the model does not have. All else is checked by the engine, which knows more models."""
+def _check_model(recipe: Recipe) -> None:
+    """Refuse a ``model.max_context`` that the model does not have, and ranks that would divide experts which it does not have.
+
+    All else is checked by the engine, which knows more models.
+    """
     if recipe.model.path == TINY:
+        check_ranks(False, MAIN_POOL, recipe.generators)
         return
     config = model_file(recipe.model.path, "config.json", "model.path")
     try:
-        positions = msgspec.json.decode(config.read_bytes(), type=_Positions).max_position_embeddings
+        read = msgspec.json.decode(config.read_bytes(), type=_Config)
     except (OSError, ValueError, RecursionError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a model") from error
+    check_ranks(not read.is_dense, MAIN_POOL, recipe.generators)
+    positions = read.max_position_embeddings
     if positions is not None and recipe.model.max_context > positions:
         problem = f"{recipe.model.max_context} is more than the {positions} positions of {recipe.model.path}"
         raise RecipeError("model.max_context", problem, f"set it to at most {positions}")

@@ -191,9 +191,7 @@ class GeneratorPool:
                 pool, "the run has no pool of that name", f"name one of {known}, such as {next(iter(self._pools))}=2"
             )
         if size < 1:
-            raise RecipeError(
-                pool, f"{size} is less than 1, and a pool without engines would wait for ever", "stop the run instead"
-            )
+            raise RecipeError(pool, f"nobody would play with {size} engines", "choose 1 or more, or end the run with Ctrl-C")
         if self._slots.pump is None or self._slots.stopping.is_set():
             raise RecipeError(pool, "the run is not generating: it is starting or ending", "try again once it trains")
         slots = self._slots.of_pool(pool)

@@ -185,12 +185,7 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, p
 
 def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> None:
     layout = engine_layout(pool)
-    if layout.data > 1 and not any(shape.with_experts):
-        raise RecipeError(
-            f"{place}.data_parallel",
-            f"{layout.data} ranks of an engine divide experts between them, and the model has none",
-            f"leave it out, and set {place}.count to {pool.count * layout.data} for as many engines",
-        )
+    check_ranks(any(shape.with_experts), place, pool)
     undivided = check_engine(shape.architecture, layout)
     if undivided is not None:
         what, workers = undivided
@@ -199,6 +194,24 @@ def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> Non
             raise RecipeError(f"{place}.tensor_parallel", problem, "choose a divisor of their number")
         remedy = f"choose it so that {place}.tensor_parallel ({layout.tensor}) times it is a divisor of their number"
         raise RecipeError(f"{place}.data_parallel", problem, remedy)
+
+
+def check_ranks(with_experts: bool, place: str, pool: GeneratorsConfig) -> None:
+    """Check that the model has experts if several data-parallel ranks of an engine are to divide them.
+
+    Args:
+        with_experts: whether the model has any, or may have.
+        place: the pool's place in the recipe.
+
+    Raises:
+        RecipeError: it has none.
+    """
+    if pool.data_parallel > 1 and not with_experts:
+        raise RecipeError(
+            f"{place}.data_parallel",
+            f"{pool.data_parallel} ranks of an engine divide experts between them, and the model has none",
+            f"leave it out, and set {place}.count to {pool.count * pool.data_parallel} for as many engines",
+        )
 
 
 def check_head_size(shape: ModelShape) -> None:

@@ -136,8 +136,8 @@ def make_plan(
     """
     check_further_trackers(recipe.tracking)
     check_members(recipe.environment, os.environ)
-    for pool in recipe.generators.by_pool.values():
-        check_engine_arguments(pool.engine)
+    for name, pool in recipe.generators.by_pool.items():
+        check_engine_arguments(pool.engine, pool_place(name))
     customs = _try_customs(recipe)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
@@ -153,7 +153,7 @@ def make_plan(
     if not machine.gpus:
         check_head_size(shape)
         for name, pool in recipe.generators.by_pool.items():
-            check_cpu_arguments(pool.engine)
+            check_cpu_arguments(pool.engine, pool_place(name))
             check_cache(shape, pool_place(name), pool, recipe.model.max_context)
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)

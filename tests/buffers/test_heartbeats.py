@@ -1,6 +1,8 @@
 import asyncio
 import socket
-import time
+
+import pytest
+import virtual_time
 
 from asyncrl.core.ids import WorkerId
 from buffers.heartbeats import Heartbeats
@@ -8,10 +10,10 @@ from buffers.heartbeats import Heartbeats
 WORKER = WorkerId("generator-0")
 
 
-async def test_whose_words_lie_unread_while_the_loop_is_held_up_is_not_silent() -> None:
+async def test_whose_words_lie_unread_while_the_loop_is_held_up_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words reach the service one turn of the loop after their bytes: behind the timers that went off meanwhile."""
     silent: list[WorkerId] = []
-    heartbeats = Heartbeats(0.1, silent.append)
+    heartbeats = Heartbeats(60.0, silent.append)
     loop, heard = asyncio.get_running_loop(), asyncio.Event()
 
     def read() -> None:
@@ -21,14 +23,14 @@ async def test_whose_words_lie_unread_while_the_loop_is_held_up_is_not_silent() 
 
     def held_up() -> None:
         outbox.send(b"renewed")
-        time.sleep(0.2)
+        virtual_time.skip(monkeypatch, 120.0)
 
     inbox, outbox = socket.socketpair()
     with inbox, outbox:
         loop.add_reader(inbox, read)
         heartbeats.heard(WORKER)
-        loop.call_later(0.05, held_up)
-        async with asyncio.timeout(60):
+        loop.call_soon(held_up)
+        async with asyncio.timeout(180):
             await heard.wait()
     assert silent == []
     heartbeats.close()

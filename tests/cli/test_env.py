@@ -43,6 +43,14 @@ def test_each_environment_of_a_mixture_is_checked_and_one_is_played(capsys, tmp_
     assert "tool: 2" in capsys.readouterr().out
 
 
+def test_the_usage_names_one_environment_and_then_its_changes(capsys):
+    with pytest.raises(SystemExit):
+        main(["env", "check", "--help"])
+    assert "ENVIRONMENT [KEY=VALUE ...]\n" in capsys.readouterr().out
+    assert main(["env", "check", "calculator", "--json", "found.json", "environment.options.max_operation=1"]) == 2
+    assert "max_operation" in capsys.readouterr().err, "what comes after a flag is read, too"
+
+
 def test_what_cannot_be_done_is_refused(capsys):
     assert main(["env", "init", "2fast"]) == 2
     assert main(["env", "check", "nowhere:Class"]) == 2

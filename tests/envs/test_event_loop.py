@@ -381,7 +381,7 @@ async def test_a_process_that_was_stopped_was_blocked_by_nobody(caplog: pytest.L
 async def test_a_call_ends_with_the_name_of_what_blocks_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that looks finds it, in real time."""
     monkeypatch.setattr(blocking, "LOOK_S", 0.01)
-    async with thread(silence_s=0.2) as loop:
+    async with thread(silence_s=1.0) as loop:
         await turned(loop)
         loop.watch()
         environment, ended = Slow("tool"), threading.Event()

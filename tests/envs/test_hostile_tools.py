@@ -110,7 +110,7 @@ class Hostile(ToolEnvironment):
             self.seen.append("cleaned up")
         return "never"
 
-    @tool
+    @tool(timeout_s=60)
     async def fine(self) -> str:
         return "fine"
 

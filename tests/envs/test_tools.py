@@ -26,7 +26,7 @@ class Point(msgspec.Struct):
 class Toolbox(ToolEnvironment):
     system_prompt = "Use the tools."
 
-    @tool
+    @tool(timeout_s=60)
     async def add(self, left: int, right: Annotated[int, msgspec.Meta(description="the second one")] = 1) -> int:
         """Add two numbers."""
         return left + right

@@ -115,7 +115,7 @@ async def test_what_one_rank_cannot_load_ends_the_engine(engine: VllmEngine, mod
 
     monkeypatch.setattr(core, "_call_utility_async", differently)
     with engine.episode() as first, engine.episode() as second:
-        running = [asyncio.create_task(turn(sampler, [7, 8, 9], 400)) for sampler in (first, second)]
+        running = [asyncio.create_task(turn(sampler, [7, 8, 9], UNENDING)) for sampler in (first, second)]
         with pytest.raises(WeightMismatch, match=r"version 1000 could not be installed: .* lacks .*q_proj"):
             await engine.install(whole)
         for request in running:

@@ -12,22 +12,24 @@ from generators.engine_arguments import check_engine_arguments, engine_arguments
     [
         ("max_num_batched_token", r"vLLM's engine has no such argument; did you mean `max_num_batched_tokens`\?"),
         ("qqqqqqqq", "vLLM's engine has no such argument; see the engine arguments in vLLM's documentation"),
-        ("dtype", "the recipe has a key of its own for it; set generators.dtype"),
+        ("dtype", "the recipe has a key of its own for it; set generators.pools.small.dtype"),
         ("load_format", "it cannot be changed: weights are only read from safetensors files, never unpickled; leave it out"),
-        ("data_parallel_size", "the recipe has a key of its own for it; set generators.data_parallel"),
+        ("data_parallel_size", "the recipe has a key of its own for it; set generators.pools.small.data_parallel"),
+        ("seed", "the recipe has a key of its own for it; set seed"),
+        ("prefill_context_parallel_size", "it cannot be changed: GPUs that divide a prompt between them are not counted"),
         ("data_parallel_external_lb", "it cannot be changed: an engine and all its ranks are on the node where its generator is"),
         ("enable_eplb", "it cannot be changed: experts that move between workers would not be where a publication puts"),
         ("pipeline_parallel_size", r"'two' is not a number of pipeline stages; set it to an integer >= 1"),
     ],
 )
 def test_a_wrong_name_is_refused_with_what_would_be_right(name, told):
-    with pytest.raises(RecipeError, match=rf"^generators\.engine\.{name}: {told}"):
-        check_engine_arguments({"max_num_batched_tokens": 1, name: "two"})
+    with pytest.raises(RecipeError, match=rf"^generators\.pools\.small\.engine\.{name}: {told}"):
+        check_engine_arguments({"max_num_batched_tokens": 1, name: "two"}, "generators.pools.small")
 
 
 def test_the_users_arguments_win_over_ours_and_reach_the_engine():
     config = GeneratorsConfig(engine={"max_num_batched_tokens": 512, "block_size": 64, "enable_prefix_caching": False})
-    check_engine_arguments(config.engine)
+    check_engine_arguments(config.engine, "generators")
     arguments = engine_arguments(config, "model", 128, 0)
     assert (arguments.max_num_batched_tokens, arguments.block_size, arguments.enable_prefix_caching) == (512, 64, False)
     assert (arguments.max_model_len, arguments.enforce_eager) == (128, True)

@@ -88,6 +88,24 @@ def test_a_model_is_evaluated_once_and_models_of_one_name_are_told_apart(run, tm
         plan_evaluation(request(str(folders[0]), overrides=("model.max_context=512",)))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "place"),
+    [("generators.data_parallel=2", "data_parallel"), ("generators.engine={pipeline_parallel_size: 2}", "engine.pipeline_p")],
+)
+def test_what_no_run_of_the_model_may_have_is_refused(overrides, place, tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    for model in ("tiny", str(tmp_path)):
+        with pytest.raises(RecipeError) as caught:
+            plan_evaluation(request(model, overrides=(overrides,)))
+        assert caught.value.place.startswith(f"generators.{place}")
+
+
+def test_a_model_that_the_learner_does_not_know_may_have_experts(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
+    plan = plan_evaluation(request(str(tmp_path), overrides=("generators.data_parallel=2",)))
+    assert plan.recipe.generators.data_parallel == 2
+
+
 def played(rewards: dict[str, list[float]], missing: int = 0) -> Played:
     results = [
         EvaluationResult(TaskId(task), reward, StopReason.ENVIRONMENT_DONE if reward else StopReason.MAX_TURNS, turns=2)

@@ -1036,7 +1036,7 @@ async def test_what_a_pool_cannot_be_scaled_to_is_refused() -> None:
         await shop.pool.scale("generators", 2)
     async with shop.generating():
         for pool, size, problem in [
-            ("generators", 0, "0 is less than 1"),
+            ("generators", 0, "nobody would play with 0 engines; choose 1 or more"),
             ("other", 2, "no pool of that name; name one of generators"),
         ]:
             with pytest.raises(RecipeError, match=problem):

@@ -508,3 +508,5 @@ def test_the_plan_says_what_each_rank_sends_to_each_worker_of_an_engine(model):
 def test_what_engines_on_a_cpu_cannot_do_is_refused_before_anything_starts(model):
     with pytest.raises(RecipeError, match=r"generators\.engine\.pipeline_parallel_size: it cannot be used on a CPU"):
         make_plan(compose("quickstart", [model, "generators.engine={pipeline_parallel_size: 2}"]), ROOMY)
+    with pytest.raises(RecipeError, match=r"generators\.pools\.exam\.engine\.pipeline_parallel_size: it cannot be used on a CPU"):
+        make_plan(compose("quickstart", [model, "+generators.pools.exam={count: 1, engine: {pipeline_parallel_size: 2}}"]), ROOMY)

@@ -3,7 +3,6 @@
 Gloo stands for NCCL, there is no load plan, and there is room beside the weights in use from the second time on.
 """
 
-import importlib
 import os
 from functools import partial
 
@@ -12,9 +11,8 @@ from gloo_collective import Gloo
 from generators.engine_process import ENGINE_VARIABLES
 
 os.environ.update(ENGINE_VARIABLES)
-importlib.import_module("generators.engine_imports")  # after the variables
-
-from asyncrl.weights import vllm_engine  # noqa: E402 - the variables come before anything of vLLM's
+import generators.engine_imports  # noqa: F401 - the variables come before anything of vLLM's
+from asyncrl.weights import vllm_engine
 
 asked = []
 
