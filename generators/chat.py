@@ -23,6 +23,7 @@ from asyncrl.core.text import writable
 from asyncrl.envs.threads import run_in_daemon_thread
 from generators.control_tokens import RESERVED, ControlTokens, spelt_out
 from generators.remembered import RememberedIds
+from generators.without_sklearn import without_sklearn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,7 +84,8 @@ class ChatFormat:
     @classmethod
     def load(cls, model_path: str) -> "ChatFormat":
         """Load the chat format from the tokenizer in a Hugging Face folder."""
-        from transformers import AutoTokenizer  # takes seconds; a process that only starts generators does not need it
+        with without_sklearn():
+            from transformers import AutoTokenizer  # takes seconds; a process that only starts generators does not need it
 
         return cls(AutoTokenizer.from_pretrained(model_path))
 

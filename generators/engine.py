@@ -30,7 +30,6 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.environment_variables import added_to_environment
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.long_import import long_import
 from asyncrl.core.publication import INSTALL, PREPARE, Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling, VersionSpan
@@ -49,6 +48,7 @@ from generators.request_settings import adapter_request, sampling_params, scorin
 from generators.turn_batches import TurnSettings
 from generators.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
 from generators.version_slots import VersionSlots, version_in
+from generators.without_sklearn import without_sklearn
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -368,7 +368,7 @@ def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
 
 
 def _import_vllm() -> None:
-    with added_to_environment(ENGINE_VARIABLES), long_import():
+    with added_to_environment(ENGINE_VARIABLES), without_sklearn():
         import vllm.v1.engine.async_llm  # noqa: F401
 
 

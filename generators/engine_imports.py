@@ -2,9 +2,9 @@
 
 import importlib
 
-from asyncrl.core.long_import import long_import
 from generators.engine_process import IMPORTED
+from generators.without_sklearn import without_sklearn
 
-with long_import():
+with without_sklearn():
     for name in IMPORTED:
         importlib.import_module(name)

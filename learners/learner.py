@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.long_import import long_import
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.advantage import GaeAdvantage
@@ -37,7 +37,7 @@ from learners.overlong import overlong_penalties
 from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
-from learners.step_clock import PartSeconds
+from learners.step_report import StepReport
 from learners.tally import Tally
 from learners.token_records import TokenRecords
 from learners.value_loss import value_loss
@@ -46,31 +46,6 @@ if TYPE_CHECKING:
     from learners.megatron.checkpoint import Saving
     from learners.megatron.log_probabilities import Predictions
     from learners.megatron.trainer import MicroBatchLoss
-
-
-class StepReport(msgspec.Struct, frozen=True):
-    """What one rank reports of the training step from one version to the next.
-
-    Attributes:
-        readings: readings of the whole batch on one rank, empty on all others, so that combining them gives the global
-            values.
-        weights_moved: whether the policy's weights can have changed: at least one optimizer step had a gradient and a
-            learning rate above 0. The same on all ranks.
-        seconds: what the rank spent the training step on; None on all ranks but the one that reports.
-        news: what the user should be told; empty, or a sentence.
-    """
-
-    readings: list[Reading]
-    weights_moved: bool
-    seconds: PartSeconds | None = None
-    news: str = ""
-
-    def after_fetching(self, seconds: float) -> "StepReport":
-        """Return the report with the ``seconds`` that the rank spent on fetching its rows as part of the data."""
-        if self.seconds is None:
-            return self
-        spent = msgspec.structs.replace(self.seconds, data=self.seconds.data + seconds)
-        return msgspec.structs.replace(self, seconds=spent)
 
 
 class Learner:
@@ -114,8 +89,9 @@ class Learner:
             raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, but the recipe's is {config.layout}")
         self._algorithm, self._config, self._steps, self._rank = algorithm, config, steps, rank
         # A late import: install() must run first, and importing this module must not change the process.
-        cpu_compat.install()
-        from learners.megatron.trainer import Trainer
+        with long_import():
+            cpu_compat.install()
+            from learners.megatron.trainer import Trainer
 
         self._trainer = Trainer(
             algorithm, config, deadlines, temperature=temperature, seed=seed, model_path=model_path, spec=rank

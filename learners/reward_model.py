@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoModelForSequenceClassification
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.reward import ModelReward
@@ -20,9 +21,6 @@ class RewardModel:
     """
 
     def __init__(self, reward: ModelReward, device: torch.device) -> None:
-        # A late import: it takes seconds, and the driver, which imports this module, does not need it.
-        from transformers import AutoModelForSequenceClassification
-
         self._path, self._batch_tokens, self._device = reward.path, reward.batch_tokens, device
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             Path(reward.path),

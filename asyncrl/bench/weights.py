@@ -37,7 +37,7 @@ from asyncrl.core.architecture import Architecture
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.weights.transport import merge
+from asyncrl.weights.merge import merge
 
 CHANGED = 0.01
 """The share of blocks that change between two versions through a folder."""

@@ -28,11 +28,11 @@ from asyncrl.weights.chunk_wire import Address
 from asyncrl.weights.disk_mirror import DiskMirror, of_node
 from asyncrl.weights.engine_shards import EngineLayout, parameters, targets
 from asyncrl.weights.fingerprint import Fingerprints
+from asyncrl.weights.merge import merge
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.slice_reader import SliceReader
 from asyncrl.weights.stored_file import BLOCK_BYTES
-from asyncrl.weights.transport import merge
 from learners.held_weights import held_weights
 from learners.rank import RankPlace
 

@@ -48,8 +48,8 @@ from asyncrl.run.probe_scores import LearnerScores
 from asyncrl.run.process_sizes import sizes_of
 from asyncrl.run.weight_routes import by_nccl, describe_routes, writers
 from asyncrl.weights.chunk_wire import SECRET_BYTES
-from asyncrl.weights.transport import merge
-from learners.learner import StepReport
+from asyncrl.weights.merge import merge
+from learners.step_report import StepReport
 
 logger = logging.getLogger(__name__)
 

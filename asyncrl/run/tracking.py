@@ -24,6 +24,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RecipeError
 from asyncrl.core.flatten import flatten
+from asyncrl.core.long_import import long_import
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
 from asyncrl.run.compose import resolved_yaml
 from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
@@ -144,7 +145,8 @@ class Tracker:
 
     def _work(self) -> None:
         try:
-            from mlflow import MlflowClient
+            with long_import():
+                from mlflow import MlflowClient
 
             known = self._is_known()  # before the client makes a database where there is none
             with _only_one_makes(self.uri):

@@ -22,8 +22,8 @@ from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.shares import StepTimes
 from asyncrl.run.weight_probe import Probe
-from learners.learner import StepReport
 from learners.step_clock import PartSeconds
+from learners.step_report import StepReport
 
 
 class Ranks(Protocol):

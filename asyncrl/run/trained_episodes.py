@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from asyncrl.episodes.sample import kept_rows
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.text import decoder
 from learners.rank import RankSpec
-from learners.token_records import RowName, TokenRecord, TokenRecords
+
+if TYPE_CHECKING:
+    from learners.token_records import RowName, TokenRecord, TokenRecords
 
 
 class TrainedEpisodes:
@@ -35,7 +38,7 @@ class TrainedEpisodes:
         self._keep, self._folder, self._rank = recipe.tracking.trajectories, folder, rank
         self._writer = BackgroundWriter(partial(label_of, recipe.environment), partial(decoder, model_path))
 
-    def chosen(self, batch: Batch, trained: list[RowName]) -> list[RowName]:
+    def chosen(self, batch: Batch, trained: "list[RowName]") -> "list[RowName]":
         """Name the rows of ``batch`` that this rank keeps.
 
         Args:
@@ -48,7 +51,7 @@ class TrainedEpisodes:
         mine = {*trained, *greedy[self._rank.data_rank :: self._rank.layout.data]}
         return [name for name in kept_rows(batch, self._keep) if name in mine]
 
-    def write(self, batch: Batch, rows: Mapping[RowName, Trajectory], chosen: list[RowName], records: TokenRecords) -> None:
+    def write(self, batch: Batch, rows: "Mapping[RowName, Trajectory]", chosen: "list[RowName]", records: "TokenRecords") -> None:
         """Write the ``chosen`` rows, in the background.
 
         Args:
@@ -74,7 +77,7 @@ class TrainedEpisodes:
         return self._writer.flush(seconds)
 
 
-def kept(trajectory: Trajectory, row: BatchRow, batch: Batch, record: TokenRecord | None) -> KeptEpisode:
+def kept(trajectory: Trajectory, row: BatchRow, batch: Batch, record: "TokenRecord | None") -> KeptEpisode:
     """Return the kept episode of a ``row`` of ``batch``, given what the loss made of its tokens; None if no pass saw it."""
     step, version = batch.version + 1, batch.version
     if row.greedy:

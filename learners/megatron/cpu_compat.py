@@ -43,10 +43,7 @@ def install() -> None:
         return
     _silence_expected_warnings()
     _replace_cuda_runtime()
-    # Must run before Megatron imports the modules whose functions it would compile: that takes longer than a short run.
-    from megatron.core import jit
-
-    jit.disable_jit_fuser()
+    _keep_from_compiling()
     _replace_random_state()
     _replace_copy_of_counts()
     _replace_uneven_collectives()
@@ -80,6 +77,25 @@ class _DoneStream:
 
     def query(self) -> bool:
         return True
+
+
+def _keep_from_compiling() -> None:
+    """Have Megatron leave its functions as they are: to compile them takes longer than a short run.
+
+    The package itself imports modules that compile theirs, before it can be told not to. Even to ask for that imports torch's
+    compiler, which takes two seconds of processor time.
+    """
+    lazily = torch.compile
+    torch.compile = _as_it_is  # type: ignore[assignment]
+    try:
+        from megatron.core import jit
+    finally:
+        torch.compile = lazily
+    jit.disable_jit_fuser()
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def _replace_cuda_runtime() -> None:

@@ -10,8 +10,8 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 from generators.engine import VllmEngine
 from generators.engine_process import EngineProcessServer
 

@@ -9,9 +9,9 @@ import torch
 from rank_side import Batches, PlainShard, _step, new_learner, plain_shards
 
 from asyncrl.core.recipe.schema import Recipe
-from learners.learner import StepReport
 from learners.megatron import layer_spec, optimizer_state, parallel
 from learners.rank import RankSpec
+from learners.step_report import StepReport
 
 
 class EngineNorm(layer_spec.RMSNorm):

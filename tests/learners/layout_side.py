@@ -10,8 +10,8 @@ from rank_side import PlainShard, Rows, new_learner, plain_shards
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
-from learners.learner import StepReport
 from learners.rank import RankSpec
+from learners.step_report import StepReport
 
 
 def gradients(

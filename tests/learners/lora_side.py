@@ -12,8 +12,9 @@ from rank_side import Batches, PlainShard, Rows, _step, new_learner, plain_shard
 from asyncrl.core.batch import Batch
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.schema import Recipe
-from learners.learner import Learner, StepReport
+from learners.learner import Learner
 from learners.rank import RankSpec
+from learners.step_report import StepReport
 
 
 def plain(shards: Iterable[Shard]) -> list[PlainShard]:

@@ -20,8 +20,8 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 from generators.engine import VllmEngine
 from generators.engine_process import EngineProcessServer
 from learners.rank import RankSpec

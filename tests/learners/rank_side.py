@@ -16,8 +16,9 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
-from learners.learner import Learner, StepReport
+from learners.learner import Learner
 from learners.rank import FileMeeting, RankSpec
+from learners.step_report import StepReport
 
 Rows = Mapping[tuple[GroupId, int], Trajectory]
 PlainShard = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]

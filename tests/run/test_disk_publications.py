@@ -14,9 +14,9 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.run.disk_publications import DiskPublications
 from asyncrl.weights.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.stored_versions import StoredVersions
-from asyncrl.weights.transport import merge
 
 SECONDS, CLOSING_S = 60.0, 1.0
 

@@ -28,8 +28,8 @@ from asyncrl.run.train_pump import train_pump
 from asyncrl.run.weight_probe import Probe
 from generators.completion import ScoredRow
 from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
-from learners.learner import StepReport
 from learners.step_clock import PartSeconds
+from learners.step_report import StepReport
 
 TAKE_S, TRAIN_S, WRITE_S, INSTALL_S, CHECKPOINT_S = 1.0, 10.0, 2.0, 7.0, 6.0
 PARTS = PartSeconds(data=1.0, forward=3.0, backward=4.0, optimizer=2.0)

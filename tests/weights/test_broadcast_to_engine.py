@@ -19,8 +19,8 @@ from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 from asyncrl.weights.broadcast_sender import BroadcastSender
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 from generators.completion import Completion
 from generators.engine import VllmEngine
 from generators.engine_process import EngineProcessServer

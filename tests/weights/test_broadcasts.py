@@ -30,8 +30,8 @@ from asyncrl.weights.broadcast_wire import pieces, supervised
 from asyncrl.weights.chunk_wire import BrokenConnection, introduction
 from asyncrl.weights.collective import Group
 from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 from asyncrl.weights.unknown_clients import MOST_UNKNOWN
 
 CPU = torch.device("cpu")

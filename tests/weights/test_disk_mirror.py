@@ -18,10 +18,10 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.weights import disk_mirror
 from asyncrl.weights.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.stored_file import BLOCK_BYTES, apply_blocks, changed_blocks, write_blocks
 from asyncrl.weights.stored_versions import StoredVersions
-from asyncrl.weights.transport import merge
 
 SEEN_S = 0.0
 ROWS, COLUMNS = 512, 64

@@ -25,9 +25,9 @@ from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import ANSWER, CHUNK_BYTES, REQUEST, WELCOME, Address, Answer, introduction, receive
 from asyncrl.weights.held_files import HeldFile, HeldFiles
 from asyncrl.weights.memory_file import MemoryFull
+from asyncrl.weights.merge import merge
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 from asyncrl.weights.unknown_clients import MOST_UNKNOWN
 
 SECRET = bytes(range(32))

@@ -17,9 +17,9 @@ from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.rectangle import Rectangle
 from asyncrl.weights.engine_shards import EngineLayout, parameters, targets
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.slice_reader import SliceReader
-from asyncrl.weights.transport import merge
 from learners.held_weights import held_weights
 from learners.rank import RankPlace
 

@@ -19,8 +19,8 @@ from asyncrl.weights.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.broadcast_sender import BroadcastSender
 from asyncrl.weights.collective import Collective, Nccl
 from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 
 _HOST = "127.0.0.1"
 

@@ -12,8 +12,8 @@ from asyncrl.bench.gpu.subject import at_version, device, folder_for, make_learn
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import KlInLoss
 from asyncrl.weights.fingerprint import Fingerprints
+from asyncrl.weights.merge import merge
 from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 
 FLOAT32_GRADIENTS, BFLOAT16_GRADIENTS = 1e-4, 2e-2
 """Largest relative difference of gradient norms that is accepted."""

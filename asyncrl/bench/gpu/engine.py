@@ -102,8 +102,8 @@ def one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
 
 
 async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
+    from asyncrl.weights.merge import merge
     from asyncrl.weights.shared_memory import SharedMemory
-    from asyncrl.weights.transport import merge
     from generators.engine import VllmEngine
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"

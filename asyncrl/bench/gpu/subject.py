@@ -25,7 +25,8 @@ from asyncrl.core.recipe.loss import PpoClipLoss
 from asyncrl.core.recipe.schema import DeadlinesConfig
 
 if TYPE_CHECKING:
-    from learners.learner import Learner, StepReport
+    from learners.learner import Learner
+    from learners.step_report import StepReport
 
 LEARNING_RATE = 1e-6
 LONGEST_POSITION = 40_960

@@ -1,4 +1,7 @@
-"""One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication."""
+"""One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication.
+
+The driver imports this too, to make the actors, and needs nothing that takes seconds to import: torch is imported by the actor.
+"""
 
 import gc
 import logging
@@ -8,14 +11,14 @@ import time
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
-import torch
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.long_import import long_import
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -27,12 +30,13 @@ from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.payload import PayloadSource, this_node
 from asyncrl.run.probe_scores import PROBED_ROWS, PROBED_TOKENS, LearnerScores
 from asyncrl.run.trained_episodes import TrainedEpisodes
-from asyncrl.weights.broadcast_sender import BroadcastSender
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import Transport
-from learners.learner import Learner, StepReport
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
-from learners.token_records import TokenRecords
+from learners.step_report import StepReport
+
+if TYPE_CHECKING:
+    from asyncrl.weights.broadcast_sender import BroadcastSender
+    from asyncrl.weights.transport import Transport
+    from learners.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +67,9 @@ class LearnerActor:
         nccl: bool,
     ) -> None:
         route_output(log_file)
+        with long_import():
+            from asyncrl.weights.shared_memory import SharedMemory
+
         self._trajectories = trajectories
         self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank
         self._run_id, self._sharing = run_id, sharing
@@ -96,6 +103,8 @@ class LearnerActor:
 
     def start(self, meeting: FileMeeting | TcpMeeting) -> None:
         """Join the other ranks and load the model; a collective call."""
+        from learners.learner import Learner
+
         recipe, layout = self._recipe, self._recipe.learner.layout
         rank = RankSpec(
             rank=self._rank,
@@ -122,6 +131,8 @@ class LearnerActor:
 
     def train(self, batch: Batch) -> StepReport:
         """Train ``batch``, as the learner's part of one training step; a collective call."""
+        from learners.token_records import TokenRecords
+
         learner, began = self._started(), time.perf_counter()
         assert self._kept is not None
         needed = learner.rows_needed(batch)
@@ -156,6 +167,10 @@ class LearnerActor:
         if not self._broadcasts_by_nccl:
             return part
         if self._sender is None:
+            import torch
+
+            from asyncrl.weights.broadcast_sender import BroadcastSender
+
             host, device = ray.util.get_node_ip_address(), torch.device("cuda", torch.cuda.current_device())
             self._sender = BroadcastSender(self._rank, host, device, self._recipe.deadlines.publish)
         return self._sender.offer(part)
@@ -199,7 +214,7 @@ class LearnerActor:
                 self._sender.close()
             self._transport.close()
 
-    def _started(self) -> Learner:
+    def _started(self) -> "Learner":
         if self._learner is None:
             raise RuntimeError(f"learner rank {self._rank} was used before start()")
         return self._learner

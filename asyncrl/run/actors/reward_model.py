@@ -1,20 +1,23 @@
-"""The reward model as a Ray actor, shared by all generators."""
+"""The reward model as a Ray actor, shared by all generators. The driver imports this too, so torch is imported by the actor."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import ray
-import torch
 
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.asking import AGAIN
 from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.reward_folder import check_vocabulary
-from learners.reward_model import RewardModel
+from generators.without_sklearn import without_sklearn
+
+if TYPE_CHECKING:
+    from learners.reward_model import RewardModel
 
 
 class RewardModelActor:
@@ -36,6 +39,11 @@ class RewardModelActor:
         Raises:
             RecipeError: its folder lacks weights, or its tokenizer lacks a token of the policy or gives it another id.
         """
+        with without_sklearn():
+            import torch
+
+            from learners.reward_model import RewardModel
+
         with self._folder.loading() as folder, self._policy.loading() as policy:
             reward = msgspec.structs.replace(self._reward, path=str(folder))
             check_vocabulary(reward, policy)
