@@ -93,7 +93,11 @@ def _dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
 def _learner_dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
     if machine.gpus:
         return "bfloat16", "GPUs compute in it, and TransformerEngine's layers need it"
-    return "float32", "on CPU it is exact, and not slower"
+    if recipe.generators.dtype == "float32":
+        return "float32", "the engines compute in it"
+    if machine.bfloat16:
+        return "bfloat16", "the processor has instructions for it, and the optimizer keeps float32 weights"
+    return "float32", "the processor has no instructions for bfloat16"
 
 
 def _gpu(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:

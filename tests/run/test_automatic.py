@@ -32,8 +32,13 @@ def chosen(machine, *overrides):
         (replace(LAPTOP, gpus=2), "bfloat16"),
     ],
 )
-def test_engines_compute_in_the_type_that_the_machine_is_fast_in(machine, dtype):
-    assert chosen(machine)["generators.dtype"] == dtype
+def test_engines_and_learner_compute_in_the_type_that_the_machine_is_fast_in(machine, dtype):
+    found = chosen(machine)
+    assert (found["generators.dtype"], found["learner.dtype"]) == (dtype, dtype)
+
+
+def test_on_a_processor_the_learner_computes_in_float32_if_the_engines_are_told_to():
+    assert chosen(replace(LAPTOP, bfloat16=True), "generators.dtype=float32")["learner.dtype"] == "float32"
 
 
 def test_a_value_of_the_recipe_is_not_chosen():

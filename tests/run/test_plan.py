@@ -113,7 +113,7 @@ def test_experts_are_counted_and_shared_out(mixture):
     assert read_shape(mixture.removeprefix("model.path=")).parameters == pytest.approx(30_532_122_624, rel=1e-3)
 
     def learner(*overrides: str):
-        plan = make_plan(compose("quickstart", [mixture, "learner.data_parallel=8", *overrides]), ROOMY)
+        plan = make_plan(compose("quickstart", [mixture, "learner.data_parallel=8", "learner.dtype=float32", *overrides]), ROOMY)
         return next(process for process in plan.processes if process.role == "learner")
 
     whole, shared = learner(), learner("learner.expert_parallel=4", "learner.expert_tensor_parallel=2")
