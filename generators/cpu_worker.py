@@ -3,6 +3,10 @@
 By default, vLLM runs even a model that is not divided in a second process, and the two processes wait for each other by
 spinning, so that an engine with one thread keeps two cores busy. With :data:`IN_PROCESS`, such an engine only uses the core that
 does the work. What always holds: the number of threads is set before a worker computes anything, and does not change afterwards.
+
+Workers have a lower priority than the other processes of a run, so that learner, front ends and tools run first where they share cores.
+An engine that is held up a little finds more requests in its next step, and a step costs much the same for few as for many. While
+the learner waits for experience, nobody holds the engine up.
 """
 
 import glob
@@ -26,6 +30,8 @@ IN_PROCESSES = "generators.engine_queues.NamelessQueuesExecutor"
 
 _CONFIG_KEY = "asyncrl_threads"
 """Key in vLLM's ``additional_config`` under which a worker finds its number of threads."""
+_LOWER_PRIORITY = 4
+"""What is added to the niceness of the process. Workers of Ray have 15, and 19 is the most there is."""
 _KERNELS = "asyncrl_cpu"
 _ADAPTERS = "generators.cpu_adapters.CpuAdapters"
 
@@ -53,6 +59,8 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         """Prepare the process for the model."""
+        # Of this thread, and of those that are started from it, which are all that compute.
+        os.nice(_LOWER_PRIORITY)
         torch.set_num_threads(self.vllm_config.additional_config[_CONFIG_KEY])
         # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
         torch._dynamo.config.disable = True
