@@ -4,9 +4,9 @@ By default, vLLM runs even a model that is not divided in a second process, and 
 spinning, so that an engine with one thread keeps two cores busy. With :data:`IN_PROCESS`, such an engine only uses the core that
 does the work. What always holds: the number of threads is set before a worker computes anything, and does not change afterwards.
 
-Workers have a lower priority than the other processes of a run, so that learner, front ends and tools run first where they share cores.
-An engine that is held up a little finds more requests in its next step, and a step costs much the same for few as for many. While
-the learner waits for experience, nobody holds the engine up.
+Workers have a lower priority than the other processes of a run, so that learner, front ends and tools run first where they
+share cores. An engine that is held up a little finds more requests in its next step, and a step costs much the same for few as
+for many. While the learner waits for experience, nobody holds the engine up.
 """
 
 import glob
