@@ -4,9 +4,10 @@ By default, vLLM runs even a model that is not divided in a second process, and 
 spinning, so that an engine with one thread keeps two cores busy. With :data:`IN_PROCESS`, such an engine only uses the core that
 does the work. What always holds: the number of threads is set before a worker computes anything, and does not change afterwards.
 
-Workers have a lower priority than the other processes of a run, so that learner, front ends and tools run first where they
-share cores. An engine that is held up a little finds more requests in its next step, and a step costs much the same for few as
-for many. While the learner waits for experience, nobody holds the engine up.
+Where the learner leaves a core free, workers have a lower priority than the other processes of a run, so that learner, front
+ends and tools run first. An engine that is held up a little finds more requests in its next step, and a step costs much the
+same for few as for many. A learner with a rank on every core would hold the engine up for long, and then wait for it beside
+an idle core.
 """
 
 import glob
@@ -28,23 +29,26 @@ IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 IN_PROCESSES = "generators.engine_queues.NamelessQueuesExecutor"
 """The executor with a process for each worker, which leaves nothing in memory if they are killed."""
 
-_CONFIG_KEY = "asyncrl_threads"
-"""Key in vLLM's ``additional_config`` under which a worker finds its number of threads."""
+_THREADS_KEY, _YIELDS_KEY = "asyncrl_threads", "asyncrl_yields"
+"""Keys in vLLM's ``additional_config`` under which a worker finds its number of threads, and whether its priority is lower."""
 _LOWER_PRIORITY = 4
 """What is added to the niceness of the process. Workers of Ray have 15, and 19 is the most there is."""
 _KERNELS = "asyncrl_cpu"
 _ADAPTERS = "generators.cpu_adapters.CpuAdapters"
 
 
-def thread_config(engines: int, workers: int) -> dict[str, int]:
+def worker_config(engines: int, workers: int, *, yields: bool) -> dict[str, int | bool]:
     """Return vLLM's ``additional_config`` for one of ``engines`` engines that share this process's cores equally.
 
     If a share is more than one core, one core is left to the front end, and the ``workers`` of the engine share the others.
     Threads are not bound to cores: where engines, learner and front ends share few cores, binding would keep threads from moving
     to a free core.
+
+    Args:
+        yields: whether workers have a lower priority than the other processes of a run.
     """
     share = len(os.sched_getaffinity(0)) // engines - 1
-    return {_CONFIG_KEY: max(1, share // workers)}
+    return {_THREADS_KEY: max(1, share // workers), _YIELDS_KEY: yields}
 
 
 class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
@@ -59,9 +63,10 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         """Prepare the process for the model."""
-        # Of this thread, and of those that are started from it, which are all that compute.
-        os.nice(_LOWER_PRIORITY)
-        torch.set_num_threads(self.vllm_config.additional_config[_CONFIG_KEY])
+        config = self.vllm_config.additional_config
+        if config[_YIELDS_KEY]:
+            os.nice(_LOWER_PRIORITY)  # of this thread, and of those that are started from it, which are all that compute
+        torch.set_num_threads(config[_THREADS_KEY])
         # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
         torch._dynamo.config.disable = True
         if self.parallel_config.world_size > 1:

@@ -98,6 +98,7 @@ class VllmEngine:
         start_s: float,
         server: EngineProcessServer | None = None,
         adapters: AdapterSettings | None = None,
+        yields: bool = False,
     ) -> "VllmEngine":
         """Start an engine and warm it up.
 
@@ -109,6 +110,7 @@ class VllmEngine:
             start_s: deadline of the start, in seconds.
             server: where vLLM's process is forked from; without one it is started afresh.
             adapters: what is published are adapters with these settings; None if it is whole weights.
+            yields: on a CPU, whether the engine has a lower priority than this process and those beside it.
 
         Raises:
             DeadlineExceeded: after ``start_s``.
@@ -121,7 +123,7 @@ class VllmEngine:
             with TemporaryDirectory(prefix="asyncrl-engine-", ignore_cleanup_errors=True) as sockets:
                 # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
                 await asyncio.to_thread(_import_vllm)
-                llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets)
+                llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets, yields)
                 engine = cls(llm, adapters)
                 await engine._warm_up(name, max_context)
         return engine
@@ -380,6 +382,7 @@ def _build(
     server: EngineProcessServer | None,
     adapters: AdapterSettings | None,
     sockets: str,
+    yields: bool,
 ) -> "AsyncLLM":
     with added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": sockets}):
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -388,4 +391,5 @@ def _build(
 
         tie_coordinators()
         with server.used_by_vllm() if server is not None else nullcontext():
-            return AsyncLLM.from_engine_args(engine_arguments(config, model_path, max_context, seed, adapters))
+            arguments = engine_arguments(config, model_path, max_context, seed, adapters, yields=yields)
+            return AsyncLLM.from_engine_args(arguments)

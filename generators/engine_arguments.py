@@ -142,7 +142,13 @@ def _vllm_arguments() -> frozenset[str]:
 
 
 def engine_arguments(
-    config: GeneratorsConfig, model_path: str, max_context: int, seed: int, adapters: AdapterSettings | None = None
+    config: GeneratorsConfig,
+    model_path: str,
+    max_context: int,
+    seed: int,
+    adapters: AdapterSettings | None = None,
+    *,
+    yields: bool = False,
 ) -> "AsyncEngineArgs":
     """Return all arguments of an engine, to which ``adapters`` are published if that is not None; imports vLLM."""
     from vllm.config.weight_transfer import WeightTransferConfig
@@ -153,7 +159,7 @@ def engine_arguments(
         "max_num_batched_tokens": max(BATCHED_TOKENS, max_context),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        **(_cpu_arguments(config) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
+        **(_cpu_arguments(config, yields) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
         **({} if adapters is None else _lora_arguments(adapters)),
         **config.engine,
     }
@@ -187,8 +193,8 @@ def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
     }
 
 
-def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
-    from generators.cpu_worker import IN_PROCESS, IN_PROCESSES, thread_config
+def _cpu_arguments(config: GeneratorsConfig, yields: bool) -> dict[str, Any]:
+    from generators.cpu_worker import IN_PROCESS, IN_PROCESSES, worker_config
 
     check_cpu_arguments(config.engine, MAIN_POOL)
     return {
@@ -198,5 +204,5 @@ def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
         "enforce_eager": True,
         "distributed_executor_backend": IN_PROCESS if config.tensor_parallel == 1 else IN_PROCESSES,
         "worker_cls": "generators.cpu_worker.ThreadedCpuWorker",
-        "additional_config": thread_config(config.count, config.engine_workers),
+        "additional_config": worker_config(config.count, config.engine_workers, yields=yields),
     }

@@ -43,6 +43,14 @@ def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():
     assert alone.distributed_executor_backend != divided.distributed_executor_backend
 
 
+def test_an_engine_on_a_cpu_yields_only_if_told_to():
+    settings = [
+        engine_arguments(GeneratorsConfig(), "model", 128, 0, yields=yields).additional_config for yields in (False, True)
+    ]
+    assert [each["asyncrl_yields"] for each in settings] == [False, True]
+    assert settings[0]["asyncrl_threads"] == settings[1]["asyncrl_threads"]
+
+
 def test_the_ranks_of_an_engine_share_its_episodes_and_its_cache():
     pools = [GeneratorsConfig(tensor_parallel=2, data_parallel=ranks, max_running=9) for ranks in (1, 2)]
     one, two = (engine_arguments(pool, "model", 128, 0) for pool in pools)

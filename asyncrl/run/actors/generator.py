@@ -124,6 +124,7 @@ class GeneratorActor:
                 start_s=recipe.deadlines.start,
                 server=self._server,
                 adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
+                yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
             )
         ticket_client, scoring = None, None
         if self._sink is not None:
