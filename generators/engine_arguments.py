@@ -67,6 +67,7 @@ _OF_RANKS = (
     "master_addr",
     "master_port",
 )
+_DRAFTS = "speculative_config"
 _NEEDED = {
     "load_format": "weights are only read from safetensors files, never unpickled",
     "skip_tokenizer_init": "text becomes tokens outside the engine",
@@ -85,7 +86,7 @@ _NEEDED = {
 
 
 def check_cpu_arguments(arguments: Mapping[str, Any], pool: str) -> None:
-    """Refuse what only engines on GPUs can have: stages of layers.
+    """Refuse what only engines on GPUs can have: stages of layers, and tokens that are drafted before they are sampled.
 
     Args:
         pool: the pool's place in the recipe.
@@ -97,6 +98,10 @@ def check_cpu_arguments(arguments: Mapping[str, Any], pool: str) -> None:
         problem = "it cannot be used on a CPU, where an engine has no pipeline stages"
         remedy = f"leave it out; {pool}.tensor_parallel divides each layer over several workers"
         raise RecipeError(f"{pool}.engine.{PIPELINE}", problem, remedy)
+    if _DRAFTS in arguments:
+        # vLLM 0.32 divides the logits of drafted tokens by memory that nobody has written, in place of the temperature.
+        problem = "it cannot be used on a CPU, where vLLM samples drafted tokens at a wrong temperature"
+        raise RecipeError(f"{pool}.engine.{_DRAFTS}", problem, "leave it out")
 
 
 def check_engine_arguments(arguments: Mapping[str, Any], pool: str) -> None:

@@ -62,3 +62,6 @@ def test_the_ranks_of_an_engine_share_its_episodes_and_its_cache():
 def test_what_cannot_be_done_on_a_cpu_is_refused():
     with pytest.raises(RecipeError, match=r"^generators\.engine\.pipeline_parallel_size: it cannot be used on a CPU"):
         engine_arguments(GeneratorsConfig(engine={"pipeline_parallel_size": 2}), "model", 128, 0)
+    drafts = {"method": "ngram", "num_speculative_tokens": 4}
+    with pytest.raises(RecipeError, match=r"^generators\.engine\.speculative_config: it cannot be used on a CPU"):
+        engine_arguments(GeneratorsConfig(engine={"speculative_config": drafts}), "model", 128, 0)
