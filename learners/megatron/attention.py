@@ -1,4 +1,4 @@
-"""Attention over packed rows in plain torch."""
+"""Attention over packed rows, where TransformerEngine does not compute it."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from learners.megatron.context import SplitRows
+from learners.megatron.cpu_attention import attention_on_cpu
 from learners.megatron.elementwise import rotate
 from learners.megatron.packed_rows import PackedRows
 from learners.megatron.prefix_attention import continue_prefixes
@@ -18,16 +19,11 @@ from learners.megatron.row_moves import padded, place_rows, take_rows
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention within each row of a packed sequence, by torch's scaled dot product attention.
+    """Causal attention within each row of a packed sequence, and over the shared prefix that the row continues.
 
-    Rows of similar length are computed as one padded block, because for rows of a hundred tokens, one call per row
-    would cost more than the mathematics. Padding is at the end of a row, where the causal mask hides it from every real
-    token.
-
-    Rows that continue a shared prefix see the prefix too, see :mod:`.prefix_attention`.
-
-    On a CPU it is computed in float32, whatever the tensors are: the gradient of torch's kernel takes five times as long in
-    bfloat16.
+    On a CPU, code of our own computes it (:mod:`.cpu_attention`), in float32, whatever the tensors are. On a GPU, rows of similar
+    length are one padded block of torch's scaled dot product attention. Padding is at the end of a row, where the causal mask
+    hides it from every real token. With shared prefixes, see :mod:`.prefix_attention`.
 
     Rotary position embedding is applied here, for all rows at once, and not by Megatron's layer, which would go row by
     row.
@@ -50,17 +46,17 @@ class PackedAttention(MegatronModule):
         assert packed_seq_params.rotation is not None
         cosine, sine = packed_seq_params.rotation
         query, key = (rotate(tensor, cosine, sine) for tensor in (query, key))
-        if query.is_cuda:
-            return self._attention(query, key, value, packed_seq_params)
-        return self._attention(query.float(), key.float(), value.float(), packed_seq_params).to(query.dtype)
+        dtype = value.dtype
+        return self._attention(query, key, value.to(query.dtype), packed_seq_params).to(dtype)
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, packed_seq_params: PackedRows) -> Tensor:
-        heads = query.size(1)
         if isinstance(packed_seq_params, SplitRows):
             return self._over_context(query, key, value, packed_seq_params)
+        if not query.is_cuda:
+            return attention_on_cpu(query, key, value, packed_seq_params, self.softmax_scale).flatten(1)
         if packed_seq_params.prefixes:
             return continue_prefixes(query, key, value, packed_seq_params, self.softmax_scale)
-        if (repeats := heads // key.size(1)) > 1:  # with enable_gqa, torch does not use its fused CPU kernel
+        if (repeats := query.size(1) // key.size(1)) > 1:
             key, value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
         segments = packed_seq_params.padded_segments
         of_blocks = [

@@ -1,7 +1,7 @@
 """Root-mean-square norm, gated SiLU and rotary embedding, with gradients written by hand.
 
-The formulas are the textbook ones. As compositions of torch operators they pass over memory twice as often, which costs
-a small model on a CPU more time than its matrix products.
+The formulas are the textbook ones. On a CPU, code of our own computes them (:mod:`.cpu_elementwise`): each of torch's operators
+passes over memory again, which would cost a small model more time than its matrix products.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_CACHED_ELEMENTS = 200_000
-"""Elements of the input that the gradient of gated SiLU is computed for at once on a CPU."""
+from learners.megatron import cpu_elementwise
+from learners.megatron.vector_code import LANES
 
 
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -22,6 +22,8 @@ def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         values: [..., n].
         weight: [n].
     """
+    if cpu_elementwise.fits(values) and weight.dtype is values.dtype:
+        return cpu_elementwise.rms_norm(values, weight, epsilon)
     normed: Tensor = _RMSNorm.apply(values, weight, epsilon)
     return normed
 
@@ -35,6 +37,8 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     Returns:
         [..., n].
     """
+    if cpu_elementwise.fits(gate_up, 2 * LANES):
+        return cpu_elementwise.gated_silu(gate_up)
     gated: Tensor = _GatedSilu.apply(gate_up)
     return gated
 
@@ -46,9 +50,14 @@ def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     Args:
         values: [t, heads, dim].
         cosine, sine: [t, 1, dim / 2], of each token's angles.
+
+    Returns:
+        [t, heads, dim], on a CPU in float32, in which attention is computed there.
     """
+    if cpu_elementwise.fits(values, 2 * LANES):
+        return cpu_elementwise.rotate(values, cosine, sine)
     rotated: Tensor = _Rotate.apply(values, cosine, sine)
-    return rotated
+    return rotated if values.is_cuda else rotated.float()
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -84,21 +93,13 @@ class _GatedSilu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
         gradient = torch.empty_like(gate_up)
-        # A few rows at a time stay in a core's second-level cache, so that all passes but the first cost little.
-        rows = len(gate_up) if gate_up.is_cuda else max(1, _CACHED_ELEMENTS // gate_up.size(-1))
-        for part in zip(grad.split(rows), gate_up.split(rows), gradient.split(rows), strict=True):
-            _gated_silu_gradient(*part)
+        gate_grad, up_grad = gradient.chunk(2, -1)
+        activated = F.silu(gate)
+        torch.mul(grad, activated, out=up_grad)
+        torch.ops.aten.silu_backward.grad_input(torch.mul(grad, up, out=activated), gate, grad_input=gate_grad)
         return gradient
-
-
-def _gated_silu_gradient(grad: Tensor, gate_up: Tensor, gradient: Tensor) -> None:
-    """Write the gradient by ``gate_up`` to ``gradient``."""
-    gate, up = gate_up.chunk(2, -1)
-    gate_grad, up_grad = gradient.chunk(2, -1)
-    activated = F.silu(gate)
-    torch.mul(grad, activated, out=up_grad)
-    torch.ops.aten.silu_backward.grad_input(torch.mul(grad, up, out=activated), gate, grad_input=gate_grad)
 
 
 class _Rotate(torch.autograd.Function):

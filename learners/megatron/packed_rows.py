@@ -61,18 +61,6 @@ class PaddedSegments(NamedTuple):
         return padded if self.slots is None else take_rows(padded, self.slots)
 
 
-class Continuation(NamedTuple):
-    """Segments that continue others.
-
-    Attributes:
-        before: where the segments lie in the packed sequence that they all continue: the preamble, a shared prefix, or both.
-        tokens: where their own tokens lie.
-    """
-
-    before: tuple[slice, ...]
-    tokens: slice
-
-
 @dataclass
 class PackedRows(PackedSeqParams):
     """Megatron's description of a packed sequence (``thd``), with the blocks that our own attention computes it in.
@@ -142,16 +130,18 @@ class PackedRows(PackedSeqParams):
         return max(start + length for start, length in zip(before, self.lengths, strict=True))
 
     @cached_property
-    def continuations(self) -> list[Continuation]:
-        """What continues the preamble, and what continues each shared prefix. A token is in one of them at most."""
-        ends = [0, *accumulate(self.lengths)]
-        prefixes = range(int(self.preamble > 0), int(self.preamble > 0) + len(self.prefixes))
-        preamble = (slice(0, self.preamble),) if self.preamble else ()
-        found = [Continuation(preamble, slice(self.preamble, ends[prefixes.stop]))] if preamble else []
-        for number, rows in zip(prefixes, self.prefixes, strict=True):
-            own = slice(ends[prefixes.stop + rows.start], ends[prefixes.stop + rows.stop])
-            found.append(Continuation((*preamble, slice(ends[number], ends[number + 1])), own))
-        return found
+    def attention_segments(self) -> Tensor:
+        """int64 [segments, 6]: the first token of each segment and their number, and the same of up to two segments that it
+        continues, for :mod:`.attention_code`."""
+        starts, first = [0, *accumulate(self.lengths)], int(self.preamble > 0)
+        before = [[0, 0, 0, 0] for _ in self.lengths]
+        for prefix, rows in enumerate(self.prefixes, first):
+            before[prefix][:2] = 0, self.preamble
+            for row in rows:
+                before[first + len(self.prefixes) + row] = [0, self.preamble, starts[prefix], self.lengths[prefix]]
+        return torch.tensor(
+            [[start, length, *earlier] for start, length, earlier in zip(starts, self.lengths, before, strict=False)]
+        )
 
     @cached_property
     def padded_segments(self) -> PaddedSegments:

@@ -362,16 +362,17 @@ def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[s
 
 def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.ndarray, np.ndarray]:
     """Attention over rows, shared prefixes and a preamble, as a CPU computes it and as a GPU does."""
+    from learners.megatron.cpu_attention import attention_on_cpu
     from learners.megatron.packed_rows import PackedRows
-    from learners.megatron.prefix_attention import continue_prefixes, flexible
+    from learners.megatron.prefix_attention import continue_prefixes
 
     first = (preamble,) if preamble else ()
     lengths = (*first, 40, 7, 9, 8, 3, 12, 1, 20, 5)
     packed = PackedRows.of(lengths, torch.device("cpu"), (range(3), range(3, 5)), preamble)
     random = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(sum(packed.lengths), heads, 16, generator=random) for heads in (4, groups, groups))
-    of_cpu, of_gpu = (attend(query, key, value, packed, None) for attend in (continue_prefixes, flexible))
-    return of_cpu.numpy(), of_gpu.numpy()
+    of_cpu, of_gpu = (attend(query, key, value, packed, None) for attend in (attention_on_cpu, continue_prefixes))
+    return of_cpu.flatten(1).numpy(), of_gpu.numpy()
 
 
 def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, ...]) -> list[np.ndarray]:

@@ -1,8 +1,12 @@
-"""Hand-written gradients against autograd through the plain formulas, in float64."""
+"""Hand-written gradients, and those by our own machine code, against autograd through the plain formulas, in float64.
+
+The code serves sizes that are multiples of 16 (of 32 where a half is meant); torch's operators, as on a GPU, all others.
+"""
 
 import pytest
 import torch
 
+from learners.megatron import elementwise, row_threads
 from learners.megatron.elementwise import gated_silu, rms_norm, rotate
 from learners.megatron.row_moves import place_rows, take_rows
 
@@ -35,23 +39,61 @@ def compare(ours, plain, *inputs):
         torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(7, 1, 16), (5, 1, 3, 8), (0, 1, 16)])
+@pytest.mark.parametrize("shape", [(7, 1, 16), (5, 1, 3, 8), (0, 1, 16), (9, 4, 48), (3, 1, 128)])
 def test_rms_norm(shape):
     torch.manual_seed(0)
     compare(lambda x, w: rms_norm(x, w, 1e-5), plain_norm, torch.randn(shape), torch.randn(shape[-1]))
 
 
-@pytest.mark.parametrize("tokens", [6, 0, 10_003])
-def test_gated_silu(tokens):
+@pytest.mark.parametrize("size", [20, 32, 96])
+@pytest.mark.parametrize("tokens", [6, 0, 1003])
+def test_gated_silu(tokens, size):
     torch.manual_seed(0)
-    compare(gated_silu, plain_gate, 3 * torch.randn(tokens, 1, 20))
+    compare(gated_silu, plain_gate, 3 * torch.randn(tokens, 1, size))
 
 
-def test_rotation():
+def test_gated_silu_of_large_numbers():
+    values = torch.tensor([-1e4, -200.0, -88.0, 88.0, 200.0, 1e15, torch.inf, torch.nan] * 4).repeat(1, 2)
+    found = gated_silu(values)
+    torch.testing.assert_close(found, torch.nn.functional.silu(values[:, :32]) * values[:, 32:], equal_nan=True)
+
+
+@pytest.mark.parametrize("dim", [8, 32, 128])
+def test_rotation(dim):
     torch.manual_seed(0)
-    angles = torch.randn(9, 1, 4, dtype=torch.float64)
+    angles = torch.randn(9, 1, dim // 2, dtype=torch.float64)
     cosine, sine = angles.cos().float(), angles.sin().float()
-    compare(lambda x: rotate(x, cosine, sine), lambda x: plain_rotation(x, angles), torch.randn(9, 3, 8))
+    compare(lambda x: rotate(x, cosine, sine), lambda x: plain_rotation(x, angles), torch.randn(9, 3, dim))
+
+
+def test_several_threads(monkeypatch):
+    monkeypatch.setattr(row_threads, "_LEAST_NUMBERS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    test_rms_norm((10, 1, 32))
+    test_gated_silu(10, 64)
+    test_rotation(32)
+
+
+@pytest.mark.parametrize("name", ["norm", "gated", "rotated"])
+def test_bfloat16_of_code_and_of_torchs_operators(name):
+    """Both round once or twice, so they differ by the last bit here and there."""
+    torch.manual_seed(0)
+    angles = torch.randn(50, 1, 16)
+    weight, cosine, sine = torch.randn(32).bfloat16(), angles.cos().bfloat16(), angles.sin().bfloat16()
+    ours, torchs = {
+        "norm": (lambda x: rms_norm(x, weight, 1e-6), lambda x: elementwise._RMSNorm.apply(x, weight, 1e-6)),
+        "gated": (gated_silu, elementwise._GatedSilu.apply),
+        "rotated": (lambda x: rotate(x, cosine, sine), lambda x: elementwise._Rotate.apply(x, cosine, sine)),
+    }[name]
+    values = torch.randn(50, 3, 32).bfloat16()
+    results = []
+    for function in (ours, torchs):
+        given = values.clone().requires_grad_()
+        result = function(given)
+        result.backward(torch.ones_like(result) * 0.7)
+        results.append((result.detach().float(), given.grad.float()))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
 
 
 def test_bfloat16_rounds_once_as_hugging_face_does():
