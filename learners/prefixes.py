@@ -18,7 +18,7 @@ from asyncrl.core.payload import TrajectoryRecord, checked_lengths
 from asyncrl.core.trajectory import Trajectory
 
 _LEAST_PREAMBLE = 16
-"""Fewer tokens are not worth the further part that attention has with a preamble."""
+"""Fewer tokens are not worth a segment of their own."""
 
 
 def planned_prefix(records: Sequence[TrajectoryRecord]) -> int:

@@ -36,11 +36,11 @@ FEW_CORES = 2
 """With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
 """On CPU, one learner rank for this many cores of its node; the others are for engines, tools and the run's own processes."""
-COSTLY_EPISODE = 4e9
+COSTLY_EPISODE = 16e9
 """Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine.
 
-On two cores, with models of 1 M and of 6 M parameters, two ranks were 0.7 times as fast as one at 1.4e9, 0.95 to 1.1 at 2e9, and
-1.25 to 1.6 above 9e9.
+On two cores, with models of 1 M and of 6 M parameters, two ranks were 0.85 times as fast as one at 2.5e9 and at 10e9, 0.9 to 1.0 at
+15e9, and 1.17 at 17e9.
 """
 CORES_A_BUSY_RANK = 2
 """As :data:`CORES_A_RANK`, where training an episode costs so much; with :data:`FEW_CORES`, each core has a rank."""
@@ -189,11 +189,18 @@ def _cores_a_rank(recipe: Recipe, machine: Machine, shape: ModelShape | None) ->
     """How many cores there are to be for each learner rank on CPU, and why so few."""
     if shape is None:
         return CORES_A_RANK, ""
-    cost = 6 * shape.parameters * recipe.model.max_context  # Kaplan et al. 2020, arXiv:2001.08361, equation 2.2 and below
+    cost = _training_cost(shape, recipe.model.max_context)
     if cost < COSTLY_EPISODE:
         return CORES_A_RANK, ""
     busy = f"one rank would keep engines waiting, with up to {cost / 1e9:,.1f} GFLOP to train an episode: "
     return (1 if machine.cores <= FEW_CORES else CORES_A_BUSY_RANK), busy
+
+
+def _training_cost(shape: ModelShape, tokens: int) -> int:
+    """Floating-point operations of training an episode of ``tokens``: two for each multiplication in the forward pass, and twice
+    that in the backward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). A token sees half of the episode on average."""
+    attention = shape.num_hidden_layers * shape.num_attention_heads * shape.head_size * tokens
+    return 6 * tokens * (shape.parameters + attention)
 
 
 def _have_cores(learner: LearnerConfig, cluster: Nodes, shape: ModelShape | None, cores: int) -> bool:

@@ -13,6 +13,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from asyncrl.core.machine_code import machine_code
+
 _BLOCK_BYTES = 64
 """Bytes of a row that the loop takes at once: a cache line, and a whole register where registers are largest."""
 _AHEAD_BYTES = 1 << 10
@@ -177,8 +179,6 @@ declare i64 @llvm.vector.reduce.add.v{lanes}i64(<{lanes} x i64>)
 @cache
 def _loop(width: int, way: _Way) -> Callable[..., int]:
     """Make machine code for integers of ``width`` bytes. Calls of it let other threads of Python run."""
-    import llvmlite.binding as llvm
-
     values: dict[str, Any] = {"lanes": _BLOCK_BYTES // width, "bits": 8 * width, "width": width, "ahead": _AHEAD_BYTES}
     single = "" if way is _Way.SUM else f"store i{8 * width} %value, ptr %to.single, align {width}"
     place = f"%to.single = getelementptr i{8 * width}, ptr %to, i64 %s"
@@ -188,15 +188,6 @@ def _loop(width: int, way: _Way) -> Callable[..., int]:
         widen="sext" if width < 8 else "bitcast",
         **values,
     )
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
-    engine.finalize_object()
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    signature = ctypes.CFUNCTYPE(number, pointer, number, pointer, number, number, number, pointer, pointer)
-    compiled: Any = signature(engine.get_function_address("rows"))
-    compiled.engine = engine  # the code lives as long as this
-    return compiled  # type: ignore[no-any-return]
+    signature = number, (pointer, number, pointer, number, number, number, pointer, pointer)
+    return machine_code(code, {"rows": signature}, optimized=False)["rows"]

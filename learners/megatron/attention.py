@@ -11,7 +11,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from learners.megatron.context import SplitRows
-from learners.megatron.cpu_attention import attention_on_cpu
 from learners.megatron.elementwise import rotate
 from learners.megatron.packed_rows import PackedRows
 from learners.megatron.prefix_attention import continue_prefixes
@@ -32,6 +31,10 @@ class PackedAttention(MegatronModule):
     def __init__(self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
+        if not torch.cuda.is_available():
+            from learners.megatron.cpu_attention import prepare
+
+            prepare(config.num_attention_heads, config.num_query_groups or config.num_attention_heads, config.kv_channels)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: PackedRows, **__: Any) -> Tensor:
         """Compute attention of each token over its row.
@@ -53,17 +56,12 @@ class PackedAttention(MegatronModule):
         if isinstance(packed_seq_params, SplitRows):
             return self._over_context(query, key, value, packed_seq_params)
         if not query.is_cuda:
-            return attention_on_cpu(query, key, value, packed_seq_params, self.softmax_scale).flatten(1)
+            from learners.megatron.cpu_attention import attention_on_cpu  # imports LLVM, which a host with a GPU may lack
+
+            return attention_on_cpu(query, key, value, packed_seq_params.segment_table, self.softmax_scale).flatten(1)
         if packed_seq_params.prefixes:
             return continue_prefixes(query, key, value, packed_seq_params, self.softmax_scale)
-        if (repeats := query.size(1) // key.size(1)) > 1:
-            key, value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
-        segments = packed_seq_params.padded_segments
-        of_blocks = [
-            F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=self.softmax_scale)
-            for queries, keys, values in zip(*map(segments.pad, (query, key, value)), strict=True)
-        ]
-        return segments.unpad(of_blocks).flatten(1)
+        return attention_in_blocks(query, key, value, packed_seq_params, self.softmax_scale)
 
     def _over_context(self, query: Tensor, key: Tensor, value: Tensor, split: SplitRows) -> Tensor:
         """Compute attention of this rank's tokens over their rows. All context-parallel ranks gather the rows' keys and
@@ -89,3 +87,24 @@ class PackedAttention(MegatronModule):
                 parts.append(take_rows(output.transpose(1, 2).reshape(block.rows * chunk.longest, -1), chunk.slots))
                 tokens.append(chunk.tokens)
         return place_rows(torch.cat(parts), torch.cat(tokens), query.size(0))
+
+
+def attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
+    """Compute attention of each token over its row by torch's kernel, for rows of similar length at once.
+
+    Args:
+        query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key are already rotated.
+        packed: how the rows lie in the packed sequence; without shared prefixes.
+        scale: factor of the products; None for ``1 / sqrt(dim)``.
+
+    Returns:
+        [t, heads * dim].
+    """
+    if (repeats := query.size(1) // key.size(1)) > 1:
+        key, value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
+    segments = packed.padded_segments
+    of_blocks = [
+        F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
+        for queries, keys, values in zip(*map(segments.pad, (query, key, value)), strict=True)
+    ]
+    return segments.unpad(of_blocks).flatten(1)

@@ -4,6 +4,9 @@ A tile of the code is a few tokens of a segment, for all heads that share a key 
 the queries are multiplied with is read from where it lies, one number for all lanes. So keys and values are neither copied,
 repeated nor padded, and a tile reads no key that none of its queries sees.
 
+The backward pass computes the weights again, from each query's largest score and sum of weights, as FlashAttention does (Dao et
+al. 2022, arXiv:2205.14135).
+
 What always holds: tiles of one key head are computed in order, so its gradients do not depend on what is computed beside them.
 """
 
@@ -25,8 +28,8 @@ from learners.megatron.vector_code import (
     POINTER,
     Value,
     VectorCode,
+    functions_of,
     has_wide_registers,
-    machine_code,
 )
 
 _TRANSPOSE = "transpose"
@@ -40,7 +43,7 @@ _RANGES = 4
 
 
 class Heads(NamedTuple):
-    """What the code is made for.
+    """The sizes that the code is made for.
 
     Attributes:
         dim: channels of a head, a multiple of ``LANES``.
@@ -155,8 +158,8 @@ class _Keys:
         return b.mul(b.add(b.mul(token, self._groups), b.load(self._group)), self._code.integer(self._heads.dim))
 
     def each(self, at_once: int, body: "_OfKeys") -> None:
-        """Write ``body`` for ``at_once`` keys, in a loop over all. At the end of a range, the last key stands in for those that
-        lack."""
+        """Write ``body`` for ``at_once`` keys, in a loop over all. Where a range ends before that, its last key is given again in
+        place of those that lack, and ``body`` must leave no trace of it."""
         code, b = self._code, self._code.b
         of_lane = ir.Constant(INTS, [lane // self._heads.together for lane in range(LANES)])
         all_lanes = ir.Constant(INTS, [LANES] * LANES)
@@ -348,7 +351,7 @@ class AttentionCode(NamedTuple):
     """Both passes of attention, over some tiles of heads. Tensors are float32 and contiguous; arguments are their addresses.
 
     Both end with the same arguments: the segments, int64 [segments, 6] as in
-    :attr:`.packed_rows.PackedRows.attention_segments`; one table in the forward pass and two in the backward pass, for
+    :func:`.cpu_attention.segment_table`; one table in the forward pass and two in the backward pass, for
     [keys + LANES, LANES] numbers, where keys is the length of the longest row; the numbers of segments, heads and key heads; the
     first tile of heads, and the one after the last; and the scale.
 
@@ -371,5 +374,5 @@ def attention_code(heads: Heads) -> AttentionCode:
     _write_transpose(module)
     _write_forward(module, heads)
     _write_backward(module, heads)
-    made = machine_code(module)
+    made = functions_of(module)
     return AttentionCode(made["forward"], made["backward"])

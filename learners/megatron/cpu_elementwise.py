@@ -1,25 +1,33 @@
-"""Root-mean-square norm, gated SiLU and rotary embedding on a CPU, by code of our own; :mod:`.elementwise` has the formulas.
+"""Root-mean-square norm, gated SiLU and rotary embedding on a CPU, by the code of :mod:`.elementwise_code`; :mod:`.elementwise`
+has the formulas.
 
-An error in a thread would be lost, but the code raises none.
+What always holds: a tensor lives as long as code that has its address runs.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from learners.megatron.elementwise_code import ElementwiseCode, elementwise_code
 from learners.megatron.row_threads import in_threads
 from learners.megatron.vector_code import LANES
 
 
-def fits(values: Tensor, multiple: int = LANES) -> bool:
-    """Whether the code serves these values: their device, their data type and the size of their last dimension."""
-    return not values.is_cuda and values.dtype in (torch.float32, torch.bfloat16) and values.size(-1) % multiple == 0
+def fits(values: Tensor, *, halves: bool = False) -> bool:
+    """Whether the code serves values on a CPU of this data type and last dimension, of which it may take two halves."""
+    return values.dtype in (torch.float32, torch.bfloat16) and values.size(-1) % (LANES * (1 + halves)) == 0
 
 
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """See :func:`.elementwise.rms_norm`; both must have the same data type."""
+    """See :func:`.elementwise.rms_norm`; both must have the same data type.
+
+    Raises:
+        ValueError: the weight is of another data type or size.
+    """
+    if weight.dtype is not values.dtype or weight.shape != values.shape[-1:]:
+        raise ValueError(f"a weight {[*weight.shape]} of {weight.dtype} does not go with {[*values.shape]} of {values.dtype}")
     normed: Tensor = _RMSNorm.apply(values, weight, epsilon)
     return normed
 
@@ -31,19 +39,25 @@ def gated_silu(gate_up: Tensor) -> Tensor:
 
 
 def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """See :func:`.elementwise.rotate`, but the result is float32, rounded to the data type of ``values``."""
+    """See :func:`.elementwise.rotate`, but the result is float32, rounded to the data type of ``values``.
+
+    Raises:
+        ValueError: cosine or sine are of another shape.
+    """
+    if not cosine.shape == sine.shape == (len(values), 1, values.size(-1) // 2):
+        raise ValueError(f"cosine {[*cosine.shape]} and sine {[*sine.shape]} do not go with values {[*values.shape]}")
     rotated: Tensor = _Rotate.apply(values, cosine, sine)
     return rotated
 
 
 def _code_for(values: Tensor) -> ElementwiseCode:
-    return elementwise_code(halves=values.dtype is torch.bfloat16)
+    return elementwise_code(bfloat16=values.dtype is torch.bfloat16)
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        rows = values.contiguous().view(-1, values.size(-1))
+        rows, weight = values.contiguous().view(-1, values.size(-1)), weight.contiguous()
         normed, scales = torch.empty_like(rows), rows.new_empty(len(rows), dtype=torch.float32)
         addresses = [tensor.data_ptr() for tensor in (rows, weight, normed, scales)]
         norm = _code_for(values).norm
@@ -52,6 +66,7 @@ class _RMSNorm(torch.autograd.Function):
         return normed.view(values.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, weight, scales = ctx.saved_tensors
         of_rows = grad.contiguous()
@@ -79,6 +94,7 @@ class _GatedSilu(torch.autograd.Function):
         return gated
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         grad, of_both, size = grad.contiguous(), torch.empty_like(gate_up), gate_up.size(-1) // 2
@@ -101,6 +117,7 @@ class _Rotate(torch.autograd.Function):
         return rotated
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
         grad = grad.contiguous()

@@ -1,7 +1,8 @@
 """Root-mean-square norm, gated SiLU and rotary embedding, with gradients written by hand.
 
-The formulas are the textbook ones. On a CPU, code of our own computes them (:mod:`.cpu_elementwise`): each of torch's operators
-passes over memory again, which would cost a small model more time than its matrix products.
+The formulas are the textbook ones. On a CPU, code of our own computes most of them (:mod:`.cpu_elementwise`): each of torch's
+operators passes over memory again, which would cost a small model more time than its matrix products. Torch's operators
+compute sizes that the code does not serve.
 """
 
 from typing import Any
@@ -9,9 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from learners.megatron import cpu_elementwise
-from learners.megatron.vector_code import LANES
 
 
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -22,8 +20,11 @@ def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         values: [..., n].
         weight: [n].
     """
-    if cpu_elementwise.fits(values) and weight.dtype is values.dtype:
-        return cpu_elementwise.rms_norm(values, weight, epsilon)
+    if not values.is_cuda:
+        from learners.megatron import cpu_elementwise  # imports LLVM, which a host with a GPU may lack
+
+        if cpu_elementwise.fits(values) and weight.dtype is values.dtype:
+            return cpu_elementwise.rms_norm(values, weight, epsilon)
     normed: Tensor = _RMSNorm.apply(values, weight, epsilon)
     return normed
 
@@ -37,8 +38,11 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     Returns:
         [..., n].
     """
-    if cpu_elementwise.fits(gate_up, 2 * LANES):
-        return cpu_elementwise.gated_silu(gate_up)
+    if not gate_up.is_cuda:
+        from learners.megatron import cpu_elementwise
+
+        if cpu_elementwise.fits(gate_up, halves=True):
+            return cpu_elementwise.gated_silu(gate_up)
     gated: Tensor = _GatedSilu.apply(gate_up)
     return gated
 
@@ -54,9 +58,12 @@ def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     Returns:
         [t, heads, dim], on a CPU in float32, in which attention is computed there.
     """
-    if cpu_elementwise.fits(values, 2 * LANES):
-        return cpu_elementwise.rotate(values, cosine, sine)
-    rotated: Tensor = _Rotate.apply(values, cosine, sine)
+    if not values.is_cuda:
+        from learners.megatron import cpu_elementwise
+
+        if cpu_elementwise.fits(values, halves=True):
+            return cpu_elementwise.rotate(values, cosine, sine)
+    rotated: Tensor = _Rotate.apply(values, cosine.to(values.dtype), sine.to(values.dtype))
     return rotated if values.is_cuda else rotated.float()
 
 

@@ -1,7 +1,7 @@
 """Machine code for root-mean-square norm, gated SiLU and rotary embedding on a CPU, each in one pass over memory.
 
-Numbers are float32 or bfloat16, and computed in float32. Where torch's operators round to bfloat16 between two steps, so does
-this code: engines do as well.
+Numbers are float32 or bfloat16, and computed in float32. Norm and gated SiLU round to bfloat16 between two steps where torch's
+operators do: engines do as well.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from learners.megatron.vector_code import FLOAT, INT, LANES, LOG2_E, POINTER, Value, VectorCode, machine_code
+from learners.megatron.vector_code import FLOAT, INT, LANES, LOG2_E, POINTER, Value, VectorCode, functions_of
 
-_HALVES = ir.IntType(16).as_pointer()
+_BFLOAT16_POINTER = ir.IntType(16).as_pointer()
 
 
 class ElementwiseCode(NamedTuple):
@@ -40,17 +40,17 @@ class ElementwiseCode(NamedTuple):
 
 
 @cache
-def elementwise_code(*, halves: bool) -> ElementwiseCode:
+def elementwise_code(*, bfloat16: bool) -> ElementwiseCode:
     """Make the code for bfloat16 or float32; a tenth of a second."""
     module = ir.Module()
-    numbers = _HALVES if halves else POINTER
+    numbers = _BFLOAT16_POINTER if bfloat16 else POINTER
     _write_norm(module, numbers)
     _write_norm_gradient(module, numbers)
     _write_gated_silu(module, numbers)
     _write_gated_silu_gradient(module, numbers)
     _write_rotation(module, "rotate", numbers, POINTER, forward=True)
     _write_rotation(module, "rotate_back", POINTER, numbers, forward=False)
-    return ElementwiseCode(**machine_code(module))
+    return ElementwiseCode(**functions_of(module))
 
 
 def _stored(code: VectorCode, values: Value, numbers: ir.Type) -> Value:
@@ -96,12 +96,12 @@ def _write_norm_gradient(module: ir.Module, numbers: ir.Type) -> None:
             its_grad, normed, of_normed = read(start)
             code.add_product(of_normed, normed, products)
             place = code.at(of_weight, start)
-            code.write(code.fma(its_grad, normed, code.read(place)), place)
+            code.write(code.multiply_add(its_grad, normed, code.read(place)), place)
         # The norm removes the component of a row's gradient along the normed row.
         along = b.fdiv(code.lane_sum(b.load(products)), code.everywhere(b.fneg(count)))
         with code.loop(0, size, LANES) as start:
             _, normed, of_normed = read(start)
-            code.write(b.fmul(code.fma(normed, along, of_normed), scale), code.at(of_values, (row, size), start))
+            code.write(b.fmul(code.multiply_add(normed, along, of_normed), scale), code.at(of_values, (row, size), start))
     code.end()
 
 
@@ -131,7 +131,7 @@ def _write_gated_silu_gradient(module: ir.Module, numbers: ir.Type) -> None:
         sigmoid = _sigmoid(code, gate)
         activated = _stored(code, b.fmul(gate, sigmoid), numbers)
         # d silu / d gate = sigmoid * (1 + gate * (1 - sigmoid))
-        slope = b.fmul(sigmoid, code.fma(gate, b.fsub(code.vector(1.0), sigmoid), code.vector(1.0)))
+        slope = b.fmul(sigmoid, code.multiply_add(gate, b.fsub(code.vector(1.0), sigmoid), code.vector(1.0)))
         code.write(b.fmul(b.fmul(its_grad, factor), slope), code.at(of_both, (row, size, 2), start))
         code.write(b.fmul(its_grad, activated), code.at(of_both, (row, size, 2), start, size))
     code.end()
@@ -147,7 +147,10 @@ def _write_rotation(module: ir.Module, name: str, given: ir.Type, made: ir.Type,
         with code.loop(0, heads) as head:
             place = b.mul(b.add(b.mul(token, heads), head), dim)
             first, second = code.read(code.at(values, place, start)), code.read(code.at(values, place, start, half))
-            turned = code.fma(first, cosine, b.fneg(b.fmul(second, sine))), code.fma(second, cosine, b.fmul(first, sine))
+            turned = (
+                code.multiply_add(first, cosine, b.fneg(b.fmul(second, sine))),
+                code.multiply_add(second, cosine, b.fmul(first, sine)),
+            )
             for number, value in enumerate(turned):
                 code.write(_stored(code, value, given), code.at(rotated, place, start, (half, number)))
     code.end()

@@ -1,5 +1,5 @@
-"""The transformer layer: TransformerEngine's on a GPU that has it, otherwise Megatron's with norm and attention in
-plain torch."""
+"""The transformer layer: TransformerEngine's on a GPU that has it, otherwise Megatron's with norm and attention of our
+own."""
 
 import importlib
 from typing import Any

@@ -63,7 +63,7 @@ class PaddedSegments(NamedTuple):
 
 @dataclass
 class PackedRows(PackedSeqParams):
-    """Megatron's description of a packed sequence (``thd``), with the blocks that our own attention computes it in.
+    """Megatron's description of a packed sequence (``thd``), with what our own attention needs to know of it.
 
     Megatron takes each segment for a row. Where rows continue a shared prefix, only our own attention knows what they
     see.
@@ -108,7 +108,7 @@ class PackedRows(PackedSeqParams):
 
     def rotate_by(self, angles: Tensor, dtype: torch.dtype) -> None:
         """Set the cosine and sine by which attention rotates each token's queries and keys, both [t, 1, dim / 2] in
-        ``dtype``.
+        ``dtype``; on a CPU they are rounded to it, and float32.
 
         Args:
             angles: float32 [longest_row, dim / 2], for each position in a row.
@@ -116,6 +116,8 @@ class PackedRows(PackedSeqParams):
         """
         positions = self.positions().to(angles.device)
         cosine, sine = (values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
+        if not angles.is_cuda:
+            cosine, sine = cosine.float(), sine.float()
         self.rotation = cosine, sine
 
     def positions(self) -> Tensor:
@@ -123,25 +125,18 @@ class PackedRows(PackedSeqParams):
         before = tokens_before(self.lengths, self.prefixes, self.preamble)
         return torch.cat([torch.arange(start, start + length) for start, length in zip(before, self.lengths, strict=True)])
 
+    @cached_property
+    def segment_table(self) -> Tensor:
+        """See :func:`.cpu_attention.segment_table`."""
+        from learners.megatron.cpu_attention import segment_table  # imports LLVM, which a host with a GPU may lack
+
+        return segment_table(self.lengths, self.prefixes, self.preamble)
+
     @property
     def longest_row(self) -> int:
         """Number of tokens in the longest row, including those of its preamble and shared prefix."""
         before = tokens_before(self.lengths, self.prefixes, self.preamble)
         return max(start + length for start, length in zip(before, self.lengths, strict=True))
-
-    @cached_property
-    def attention_segments(self) -> Tensor:
-        """int64 [segments, 6]: the first token of each segment and their number, and the same of up to two segments that it
-        continues, for :mod:`.attention_code`."""
-        starts, first = [0, *accumulate(self.lengths)], int(self.preamble > 0)
-        before = [[0, 0, 0, 0] for _ in self.lengths]
-        for prefix, rows in enumerate(self.prefixes, first):
-            before[prefix][:2] = 0, self.preamble
-            for row in rows:
-                before[first + len(self.prefixes) + row] = [0, self.preamble, starts[prefix], self.lengths[prefix]]
-        return torch.tensor(
-            [[start, length, *earlier] for start, length, earlier in zip(starts, self.lengths, before, strict=False)]
-        )
 
     @cached_property
     def padded_segments(self) -> PaddedSegments:

@@ -1,7 +1,7 @@
 """Divides work among as many threads as torch uses."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import torch
@@ -12,16 +12,19 @@ _LEAST_NUMBERS = 1 << 16
 
 def in_threads(count: int, numbers: int, compute: Callable[[int, int, int], None]) -> None:
     """Call ``compute`` for parts of ``count`` items, each in a thread of its own, with the part's number, its first item and the
-    one after its last. Code that lets other threads of Python run is needed for a gain.
+    one after its last. It is worth it for code during which other threads of Python run. All threads have ended on return; what
+    one raises is raised.
 
     Args:
         numbers: how many numbers all items have; for few, there is one part.
     """
     parts = max(1, min(torch.get_num_threads(), count, numbers // _LEAST_NUMBERS))
-    (first, *others) = enumerate(pairwise(count * part // parts for part in range(parts + 1)))
-    threads = [threading.Thread(target=compute, args=(number, *bounds), name="rows") for number, bounds in others]
-    for thread in threads:
-        thread.start()
-    compute(first[0], *first[1])
-    for thread in threads:
-        thread.join()
+    (own, own_bounds), *others = enumerate(pairwise(count * part // parts for part in range(parts + 1)))
+    if not others:
+        compute(own, *own_bounds)
+        return
+    with ThreadPoolExecutor(len(others), "rows") as pool:
+        running = [pool.submit(compute, number, *bounds) for number, bounds in others]
+        compute(own, *own_bounds)
+    for each in running:
+        each.result()

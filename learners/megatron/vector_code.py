@@ -12,6 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from asyncrl.core.machine_code import machine_code
+
 LANES = 16
 """Numbers in a vector: as many as fill a register where registers are largest."""
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
@@ -19,6 +21,9 @@ _EXP2 = (1.0, LN_2, 0.24022650695910072, 0.05550410866482158, 0.0096181291076284
 """``ln(2)**n / n!``: the Taylor series of ``2**x``, whose relative error is below 2e-7 for ``abs(x) <= 0.5``."""
 _EXPONENTS = -126.0, 127.0
 """The smallest and the largest exponent of a float32 number."""
+
+_NOT_A_NUMBER = 0x7FC0
+"""What is not a number, as bfloat16."""
 
 FLOAT, INT, NARROW = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 POINTER = FLOAT.as_pointer()
@@ -141,18 +146,19 @@ class VectorCode:
         """The bits of ``values`` as bfloat16, rounded to the nearest, ties to even."""
         bits = self.b.bitcast(values, INTS)
         odd = self.b.and_(self.b.lshr(bits, self._ints(16)), self._ints(1))
-        return self.b.lshr(self.b.add(bits, self.b.add(odd, self._ints(0x7FFF))), self._ints(16))
+        rounded = self.b.lshr(self.b.add(bits, self.b.add(odd, self._ints(0x7FFF))), self._ints(16))
+        return self.b.select(self.b.fcmp_unordered("uno", values, values), self._ints(_NOT_A_NUMBER), rounded)
 
-    def fma(self, left: Value, right: Value, added: Value) -> Value:
-        """``left * right + added``."""
-        return self._call("llvm.fma", left, right, added)
+    def multiply_add(self, left: Value, right: Value, added: Value) -> Value:
+        """``left * right + added``, rounded once where the processor can."""
+        return self._call("llvm.fmuladd", left, right, added)
 
     def add_product(self, left: Value, right: Value, place: Value) -> None:
         """Add ``left * right`` to the variable at ``place``."""
-        self.b.store(self.fma(left, right, self.b.load(place)), place)
+        self.b.store(self.multiply_add(left, right, self.b.load(place)), place)
 
     def square_root(self, values: Value) -> Value:
-        """Their square roots."""
+        """The square root of each of ``values``."""
         return self._call("llvm.sqrt", values)
 
     def larger(self, left: Value, right: Value) -> Value:
@@ -168,8 +174,10 @@ class VectorCode:
         part = self.b.fsub(values, whole)
         power = self.vector(_EXP2[-1])
         for coefficient in reversed(_EXP2[:-1]):
-            power = self.fma(power, part, self.vector(coefficient))
-        exponent = self.b.shl(self.b.fptosi(whole, INTS), self._ints(23))
+            power = self.multiply_add(power, part, self.vector(coefficient))
+        # The power is not a number where the value is none; its exponent must only be some integer.
+        exponent = self.b.select(self.b.fcmp_ordered("ord", whole, whole), whole, self.vector(0.0))
+        exponent = self.b.shl(self.b.fptosi(exponent, INTS), self._ints(23))
         return self.b.bitcast(self.b.add(self.b.bitcast(power, INTS), exponent), VECTOR)
 
     def lane_sum(self, values: Value) -> Value:
@@ -211,33 +219,17 @@ class VectorCode:
 
 @cache
 def has_wide_registers() -> bool:
-    """Whether the processor has 32 registers of ``LANES`` numbers, and not 16 of half as many."""
+    """Whether the processor has AVX-512: 32 registers of ``LANES`` numbers. Otherwise few code variables fit registers."""
     import llvmlite.binding as llvm
 
     return bool(llvm.get_host_cpu_features().get("avx512f"))
 
 
-def machine_code(module: ir.Module) -> dict[str, Callable[..., None]]:
-    """Make machine code of all functions of ``module``; they are returned by name. While one runs, other threads of Python do."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    parsed = llvm.parse_assembly(str(module))
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
-    builder.getModulePassManager().run(parsed, builder)
-    engine = llvm.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    made: dict[str, Any] = {}
-    for function in module.functions:
-        if not function.is_declaration:
-            kinds: list[Any] = [_CTYPES.get(str(kind), ctypes.c_void_p) for kind in function.function_type.args]
-            made[function.name] = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
-            made[function.name].engine = engine  # the code lives as long as this
-    return made
-
-
-_CTYPES = {str(INT): ctypes.c_int64, str(FLOAT): ctypes.c_float}
+def functions_of(module: ir.Module) -> dict[str, Callable[..., None]]:
+    """Make machine code of all functions of ``module``; they are returned by name."""
+    kinds: dict[str, Any] = {str(INT): ctypes.c_int64, str(FLOAT): ctypes.c_float}
+    written = [function for function in module.functions if not function.is_declaration]
+    signatures: dict[str, tuple[Any, Sequence[Any]]] = {
+        each.name: (None, [kinds.get(str(kind), ctypes.c_void_p) for kind in each.function_type.args]) for each in written
+    }
+    return machine_code(str(module), signatures, optimized=True)

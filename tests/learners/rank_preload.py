@@ -3,12 +3,18 @@
 import gc
 import importlib
 
-from learners.megatron import cpu_compat
+from learners.megatron import cpu_attention, cpu_compat
+from learners.megatron.elementwise_code import elementwise_code
 
 cpu_compat.install()
 
 for module in ("learner_samples", "learners.learner", "learners.megatron.trainer", "rank_side"):
     importlib.import_module(module)
+
+# Machine code, for what most tests train.
+cpu_attention.prepare(4, 2, 16)
+for bfloat16 in (False, True):
+    elementwise_code(bfloat16=bfloat16)
 
 # Ranks share what is imported here. Megatron collects garbage at each checkpoint, which would search, and so copy, all of it.
 gc.collect()

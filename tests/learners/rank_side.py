@@ -371,8 +371,28 @@ def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.
     packed = PackedRows.of(lengths, torch.device("cpu"), (range(3), range(3, 5)), preamble)
     random = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(sum(packed.lengths), heads, 16, generator=random) for heads in (4, groups, groups))
-    of_cpu, of_gpu = (attend(query, key, value, packed, None) for attend in (attention_on_cpu, continue_prefixes))
-    return of_cpu.flatten(1).numpy(), of_gpu.numpy()
+    of_cpu = attention_on_cpu(query, key, value, packed.segment_table).flatten(1)
+    return of_cpu.numpy(), continue_prefixes(query, key, value, packed, None).numpy()
+
+
+def both_row_attentions(_: RankSpec) -> list[list[np.ndarray]]:
+    """Attention over rows, and its gradients, as a CPU computes it and as a GPU does without TransformerEngine."""
+    from learners.megatron.attention import attention_in_blocks
+    from learners.megatron.cpu_attention import attention_on_cpu
+    from learners.megatron.packed_rows import PackedRows
+
+    packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"))
+    results = []
+    for on_cpu in (True, False):
+        random = torch.Generator().manual_seed(0)
+        operands = [torch.randn(sum(packed.lengths), heads, 16, generator=random).requires_grad_() for heads in (4, 2, 2)]
+        if on_cpu:
+            output = attention_on_cpu(*operands, packed.segment_table).flatten(1)
+        else:
+            output = attention_in_blocks(*operands, packed, None)
+        output.backward(torch.randn(output.shape, generator=random))
+        results.append([tensor.detach().numpy() for tensor in (output, *(operand.grad for operand in operands))])
+    return results
 
 
 def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, ...]) -> list[np.ndarray]:

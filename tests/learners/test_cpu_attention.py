@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import run_ranks
 
-from learners.megatron import cpu_compat, row_threads
+from learners.megatron import row_threads
+from learners.megatron.cpu_attention import attention_on_cpu, segment_table
 
 LENGTHS = st.integers(1, 40)
 
@@ -49,14 +49,9 @@ def plain(query, key, value, seen):
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
 
 
-def compute(layout, heads, groups, dim, threads=1):
+def compute(layout, heads, groups, dim):
     """Output and gradients of ours, and of the plain formula in float64."""
-    cpu_compat.install()
-    from learners.megatron.cpu_attention import attention_on_cpu
-    from learners.megatron.packed_rows import PackedRows
-
-    lengths, prefixes, preamble = layout
-    packed = PackedRows.of(lengths, torch.device("cpu"), prefixes, preamble)
+    lengths = layout[0]
     random = torch.Generator().manual_seed(0)
     ours, doubles = [], []
     for count in (heads, groups, groups):
@@ -64,16 +59,10 @@ def compute(layout, heads, groups, dim, threads=1):
         ours.append(values.clone().requires_grad_())
         doubles.append(values.double().requires_grad_())
     slope = torch.randn(sum(lengths), heads, dim, generator=random)
-    torch.set_num_threads(threads)
-    found, expected = attention_on_cpu(*ours, packed, None), plain(*doubles, seen_keys(*layout))
+    found, expected = attention_on_cpu(*ours, segment_table(*layout)), plain(*doubles, seen_keys(*layout))
     found.backward(slope)
     expected.backward(slope.double())
     return [found.detach(), *(each.grad for each in ours)], [expected.detach(), *(each.grad for each in doubles)]
-
-
-def on_a_rank(_, layout, shapes, threads):
-    row_threads._LEAST_NUMBERS = 1
-    return [[[each.numpy() for each in side] for side in compute(layout, *shape, threads)] for shape in shapes]
 
 
 def assert_close(pairs):
@@ -94,32 +83,52 @@ LAYOUT = ([20, 3, 18, 1, 40, 7, 16, 33, 2], (range(2), range(2, 4)), 20)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_any_number_of_heads_and_threads(threads):
-    (pairs,) = run_ranks(on_a_rank, LAYOUT, SHAPES, threads)
-    assert_close(pairs)
+def test_any_number_of_heads_and_threads(monkeypatch, threads):
+    monkeypatch.setattr(row_threads, "_LEAST_NUMBERS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert_close([compute(LAYOUT, *shape) for shape in SHAPES])
+
+
+def test_what_a_thread_raises_is_raised_when_all_have_ended(monkeypatch):
+    monkeypatch.setattr(row_threads, "_LEAST_NUMBERS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    ended = []
+
+    def compute(number, _begin, _end):
+        if number == 1:
+            raise MemoryError
+        ended.append(number)
+
+    with pytest.raises(MemoryError):
+        row_threads.in_threads(3, 3, compute)
+    assert sorted(ended) == [0, 2]
+
+
+def test_what_does_not_go_together_is_refused():
+    query, key = torch.randn(4, 2, 16), torch.randn(4, 1, 16)
+    table = segment_table([4], (), 0)
+    for operands, segments, said in [
+        ((query.bfloat16(), key, key), table, "float32"),
+        ((query, key, key[:3]), table, "go together"),
+        ((query, key, key), segment_table([5], (), 0), "5 tokens"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            attention_on_cpu(*operands, segments)
 
 
 @pytest.mark.parametrize("spoilt", range(3))
 def test_what_is_not_a_number_stays_so(spoilt):
     """A run must notice that its weights are no longer numbers."""
-    cpu_compat.install()
-    from learners.megatron.cpu_attention import attention_on_cpu
-    from learners.megatron.packed_rows import PackedRows
-
     operands = [torch.randn(24, 2, 16) for _ in range(3)]
     operands[spoilt][5, 1, 3] = torch.nan
-    output = attention_on_cpu(*operands, PackedRows.of([24], torch.device("cpu")), None)
+    output = attention_on_cpu(*operands, segment_table([24], (), 0))
     assert output[5, 1, 3].isnan()
     assert output[:, 0].isfinite().all()
 
 
 def test_scores_of_any_size():
     """Weights are relative to the largest score, so none overflows."""
-    cpu_compat.install()
-    from learners.megatron.cpu_attention import attention_on_cpu
-    from learners.megatron.packed_rows import PackedRows
-
     query, key, value = (torch.randn(20, 1, 16, dtype=torch.float64) for _ in range(3))
     query *= 1e4
-    found = attention_on_cpu(query.float(), key.float(), value.float(), PackedRows.of([20], torch.device("cpu")), None)
+    found = attention_on_cpu(query.float(), key.float(), value.float(), segment_table([20], (), 0))
     torch.testing.assert_close(found.double(), plain(query, key, value, seen_keys([20], (), 0)), rtol=1e-2, atol=1e-2)

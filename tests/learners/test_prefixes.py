@@ -233,6 +233,12 @@ def test_the_path_of_a_gpu_sees_what_that_of_a_cpu_does(groups, preamble):
     np.testing.assert_allclose(of_gpu, of_cpu, atol=1e-5)
 
 
+def test_rows_in_padded_blocks_of_a_gpu_see_what_those_of_a_cpu_do():
+    ((of_cpu, of_gpu),) = run_ranks(rank_side.both_row_attentions)
+    for found, expected in zip(of_gpu, of_cpu, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("prefixes", [(), (range(3), range(3, 5))])
 def test_attention_in_bfloat16_is_that_in_float32_rounded_once(prefixes):
     """On a CPU. Computed in bfloat16, sums would be rounded again and again."""

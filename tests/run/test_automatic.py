@@ -86,7 +86,7 @@ def test_ranks_share_out_the_experts_and_never_outnumber_the_groups():
 
 
 def test_a_learner_that_has_much_to_compute_gets_more_ranks_where_there_is_memory_for_them():
-    long = "model.max_context=1600"
+    long = "model.max_context=3200"
     assert chosen(LAPTOP)["learner.data_parallel"] == 1
     assert chosen(LAPTOP, long)["learner.data_parallel"] == 2
     assert chosen(LAPTOP, long, "learner.tensor_parallel=2")["learner.data_parallel"] == 1
