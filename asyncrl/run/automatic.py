@@ -39,8 +39,8 @@ CORES_A_RANK = 4
 COSTLY_EPISODE = 16e9
 """Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine.
 
-On two cores, with models of 1 M and of 6 M parameters, two ranks were 0.85 times as fast as one at 2.5e9 and at 10e9, 0.9 to 1.0 at
-15e9, and 1.17 at 17e9.
+On two cores, with models of 1 M and of 6 M parameters, two ranks were 0.85 times as fast as one at 2.5e9 and at 10e9, 0.9 to 1.0
+at 15e9, and 1.17 at 17e9.
 """
 CORES_A_BUSY_RANK = 2
 """As :data:`CORES_A_RANK`, where training an episode costs so much; with :data:`FEW_CORES`, each core has a rank."""
