@@ -219,8 +219,10 @@ class VectorCode:
 
 @cache
 def has_wide_registers() -> bool:
-    """Whether the processor has AVX-512: 32 registers of ``LANES`` numbers. Without it, code that keeps as many vectors at once as
-    there are 32 registers for would spend its time on moving them to memory and back."""
+    """Whether the processor has AVX-512: 32 registers of ``LANES`` numbers.
+
+    Without it, code that keeps as many vectors at once would spend its time on moving them to memory and back.
+    """
     import llvmlite.binding as llvm
 
     return bool(llvm.get_host_cpu_features().get("avx512f"))
