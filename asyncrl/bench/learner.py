@@ -39,12 +39,15 @@ class LearnerBenchSettings(msgspec.Struct, frozen=True):
         padding_free: rows of one length, where a loop that pads has nothing to pad.
         lognormal: rows of log-normally distributed lengths.
         shared_prefix: groups of rows that share a long prompt.
+        shared_prefix_deep: the same with more layers, as models that people train have: the output layer and a part of the last
+            layer, which sharing does not save, are a smaller part of them.
         logprob: the problem on which log-probabilities are measured.
     """
 
     padding_free: learner_steps.StepSettings = learner_steps.StepSettings(sigma=0.0)
     lognormal: learner_steps.StepSettings = learner_steps.StepSettings(sigma=1.0)
     shared_prefix: learner_prefixes.PrefixSettings = learner_prefixes.PrefixSettings()
+    shared_prefix_deep: learner_prefixes.PrefixSettings = learner_prefixes.PrefixSettings(layers=16, repetitions=3)
     logprob: LogprobSettings = LogprobSettings()
 
 
@@ -55,17 +58,19 @@ class LearnerBenchResult(msgspec.Struct, frozen=True):
         ratio_padding_free, ratio_lognormal: the learner's tokens per second over those of the plain loop.
         ratio_shared_prefix: the learner's tokens per second where the rows of a group share a long prompt, over the same without
             sharing; counted are all tokens of the rows.
+        ratio_shared_prefix_deep: the same with a deeper model.
         logprob_memory_ratio: how much one forward and backward pass raises the process's peak of resident memory, directly from
             hidden states over from full logits.
         logprob_time_ratio: the same for the time of both passes; entropy is computed, but the loss does not depend on it.
         logprob_time_ratio_entropy_bonus: the same with a loss that depends on the entropy.
         logprob_megabytes, full_logits_megabytes: the two amounts of memory, each with the gradients of both operands.
-        padding_free, lognormal, shared_prefix: the measurements behind the first three ratios.
+        padding_free, lognormal, shared_prefix, shared_prefix_deep: the measurements behind the first four ratios.
     """
 
     ratio_padding_free: float
     ratio_lognormal: float
     ratio_shared_prefix: float
+    ratio_shared_prefix_deep: float
     logprob_memory_ratio: float
     logprob_time_ratio: float
     logprob_time_ratio_entropy_bonus: float
@@ -74,6 +79,7 @@ class LearnerBenchResult(msgspec.Struct, frozen=True):
     padding_free: learner_steps.StepSpeed
     lognormal: learner_steps.StepSpeed
     shared_prefix: learner_prefixes.PrefixSpeed
+    shared_prefix_deep: learner_prefixes.PrefixSpeed
     settings: LearnerBenchSettings
 
 
@@ -91,9 +97,11 @@ def run(json_file: Path, console: Console, settings: LearnerBenchSettings | None
         console.print(f"Measuring optimizer steps: {name}")
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
             speeds.append(in_own_process(learner_steps.measure, Path(folder), of_steps))
-    console.print("Measuring optimizer steps: groups that share a prompt")
-    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
-        prefixes = in_own_process(learner_prefixes.measure, Path(folder), settings.shared_prefix)
+    prefixes = []
+    for of_prefixes in (settings.shared_prefix, settings.shared_prefix_deep):
+        console.print(f"Measuring optimizer steps: groups that share a prompt, {of_prefixes.layers} layers")
+        with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
+            prefixes.append(in_own_process(learner_prefixes.measure, Path(folder), of_prefixes))
     size = settings.logprob
     shape = (size.tokens, size.vocabulary, size.hidden)
     console.print("Measuring log-probabilities: memory")
@@ -103,7 +111,8 @@ def run(json_file: Path, console: Console, settings: LearnerBenchSettings | None
     result = LearnerBenchResult(
         ratio_padding_free=speeds[0].ratio,
         ratio_lognormal=speeds[1].ratio,
-        ratio_shared_prefix=prefixes.ratio,
+        ratio_shared_prefix=prefixes[0].ratio,
+        ratio_shared_prefix_deep=prefixes[1].ratio,
         logprob_memory_ratio=tiled / full,
         logprob_time_ratio=statistics.median(a / b for a, b in times[0]),
         logprob_time_ratio_entropy_bonus=statistics.median(a / b for a, b in times[1]),
@@ -111,7 +120,8 @@ def run(json_file: Path, console: Console, settings: LearnerBenchSettings | None
         full_logits_megabytes=full,
         padding_free=speeds[0],
         lognormal=speeds[1],
-        shared_prefix=prefixes,
+        shared_prefix=prefixes[0],
+        shared_prefix_deep=prefixes[1],
         settings=settings,
     )
     json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
@@ -128,6 +138,8 @@ def view(result: LearnerBenchResult) -> RenderableType:
     table.add_row("log-normal lengths", f"{result.ratio_lognormal:.2f} x the plain loop; {padding}")
     shared = f"without sharing {result.shared_prefix.token_ratio:.2f} times as many tokens are computed"
     table.add_row("shared prompts", f"{result.ratio_shared_prefix:.2f} x no sharing; {shared}")
+    layers = f"with {result.settings.shared_prefix_deep.layers} layers"
+    table.add_row("shared prompts, deeper model", f"{result.ratio_shared_prefix_deep:.2f} x no sharing; {layers}")
     memory = f"{result.logprob_megabytes:,.0f} MB, full logits {result.full_logits_megabytes:,.0f} MB"
     table.add_row("log-probabilities, memory", f"{result.logprob_memory_ratio:.3f} of full logits ({memory})")
     table.add_row("log-probabilities, time", f"{result.logprob_time_ratio:.2f} of full logits")

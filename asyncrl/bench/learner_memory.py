@@ -33,7 +33,7 @@ def megabytes(way: str, tokens: int, vocabulary: int, hidden: int) -> float:
     Args:
         way: ``tiled`` (directly from hidden states) or ``full`` (from full logits).
     """
-    torch.set_num_threads(1)
+    _prepare()
     with _alone() as group:
         of = _ways(group)[way]
         _both_passes(of, _operands(64, 512, hidden), entropy_bonus=False)
@@ -46,7 +46,7 @@ def megabytes(way: str, tokens: int, vocabulary: int, hidden: int) -> float:
 
 def seconds(tokens: int, vocabulary: int, hidden: int, repetitions: int, entropy_bonus: bool) -> list[tuple[float, float]]:
     """Wall-clock seconds of forward and backward pass, (tiled, full), for each repetition after one that warms up."""
-    torch.set_num_threads(1)
+    _prepare()
     with _alone() as group:
         operands = _operands(tokens, vocabulary, hidden)
         pairs = []
@@ -58,6 +58,14 @@ def seconds(tokens: int, vocabulary: int, hidden: int, repetitions: int, entropy
                 took.append(time.perf_counter() - started)
             pairs.append((took[0], took[1]))
         return pairs[1:]
+
+
+def _prepare() -> None:
+    """Have this process multiply as a learner does."""
+    from learners.megatron.cpu_products import multiply_with_onednn
+
+    torch.set_num_threads(1)
+    multiply_with_onednn()
 
 
 Way = Callable[[_Operands], tuple[Tensor, Tensor]]

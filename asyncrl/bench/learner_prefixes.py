@@ -22,6 +22,7 @@ class PrefixSettings(msgspec.Struct, frozen=True):
     """How optimizer steps with shared prefixes are measured.
 
     Attributes:
+        layers: layers of the model.
         groups: groups of 8 rows in a batch.
         prompt: tokens of each group's prompt.
         median_suffix, sigma: median, and sigma of the logarithm, of the tokens that each row sampled.
@@ -29,6 +30,7 @@ class PrefixSettings(msgspec.Struct, frozen=True):
         repetitions: measured steps with sharing, and as many without, which alternate.
     """
 
+    layers: int = 4
     groups: int = 2
     prompt: int = 512
     median_suffix: int = 128
@@ -65,7 +67,7 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
     Raises:
         RuntimeError: the gradients with and without sharing differ.
     """
-    make_model(folder)
+    make_model(folder, settings.layers)
     batch, rows = _make_batch(settings)
     # With a learning rate of 0 the weights stay, so all steps compute the same gradient.
     learner = make_learner(folder, settings.micro_batch_tokens, learning_rate=0.0)

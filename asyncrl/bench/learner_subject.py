@@ -31,8 +31,8 @@ GROUP_SIZE = 8
 Rows = dict[tuple[GroupId, int], Trajectory]
 
 
-def make_model(folder: Path) -> None:
-    """Write a model of 4 layers with random weights to ``folder``; the weights are the same every time."""
+def make_model(folder: Path, layers: int = 4) -> None:
+    """Write a model with random weights to ``folder``; the weights are the same every time."""
     disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def make_model(folder: Path) -> None:
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=768,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=8,
         head_dim=32,

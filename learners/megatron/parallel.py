@@ -11,6 +11,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RankLost
 from asyncrl.core.recipe.schema import DeadlinesConfig
+from learners.megatron.cpu_products import multiply_with_onednn
 from learners.megatron.gloo_devices import shared_devices
 from learners.megatron.meeting import meet
 from learners.rank import RankSpec
@@ -46,6 +47,8 @@ def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())
+    else:
+        multiply_with_onednn()
     with named_wait(spec, "coming up", deadlines.start):
         store = meet(spec, deadlines.start)
         with shared_devices():
