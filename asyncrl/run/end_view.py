@@ -106,8 +106,12 @@ def _table(summary: Summary, name: str) -> Table:
 
 
 def _groups(ledger: LedgerCounts) -> str:
-    states = [(state.value, getattr(ledger, state.value)) for state in GroupState]
-    parts = ", ".join(f"{count} {state}" for state, count in states if count)
+    # Groups that a run which is stopped has handed back are in the same state as those of a generator that died.
+    parts = ", ".join(
+        f"{count} {'to be issued again' if state is GroupState.FAILED else state.value}"
+        for state in GroupState
+        if (count := getattr(ledger, state.value))
+    )
     return f"{ledger.issued} issued: {parts}" if parts else "none issued"
 
 
