@@ -47,7 +47,7 @@ class LearnerBenchSettings(msgspec.Struct, frozen=True):
     padding_free: learner_steps.StepSettings = learner_steps.StepSettings(sigma=0.0)
     lognormal: learner_steps.StepSettings = learner_steps.StepSettings(sigma=1.0)
     shared_prefix: learner_prefixes.PrefixSettings = learner_prefixes.PrefixSettings()
-    shared_prefix_deep: learner_prefixes.PrefixSettings = learner_prefixes.PrefixSettings(layers=16, repetitions=3)
+    shared_prefix_deep: learner_prefixes.PrefixSettings = learner_prefixes.PrefixSettings(layers=16)
     logprob: LogprobSettings = LogprobSettings()
 
 

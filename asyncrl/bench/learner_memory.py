@@ -62,7 +62,7 @@ def seconds(tokens: int, vocabulary: int, hidden: int, repetitions: int, entropy
 
 def _prepare() -> None:
     """Have this process multiply as a learner does."""
-    from learners.megatron.cpu_products import multiply_with_onednn
+    from learners.megatron.onednn_products import multiply_with_onednn
 
     torch.set_num_threads(1)
     multiply_with_onednn()

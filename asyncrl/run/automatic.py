@@ -36,11 +36,12 @@ FEW_CORES = 2
 """With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
 """On CPU, one learner rank for this many cores of its node; the others are for engines, tools and the run's own processes."""
-COSTLY_EPISODE = 16e9
-"""Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine.
+COSTLY_EPISODE = {"bfloat16": 16e9, "float32": 12e9}
+"""Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine, by the learner's
+data type.
 
-On two cores, with models of 1 M and of 6 M parameters, two ranks were 0.85 times as fast as one at 2.5e9 and at 10e9, 0.9 to 1.0
-at 15e9, and 1.17 at 17e9.
+On two cores, with models of 1 M and of 6 M parameters, two ranks in bfloat16 were 0.85 times as fast as one at 2.5e9 and at 10e9,
+0.9 to 1.0 at 15e9, and 1.17 at 17e9; in float32, without AVX-512, 0.87 at 2.5e9, 1.0 at 10e9 and 1.26 at 15e9.
 """
 CORES_A_BUSY_RANK = 2
 """As :data:`CORES_A_RANK`, where training an episode costs so much; with :data:`FEW_CORES`, each core has a rank."""
@@ -190,7 +191,7 @@ def _cores_a_rank(recipe: Recipe, machine: Machine, shape: ModelShape | None) ->
     if shape is None:
         return CORES_A_RANK, ""
     cost = _training_cost(shape, recipe.model.max_context)
-    if cost < COSTLY_EPISODE:
+    if cost < COSTLY_EPISODE[recipe.learner.dtype]:
         return CORES_A_RANK, ""
     busy = f"one rank would keep engines waiting, with up to {cost / 1e9:,.1f} GFLOP to train an episode: "
     return (1 if machine.cores <= FEW_CORES else CORES_A_BUSY_RANK), busy

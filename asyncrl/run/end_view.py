@@ -106,9 +106,9 @@ def _table(summary: Summary, name: str) -> Table:
 
 
 def _groups(ledger: LedgerCounts) -> str:
-    # Groups that a run which is stopped has handed back are in the same state as those of a generator that died.
+    # Failed groups are those that lost episodes: with a generator that died, or handed back when the run was stopped.
     parts = ", ".join(
-        f"{count} {'to be issued again' if state is GroupState.FAILED else state.value}"
+        f"{count} {'with missing episodes' if state is GroupState.FAILED else state.value}"
         for state in GroupState
         if (count := getattr(ledger, state.value))
     )

@@ -158,8 +158,8 @@ class _Keys:
         return b.mul(b.add(b.mul(token, self._groups), b.load(self._group)), self._code.integer(self._heads.dim))
 
     def each(self, at_once: int, body: "_OfKeys") -> None:
-        """Write ``body`` for ``at_once`` keys, in a loop over all. Where a range ends before that, its last key is given again in
-        place of those that lack, and ``body`` must leave no trace of it."""
+        """Write ``body`` for ``at_once`` keys, in a loop over all. The last round of a range repeats
+        its last key where there are fewer left; ``body`` must add nothing for the repeats."""
         code, b = self._code, self._code.b
         of_lane = ir.Constant(INTS, [lane // self._heads.together for lane in range(LANES)])
         all_lanes = ir.Constant(INTS, [LANES] * LANES)
@@ -178,8 +178,8 @@ class _Keys:
 
 
 _OfKeys = Callable[[list[Value], list[Value], list[Value], list[Value]], None]
-"""Writes code for some keys: where their rows begin, their numbers, whether each is one that does not only stand in, and which
-lanes see it."""
+"""Writes code for some keys: where their rows begin, their numbers, whether each is a key of its own (not the last one repeated),
+and which lanes see it."""
 
 
 class _Pass:

@@ -16,7 +16,7 @@ from learners.megatron.vector_code import LANES
 
 
 def fits(values: Tensor, *, halves: bool = False) -> bool:
-    """Whether the code serves values on a CPU of this data type and last dimension, of which it may take two halves."""
+    """Whether the code serves values of this data type and last dimension; ``halves``: it splits that dimension in two."""
     return values.dtype in (torch.float32, torch.bfloat16) and values.size(-1) % (LANES * (1 + halves)) == 0
 
 

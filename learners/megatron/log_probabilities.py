@@ -181,7 +181,10 @@ def _cooled(values: Tensor, temperature: float) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    total += _product(left, right)
+    if left.dtype is torch.float32:
+        total.addmm_(left, right)
+    else:
+        total += _product(left, right)
 
 
 def _at_targets(values: Tensor, targets: Tensor) -> Tensor:

@@ -98,6 +98,13 @@ def test_a_learner_that_has_much_to_compute_gets_more_ranks_where_there_is_memor
     assert chosen(LAPTOP, long, "model.path=elsewhere")["learner.data_parallel"] == 1, "nothing is known of the model"
 
 
+def test_in_float32_less_is_much():
+    between = "model.max_context=2300"
+    assert chosen(LAPTOP, between)["learner.data_parallel"] == 2
+    assert chosen(replace(LAPTOP, bfloat16=True), between)["learner.data_parallel"] == 1
+    assert chosen(replace(LAPTOP, bfloat16=True), between, "learner.dtype=float32")["learner.data_parallel"] == 2
+
+
 def cluster_of(*cores):
     """A cluster of nodes without GPUs, of which the driver's is the first."""
     nodes = tuple(

@@ -145,7 +145,14 @@ def test_a_failure_begins_with_its_reason_and_ends_with_the_logs(folder):
 def test_a_completed_run_ends_with_its_folder(folder):
     lines = shown(SUMMARY, folder)
     text = "\n".join(lines)
-    for told in ("60 in 4 min 12 s", "0.410 at first, 0.950 at last", "at most 3 of 4", "1.24 M generated", "960 trained", "3 to be issued again"):
+    for told in (
+        "60 in 4 min 12 s",
+        "0.410 at first, 0.950 at last",
+        "at most 3 of 4",
+        "1.24 M generated",
+        "960 trained",
+        "3 with missing episodes",
+    ):
         assert told in text
     assert "Warning: the rewards of every group were equal" in lines
     assert f"sqlite:///{folder[1].database}" in lines[-2]
