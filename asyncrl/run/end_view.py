@@ -35,7 +35,7 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
     if summary.steps:
         lines.append(_table(summary, recipe.name))
         lines += [Text.assemble(("Warning", "bold yellow"), f": {visible(warning)}") for warning in summary.warnings]
-        lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {_store(recipe, folder)}"))
+        lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {shlex.quote(_store(recipe, folder))}"))
     lines += [Text(f"Error in your code: {visible(str(error))}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
         lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))

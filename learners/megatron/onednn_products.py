@@ -35,7 +35,7 @@ def multiply_with_onednn() -> bool:
         Whether float32 matrices are multiplied with oneDNN too.
     """
     for limit in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's own, and torch's
-        os.environ.setdefault(limit, _KEPT_SHAPES)
+        os.environ[limit] = _KEPT_SHAPES
     has_both = torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if not has_both or _is_intels():
         return False
@@ -57,9 +57,13 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Multiply ``total`` by ``beta`` and add ``alpha`` times the product of two matrices to it, in place."""
-    if beta == alpha == 1 and total.dtype is torch.float32 and _is_for_onednn(left, right):
+    fits = total.dtype is torch.float32 and total.shape == (left.size(0), right.size(-1))
+    if beta == alpha == 1 and fits and _is_for_onednn(left, right):
         return total.add_(product(left, right))
-    return torch.addmm(total, left, right, beta=beta, alpha=alpha, out=total)
+    summed = torch.addmm(total, left, right, beta=beta, alpha=alpha)
+    if summed.shape != total.shape:
+        raise RuntimeError(f"a product of shape {[*summed.shape]} cannot be added in place to a tensor of shape {[*total.shape]}")
+    return total.copy_(summed)
 
 
 def _is_for_onednn(left: Tensor, right: Tensor) -> bool:
