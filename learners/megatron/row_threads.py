@@ -12,8 +12,8 @@ _LEAST_NUMBERS = 1 << 16
 
 def in_threads(count: int, numbers: int, compute: Callable[[int, int, int], None]) -> None:
     """Call ``compute`` for parts of ``count`` items, each in a thread of its own, with the part's number, its first item and the
-    one after its last. It helps only code that releases the GIL. All threads have ended on return; an
-    exception of one is raised here.
+    one after its last. It helps only code that releases the GIL. All threads have ended on return; an exception of one is raised
+    here.
 
     Args:
         numbers: how many numbers all items have; for few, there is one part.
