@@ -1,4 +1,5 @@
-"""What megatron-core needs to run on CPU tensors with gloo. Does nothing on a host with a GPU.
+"""What megatron-core needs before it is imported: everywhere, that unusable packages are hidden from it; on a host without a GPU,
+what lets it run on CPU tensors with gloo.
 
 Everything that is replaced here only raises errors on a host without CUDA, so nothing that works is changed. Call
 :func:`install` before the first import of ``megatron.core``, and only in the process of a learner rank, because it
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from asyncrl.core.errors import AsyncRLError
+from learners.megatron.optional_packages import hide_unusable
 
 _KNOWN_VERSIONS = frozenset({"0.16.1"})
 _CPU = torch.device("cpu")
@@ -39,6 +41,7 @@ def install() -> None:
             f"megatron-core {version} is installed, but the learner is tested with {known} only; install "
             f"megatron-core=={max(_KNOWN_VERSIONS)}"
         )
+    hide_unusable()
     if torch.cuda.is_available():
         return
     _silence_expected_warnings()

@@ -18,7 +18,6 @@ def engine_layers(dtype: torch.dtype, context_parallel: int) -> bool:
     With context parallelism, layers are Megatron's with our own attention, because that is tested to give one rank's
     results.
     """
-    # Check for a GPU first: without one, the package may be installed all the same, and its import fails in many ways.
     if not torch.cuda.is_available() or dtype is torch.float32 or context_parallel > 1:
         return False
     unusable = why_unusable()
@@ -27,13 +26,20 @@ def engine_layers(dtype: torch.dtype, context_parallel: int) -> bool:
     return not unusable
 
 
+@lru_cache(maxsize=1)
 def why_unusable() -> str:
-    """Say why TransformerEngine cannot be used in this process; empty if it can."""
+    """Say why TransformerEngine cannot be used in this process; empty if it can.
+
+    The answer is kept, because a package that cannot be used is hidden afterwards (:mod:`learners.megatron.optional_packages`).
+    """
+    # Check for a GPU first: without one, the package may be installed all the same, and its import fails in many ways.
+    if not torch.cuda.is_available():
+        return "there is no GPU"
     if importlib.util.find_spec(PACKAGE) is None:
         return "it is not installed"
     try:
         importlib.import_module(f"{PACKAGE}.pytorch")
-    except (ImportError, RuntimeError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and the layers do without it
         return f"it is installed, but cannot be imported: {type(error).__name__}: {error}"
     return ""
 
