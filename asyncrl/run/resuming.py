@@ -19,7 +19,7 @@ from buffers.payload import SUFFIX, check_there
 from buffers.recovery import rebuild
 from buffers.replay_buffer import ReplayBuffer
 from learners import checkpoints
-from learners.checkpoint_manifest import Manifest
+from learners.checkpoint_check import check_checkpoint
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
         statistics = _read_buffer(recipe, folder, ended)
         version, checkpoint = begin_from(folder.checkpoints, statistics.version, statistics.kept_from)
         if checkpoint is not None:
-            Manifest.read(checkpoint).require_name(checkpoint)
+            check_checkpoint(checkpoint)
     except RecipeError:
         raise
     except AsyncRLError as error:

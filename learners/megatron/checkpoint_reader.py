@@ -3,8 +3,8 @@
 A pickle can name any function of any installed package and have it called. Megatron and torch store four things as
 pickles: the index of where tensors lie (``.metadata``), everything that is not a tensor (``common.pt``, and objects
 among the tensors in ``*.distcp``), the tensors themselves, and, within those objects, the extra state of
-TransformerEngine's layers. What always holds: only the classes and functions that Megatron and torch write there are
-resolved; any other is refused by its name before it is looked up.
+TransformerEngine's layers. What always holds: only the classes and functions that Megatron and torch write there
+(:mod:`learners.checkpoint_names`) are resolved; any other is refused by its name before it is looked up.
 
 TransformerEngine unpickles its extra state without a check. That state is not needed here, because fp8 scales are
 computed from the tensors as they are. So it is neither saved nor loaded; see :func:`without_extra_state`.
@@ -12,9 +12,7 @@ computed from the tensors as they are. So it is neither saved nor loaded; see :f
 
 import io
 import pickle
-import pickletools
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,40 +27,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from learners.checkpoint_manifest import CheckpointDamaged, UnknownClass
+from learners.checkpoint_names import IN_INDEX, INDEX, NO_PICKLE, check_classes
 
-INDEX = ".metadata"
 _EXTRA_STATE = "_extra_state"
 """Part of every name under which layers keep extra state."""
-
-_METADATA, _PLANNER = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner"
-_IN_INDEX = {
-    (_METADATA, "Metadata"),
-    (_METADATA, "MetadataIndex"),
-    (_METADATA, "StorageMeta"),
-    (_METADATA, "BytesStorageMetadata"),
-    (_METADATA, "TensorStorageMetadata"),
-    (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "TensorProperties"),
-    (_METADATA, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    (_PLANNER, "SavePlan"),
-    (_PLANNER, "TensorWriteData"),
-    (_PLANNER, "WriteItem"),
-    (_PLANNER, "WriteItemType"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    *(("torch", kind) for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")),
-    *(("torch", kind) for kind in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")),
-}
-"""Module and name of everything that Megatron and torch write into an index."""
-_IN_OBJECTS = {
-    ("collections", "OrderedDict"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-    *(("torch", f"{kind}Storage") for kind in ("Bool", "Byte", "Char", "Short", "Int", "Long")),
-    *(("torch", f"{kind}Storage") for kind in ("Half", "BFloat16", "Float", "Double")),
-}
-"""Module and name of everything that Megatron and torch write into objects, which are plain values with tensors among
-them."""
 
 
 def read_index(folder: Path, files: Iterable[str]) -> Metadata:
@@ -82,7 +50,7 @@ def read_index(folder: Path, files: Iterable[str]) -> Metadata:
             index = _IndexUnpickler(file, folder).load()
     except OSError as error:
         raise CheckpointDamaged(folder, f"{INDEX} cannot be read ({error.strerror})") from error
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError) as error:
+    except NO_PICKLE as error:
         raise CheckpointDamaged(folder, f"{INDEX} is not an index of a checkpoint ({error})") from error
     if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
         raise CheckpointDamaged(folder, f"{INDEX} is not an index of a checkpoint")
@@ -116,7 +84,7 @@ def check_objects(folder: Path, index: Metadata) -> None:
         if isinstance(index.state_dict_metadata.get(place.fqn), BytesStorageMetadata):
             with (folder / info.relative_path).open("rb") as file:
                 file.seek(info.offset)
-                _check_classes(file.read(info.length), folder, info.relative_path)
+                check_classes(file.read(info.length), folder, info.relative_path)
 
 
 def without_extra_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,46 +158,16 @@ class _IndexUnpickler(pickle.Unpickler):
         self._folder = folder
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _IN_INDEX:
+        if (module, name) not in IN_INDEX:
             raise UnknownClass(self._folder, INDEX, f"{module}.{name}")
         return super().find_class(module, name)
 
 
 def _load_object(data: bytes, folder: Path, name: str) -> Any:
     """Load the plain values and tensors that torch saved as ``data``."""
-    _check_classes(data, folder, name)
+    check_classes(data, folder, name)
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise CheckpointDamaged(folder, f"{name} cannot be loaded ({type(error).__name__}: {first})") from error
-
-
-def _check_classes(data: bytes, folder: Path, name: str) -> None:
-    """Check that what torch saved as ``data`` names only what belongs there. torch's own list of harmless classes is
-    longer."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for member in archive.namelist():
-                if member.endswith(".pkl"):
-                    for known in _classes(archive.read(member)):
-                        if known not in _IN_OBJECTS:
-                            raise UnknownClass(folder, name, ".".join(known))
-    except (zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise CheckpointDamaged(folder, f"{name} is not what torch saves ({error})") from error
-
-
-def _classes(pickled: bytes) -> Iterator[tuple[str, str]]:
-    """Yield module and name of everything that a pickle looks up. Names that it computes on its stack cannot be
-    followed."""
-    texts = ["", ""]
-    for operation, argument, _ in pickletools.genops(pickled):
-        if operation.name in ("GLOBAL", "INST"):
-            module, _, name = str(argument).partition(" ")
-            yield module, name
-        elif operation.name == "STACK_GLOBAL":
-            yield texts[-2], texts[-1]
-        elif operation.name.startswith("EXT"):
-            yield "copyreg", f"extension {argument}"
-        elif isinstance(argument, str):
-            texts.append(argument)

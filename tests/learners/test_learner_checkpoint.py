@@ -5,6 +5,7 @@ import io
 import operator
 import os
 import pickle
+import re
 import shutil
 from functools import cache
 
@@ -19,6 +20,7 @@ from test_ranks import distance
 
 from asyncrl.core.metrics import combine
 from learners import checkpoint_manifest, checkpoints
+from learners.checkpoint_check import check_checkpoint
 from learners.checkpoint_manifest import Manifest, StoredFile
 from learners.megatron.checkpoint_reader import without_extra_state
 
@@ -198,6 +200,8 @@ def test_damage_is_named_on_all_ranks_and_changes_nothing(folder, sound, copies)
             assert text.startswith(f"checkpoint {source} is damaged: {problem}")
             remedy = "put it back from a copy, or move the folder away, so that the checkpoint before it is used"
             assert text.endswith(f"{remedy}, or start a new run")
+            with pytest.raises(checkpoint_manifest.CheckpointDamaged, match=re.escape(problem)):
+                check_checkpoint(source)
         assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
     assert [kind for kind, _, _ in loaded] == ["", ""]
     assert distance(assemble([outcome[2] for outcome in loaded]), start) > 1e-3
@@ -284,8 +288,12 @@ def test_what_a_checkpoint_names_is_not_run_and_told_on_all_ranks(folder, sound,
             assert kind == "UnknownClass", text
             assert text.startswith(f"{file} of checkpoint {source} names {named}, which asyncrl never writes into a checkpoint")
             assert "put the checkpoint back from a copy, or move its folder away" in text
+            with pytest.raises(checkpoint_manifest.UnknownClass, match=re.escape(text)):
+                check_checkpoint(source)
         assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
     assert [kind for kind, _, _ in loaded] == ["", ""]
+    check_checkpoint(sound)
+    assert not proof.exists()
 
 
 def test_the_crafted_checkpoints_would_have_run_something(sound, copies, tmp_path):
@@ -321,6 +329,9 @@ def test_what_is_no_index_and_no_state_is_told(folder, copies):
     for source, (_, told), (kind, text, _) in zip(sources, ways.values(), outcomes, strict=True):
         assert kind == "CheckpointDamaged"
         assert text.startswith(f"checkpoint {source} is damaged: {told}")
+        if told != "common.pt holds a list, not a":  # what a name stands for is known where torch is
+            with pytest.raises(checkpoint_manifest.CheckpointDamaged, match=re.escape(told)):
+                check_checkpoint(source)
 
 
 def test_a_checkpoint_of_another_version_than_its_name_says_is_refused(folder, copies):
