@@ -15,6 +15,7 @@ from chromium import Page, chromium
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Metric
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice, EpisodeReader
@@ -27,7 +28,7 @@ from asyncrl.run.live_view import LiveView
 from asyncrl.run.metric_history import metric_history
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.shares import Shares
-from asyncrl.run.summary import Summary
+from asyncrl.run.summary import PlayedEvaluation, Summary
 from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
 HERE = Path(__file__).resolve().parent / "screens"
@@ -129,11 +130,16 @@ def _live(run: Path) -> None:
                 pipeline_depth=int(value(metrics.PIPELINE_DEPTH)),
                 bottleneck=bottleneck,
                 eta_s=(recipe.steps - step) * step_s,
-                evaluation=value(metrics.EVALUATION_REWARD),
+                evaluation=_evaluation(step, value(metrics.EVALUATION_REWARD)),
             )
         )
     console.print(view._draw())
     _drawing(console, "live", "asyncrl launch quickstart")
+
+
+def _evaluation(step: int, reward: float) -> PlayedEvaluation:
+    version = PolicyVersion(step - 1)
+    return PlayedEvaluation(version, version, version, reward)
 
 
 def _recording() -> Console:

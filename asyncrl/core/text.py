@@ -1,6 +1,7 @@
 """Makes text that can be written anywhere, even of errors from the user's code, which may be very long or of any class."""
 
 import traceback
+from collections.abc import Sequence
 
 TOLD_CHARACTERS = 4_000
 """Characters kept of an error's text or traceback. Some hold a whole page or table, and they go to logs, journal and summary."""
@@ -15,6 +16,13 @@ def short(value: object) -> str:
 def counted(count: int, thing: str) -> str:
     """Return a number of things, e.g. ``1 version`` or ``4 versions``."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def listed(numbers: Sequence[int], most: int = 12) -> str:
+    """Return ascending numbers as a list; of more than ``most``, the first ones, the last one, and how many there are."""
+    if len(numbers) <= most:
+        return ", ".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[: most - 2]))} ... {numbers[-1]} ({len(numbers)})"
 
 
 def writable(text: str) -> str:

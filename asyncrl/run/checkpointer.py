@@ -138,7 +138,8 @@ class Checkpointer:
         if self._config is not None:
             version, saved = self._written
             now = self._totals.now()
-            known = {field: getattr(now, field) for field in ("evaluations", "tokens_generated", "wall")}
+            kept = ("evaluations", "skipped_evaluations", "tokens_generated", "wall")
+            known = {field: getattr(now, field) for field in kept}
             try:
                 self._write_totals(version, msgspec.structs.replace(saved, **known))
             except CheckpointNotWritten as error:

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from asyncrl.core.buffer_statistics import GroupState, LedgerCounts
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import counted, listed
 from asyncrl.episodes.visible import visible
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.folder import RunFolder
@@ -81,6 +83,11 @@ def _spread(summary: Summary) -> str:
     return f"; episodes of up to {versions} policy versions (evaluation.pinned is off)" if versions > 1 else ""
 
 
+def _left_out(skipped: Sequence[int]) -> str:
+    """Name the evaluations that were due and left out."""
+    return f"; {counted(len(skipped), 'evaluation')} left out, of versions {listed(skipped)}" if skipped else ""
+
+
 def _table(summary: Summary, name: str) -> Table:
     title = Text.assemble((f"{name} ", "bold"), (summary.status.value, _STYLE[summary.status]))
     table = Table(title=title, title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
@@ -91,7 +98,8 @@ def _table(summary: Summary, name: str) -> Table:
     )
     table.add_row(
         "evaluation",
-        f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last{_spread(summary)}",
+        f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last{_spread(summary)}"
+        f"{_left_out(summary.evaluation.skipped)}",
     )
     stale = summary.staleness
     table.add_row("staleness", f"{stale.mean:.2f} on average, at most {stale.max:g} of {stale.bound} policy versions")

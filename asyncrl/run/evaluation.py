@@ -155,7 +155,7 @@ async def _play(pool: GeneratorPool, plan: EvaluationPlan, model: EvaluatedModel
 
     async def play() -> None:
         for portion in portions:
-            evaluated.extend(await pool.evaluate(portion, _VERSION))
+            evaluated.extend((await pool.evaluate(portion, _VERSION)).episodes)
             rewards = [each.reward for each in evaluated if isinstance(each, EvaluationResult)]
             so_far = f", mean reward {fmean(rewards):.3f}" if rewards else ""
             view.advance(len(evaluated) / total, f"{len(evaluated):,} of {total:,} episodes{so_far}")

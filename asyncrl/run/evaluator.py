@@ -38,13 +38,20 @@ class Evaluator:
 
     async def evaluate(self, version: PolicyVersion) -> None:
         """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two, unless the
-        evaluation is pinned.
+        evaluation is pinned. If nobody can play until later versions are published, the evaluation stands for such a one.
 
         Raises:
             EnvironmentBroken: every task broke its environment.
         """
         forget_evaluation(self._trajectories, version)  # of its first time, if the run was resumed
-        evaluated = await self._generators.evaluate(self._tasks, version, pinned=self._pinned)
+        played = await self._generators.evaluate(self._tasks, version, pinned=self._pinned)
         await self._far_files.bring()
-        self._recorder.evaluation(version, require_results(evaluated), self._members)
+        if played.version != version:
+            forget_evaluation(self._trajectories, version)  # of generators that died before they could answer
+            self._recorder.skip_evaluation(version)
+        self._recorder.evaluation(played.version, require_results(played.episodes), self._members)
         self._checkpointer.note()
+
+    def skip(self, version: PolicyVersion) -> None:
+        """Leave out the evaluation of ``version``, which is due while the one before it is still being played."""
+        self._recorder.skip_evaluation(version)

@@ -44,11 +44,11 @@ from asyncrl.run.generator_slot import GeneratorSlot
 from asyncrl.run.generator_slots import GeneratorSlots
 from asyncrl.run.mirrors import LocalPublications
 from asyncrl.run.node_watch import NodeWatch
-from asyncrl.run.pool_evaluation import PoolEvaluation
+from asyncrl.run.pool_evaluation import Evaluation, PoolEvaluation
 from asyncrl.run.probe_scores import EngineScores
 from asyncrl.run.successors import Successors
 from asyncrl.run.weight_delivery import WeightDelivery
-from generators.evaluation import Evaluated, HeldOutTask
+from generators.evaluation import HeldOutTask
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
 
@@ -270,11 +270,11 @@ class GeneratorPool:
         """Wait until one more version can be written; return those whose files must stay as they are."""
         return await self._delivery.may_write()
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool = False) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool = False) -> Evaluation:
         """Play the episodes of all tasks, divided over the generators; if one dies, its tasks are given out again.
 
         Args:
-            version: what is being evaluated.
+            version: what was published when the evaluation was due.
             pinned: while generators train, play only on some that load no other version meanwhile; if all of them die,
                 others play the rest with their own version.
 

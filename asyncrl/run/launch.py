@@ -156,6 +156,7 @@ async def _run(
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
         tasks, pinned = load_held_out_tasks(recipe), recipe.evaluation.pinned
+        recorder.resumed(published_version)
         evaluator = Evaluator(generators, tasks, pinned, recorder, checkpointer, folder.trajectories, cluster.far_files)
         publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:

@@ -159,7 +159,8 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
     table.add_column(style="dim", no_wrap=True, width=label)
     table.add_column(no_wrap=True, width=figure)
     table.add_column(overflow="ellipsis", no_wrap=True, width=rest)
-    evaluated = "  not yet evaluated" if progress.evaluation is None else f"  evaluation {progress.evaluation:.3f}"
+    last = progress.evaluation
+    evaluated = "  not yet evaluated" if last is None else f"  evaluation {last.reward:.3f} of version {last.version}"
     newest = rewards[-max(1, rest - len(evaluated)) :]
     table.add_row("reward", f"{progress.reward:.3f}", Text.assemble((_sparkline(newest), "green"), evaluated))
     table.add_row(

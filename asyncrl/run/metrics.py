@@ -135,4 +135,11 @@ EVALUATION_OLDEST = Metric(
 EVALUATION_NEWEST = Metric(
     "evaluation/newest_version", "version", Reduction.MAX, "newest policy version that sampled a token of the evaluation"
 )
+EVALUATION_SKIPPED = Metric(
+    "evaluation/skipped",
+    "evaluations",
+    Reduction.MAX,
+    "evaluations left out so far, told at the version whose evaluation was due: another was still being played, its episodes "
+    "were played by later versions because generators had died, or the run was killed",
+)
 EVALUATION_TURNS = Metric("evaluation/turns", "turns", Reduction.MEAN, "mean model turns on held-out tasks")

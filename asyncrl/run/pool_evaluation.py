@@ -1,11 +1,13 @@
 """Plays held-out tasks on the generators of a run.
 
-What always holds: each task is answered once; the tasks of a generator that died are given out again. A generator whose pool only
+What always holds: each task is answered once; the tasks of a generator that died are given out again, and if nobody has answered
+by then, the evaluation is of the version that engines have then. A generator whose pool only
 trains plays none. Pinned episodes are played by generators that hold the version they have, and are given no publication until
 the evaluation has ended, then catch up; a publication that finds all generators holding waits for that.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
@@ -20,24 +22,36 @@ IN_VAIN = 3
 """The run ends if nobody answers an evaluation this many times in a row: that is not an accident any more."""
 
 
+class Evaluation(NamedTuple):
+    """What one evaluation gave.
+
+    Attributes:
+        version: what the engines had, at least, when the tasks were given out; the version that was asked for unless generators
+            died and training went on meanwhile.
+    """
+
+    version: PolicyVersion
+    episodes: list[Evaluated]
+
+
 class PoolEvaluation:
     """Divides the tasks of evaluations over the generators that play them."""
 
     def __init__(self, slots: GeneratorSlots, delivery: WeightDelivery, successors: Successors) -> None:
         self._slots, self._delivery, self._successors = slots, delivery, successors
 
-    async def play(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
+    async def play(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> Evaluation:
         """Play the episodes of all tasks on all generators that play evaluations.
 
         Args:
-            version: what is being evaluated.
+            version: what was published when the evaluation was due.
 
         Raises:
             ComponentFailed: no generator is left, or all that were asked died, several times in a row.
         """
         return await self._play(tasks, version, self._living)
 
-    async def play_pinned(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
+    async def play_pinned(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> Evaluation:
         """Play the episodes of all tasks on generators that load no other version meanwhile.
 
         If all of them die, others play the rest with their own version. Arguments and errors are those of :meth:`play`.
@@ -69,11 +83,13 @@ class PoolEvaluation:
         tasks: Sequence[HeldOutTask],
         version: PolicyVersion,
         players: Callable[[], Awaitable[list[GeneratorSlot]]],
-    ) -> list[Evaluated]:
+    ) -> Evaluation:
         results: list[Evaluated] = []
         waiting, in_vain = list(tasks), 0
         while waiting:
             slots = (await players())[: len(waiting)]
+            if not results:  # training may have gone on while nobody could play
+                version = max(version, self._oldest_version(slots, version))
             shares = [waiting[i :: len(slots)] for i in range(len(slots))]
             answers = await self._evaluate(slots, shares, version)
             results += [result for answer in answers if answer is not None for result in answer]
@@ -83,7 +99,11 @@ class PoolEvaluation:
                 raise ComponentFailed(
                     f"nobody answered an evaluation, {in_vain} times in a row; the last death: {self._slots.last_death}"
                 )
-        return results
+        return Evaluation(version, results)
+
+    def _oldest_version(self, slots: Sequence[GeneratorSlot], default: PolicyVersion) -> PolicyVersion:
+        known = [self._delivery.version(slot.generator.worker) for slot in slots]
+        return min((version for version in known if version is not None), default=default)
 
     async def _evaluate(
         self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[HeldOutTask]], version: PolicyVersion

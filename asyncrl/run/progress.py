@@ -3,6 +3,7 @@
 import msgspec
 
 from asyncrl.run.shares import Shares
+from asyncrl.run.summary import PlayedEvaluation
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         pipeline_depth: experience that may be outstanding ahead of the learner, in training steps.
         bottleneck: a sentence that names the bottleneck and what would help; empty while a resumed run repeats training steps.
         eta_s: seconds to the end of the run at its average pace so far.
-        evaluation: mean reward of the last evaluation that ended; None before the first.
+        evaluation: the last evaluation that ended; None before the first.
     """
 
     step: int
@@ -50,4 +51,4 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_depth: int
     bottleneck: str
     eta_s: float
-    evaluation: float | None = None
+    evaluation: PlayedEvaluation | None = None

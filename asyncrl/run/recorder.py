@@ -18,7 +18,7 @@ from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.spread import has_spread
-from asyncrl.core.text import counted
+from asyncrl.core.text import counted, listed
 from asyncrl.run import metrics
 from asyncrl.run.bottleneck import SlowTool, find_bottleneck
 from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
@@ -31,7 +31,7 @@ from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.scores import score
 from asyncrl.run.shares import Shares, StepTimes, aligned, grown
-from asyncrl.run.summary import NO_GROUPS
+from asyncrl.run.summary import NO_GROUPS, PlayedEvaluation
 from asyncrl.run.time_shares import generator_readings, learner_readings
 from asyncrl.run.totals import Totals
 from asyncrl.run.tracking import Tracker
@@ -67,7 +67,8 @@ class Recorder:
         self._began = self._step_ended = 0.0
         self._steps_here = 0
         self._generators: list[GeneratorStatistics] = []
-        self._evaluation: float | None = None
+        self._evaluation: PlayedEvaluation | None = None
+        self._skipped_since: set[PolicyVersion] = set()
         self._shares: deque[Shares] = deque(maxlen=BOTTLENECK_STEPS)
         self._finished: deque[FinishedEpisodes] = deque(maxlen=BOTTLENECK_STEPS)
         self._pacing: Pacing | None = None
@@ -184,13 +185,14 @@ class Recorder:
         """Record one evaluation.
 
         Args:
+            version: what it stands for.
             members: in a mixture of environments, the member that plays each task.
         """
         reward = statistics.fmean(result.reward for result in results)
         turns = statistics.fmean(result.turns for result in results)
         oldest, newest = versions_of(results, version)
-        self._evaluation = reward
-        self._totals.evaluation(reward, newest - oldest + 1)
+        self._evaluation = PlayedEvaluation(version, oldest, newest, reward)
+        self._totals.evaluation(self._evaluation)
         first = self._totals.first_evaluation
         self._warn(self._warning_signs.evaluation(first, [result.reward for result in results]))
         passed, by_member = self._passed(results), _by_member(results, members)
@@ -211,7 +213,23 @@ class Recorder:
         told += "".join(f", {member} {mean:.3f}" for member, mean in by_member.items())
         tasks = counted(len({result.task_id for result in results}), "held-out task")
         several = f", {counted(len(results), 'episode')}" if passed else ""
+        self._skipped_since.discard(version)
+        if self._skipped_since:
+            told += f"; versions {listed(sorted(self._skipped_since))} were due since the last one, and are left out"
+            self._skipped_since.clear()
         self._view.note(f"{played}: evaluation reward {reward:.3f} over {tasks}{several}{told}")
+
+    def skip_evaluation(self, version: PolicyVersion) -> None:
+        """Record that an evaluation which was due is left out; the line of the next evaluation tells of it."""
+        skipped = self._totals.skip_evaluation(version)
+        self._skipped_since.add(version)
+        self._tracker.log(version, combine([Reading(metrics.EVALUATION_SKIPPED, skipped)]))
+
+    def resumed(self, reached: PolicyVersion) -> None:
+        """Record that evaluations due up to version ``reached`` are left out whose end the run before this one did not see."""
+        lost = self._totals.lost_evaluations(self._recipe.evaluation.every, min(reached, PolicyVersion(self._recipe.steps - 1)))
+        for version in lost:
+            self.skip_evaluation(version)
 
     def _passed(self, results: Sequence[EvaluationResult]) -> dict[int, float]:
         """pass@k by k, if tasks have several episodes."""

@@ -1,5 +1,6 @@
 """The summary of how a run ended: ``summary.json`` for programs; :mod:`asyncrl.run.end_view` shows it to people."""
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -8,6 +9,7 @@ import msgspec
 
 from asyncrl.core.buffer_statistics import LedgerCounts
 from asyncrl.core.error_counts import CountedError, at_least
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.whole_file import write_whole
 
@@ -24,17 +26,46 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+class PlayedEvaluation(msgspec.Struct, frozen=True):
+    """One evaluation of a run.
+
+    Attributes:
+        version: the policy version that it stands for: what the engines had when its tasks were given to them.
+        oldest, newest: the oldest and the newest policy version that sampled a token of it.
+        reward: its mean reward.
+    """
+
+    version: PolicyVersion
+    oldest: PolicyVersion
+    newest: PolicyVersion
+    reward: float
+
+
 class EvaluationEnds(msgspec.Struct, frozen=True):
     """Mean reward of the first and the last evaluation; None where there was none.
 
     Attributes:
         most_versions: the most policy versions, one after the other, that the episodes of one evaluation are of; 1 where each
             evaluation was of one version.
+        skipped: versions whose evaluation was due, and that no evaluation stands for: another one was still being played, its
+            episodes were played by later versions because generators had died, or the run was killed.
+        played: all evaluations, in order.
     """
 
     first: float | None = None
     last: float | None = None
     most_versions: int = 1
+    skipped: tuple[PolicyVersion, ...] = ()
+    played: tuple[PlayedEvaluation, ...] = ()
+
+    @classmethod
+    def of(cls, played: Sequence[PlayedEvaluation], skipped: Iterable[PolicyVersion]) -> Self:
+        """Sum up the evaluations of a run."""
+        left_out = tuple(sorted(skipped))
+        if not played:
+            return cls(skipped=left_out)
+        spread = max(each.newest - each.oldest + 1 for each in played)
+        return cls(played[0].reward, played[-1].reward, spread, left_out, tuple(played))
 
 
 class StalenessTotals(msgspec.Struct, frozen=True):

@@ -17,7 +17,15 @@ from asyncrl.core.metrics import Reading
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.shares import aligned, grown
-from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
+from asyncrl.run.summary import (
+    EvaluationEnds,
+    IdleShares,
+    PlayedEvaluation,
+    StalenessTotals,
+    Status,
+    Summary,
+    TokenTotals,
+)
 from generators.worker import GeneratorStatistics
 
 
@@ -34,8 +42,8 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         completion_tokens: the part of them sampled while training.
         staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
         staleness_max: the largest staleness of a trained token.
-        evaluations: mean reward of each evaluation, in order.
-        evaluation_versions: the most policy versions, one after the other, that the episodes of one evaluation are of.
+        evaluations: what was evaluated, in order.
+        skipped_evaluations: versions whose evaluation was due, and that none of ``evaluations`` stands for.
         warnings: the sentence of each warning, by its key.
         errors: errors of the environments' own code, by place.
     """
@@ -53,8 +61,8 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     staleness_sum: float = 0.0
     staleness_tokens: float = 0.0
     staleness_max: int = 0
-    evaluations: list[float] = []
-    evaluation_versions: int = 1
+    evaluations: list[PlayedEvaluation] = []
+    skipped_evaluations: list[PolicyVersion] = []
     warnings: dict[str, str] = {}
     errors: tuple[CountedError, ...] = ()
 
@@ -141,15 +149,31 @@ class Totals:
         self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
         self._errors = tuple(error for each in generators for error in each.errors)
 
-    def evaluation(self, reward: float, versions: int) -> None:
-        """Add the mean reward of one evaluation, and how many policy versions its episodes span."""
-        self._counts.evaluations = [*self._counts.evaluations, reward]
-        self._counts.evaluation_versions = max(self._counts.evaluation_versions, versions)
+    def evaluation(self, played: PlayedEvaluation) -> None:
+        """Add one evaluation; its version counts as skipped no longer."""
+        self._counts.evaluations = [*self._counts.evaluations, played]
+        self._counts.skipped_evaluations = [each for each in self._counts.skipped_evaluations if each != played.version]
+
+    def skip_evaluation(self, version: PolicyVersion) -> int:
+        """Note that an evaluation which was due is left out, unless one stands for its version; returns how many are left out."""
+        if version not in {each.version for each in self._counts.evaluations} | set(self._counts.skipped_evaluations):
+            self._counts.skipped_evaluations = [*self._counts.skipped_evaluations, version]
+        return len(self._counts.skipped_evaluations)
+
+    def lost_evaluations(self, every: int, reached: PolicyVersion) -> list[PolicyVersion]:
+        """Return the versions up to ``reached`` whose evaluation was due and had not ended when the run before a resume ended.
+
+        A run evaluates version 0 first, so if there is no evaluation, nothing is known of any.
+        """
+        if not self._counts.evaluations:
+            return []
+        known = max([each.version for each in self._counts.evaluations] + self._counts.skipped_evaluations)
+        return [PolicyVersion(version) for version in range(every, reached + 1, every) if version > known]
 
     @property
     def first_evaluation(self) -> float:
         """Mean reward of the run's first evaluation, which must have been added."""
-        return self._counts.evaluations[0]
+        return self._counts.evaluations[0].reward
 
     def warn(self, key: str, sentence: str) -> bool:
         """Add a warning, and return whether it is new: whether none with its ``key`` was added before."""
@@ -193,9 +217,7 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         reason=reason,
         steps=now.steps,
         wall_s=now.wall,
-        evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1], now.evaluation_versions)
-        if now.evaluations
-        else EvaluationEnds(),
+        evaluation=EvaluationEnds.of(now.evaluations, now.skipped_evaluations),
         staleness=StalenessTotals(now.staleness_mean, now.staleness_max, limits.max_staleness),
         tokens=TokenTotals(generated, now.tokens_trained),
         trajectories_per_s=now.trajectories_per_s,

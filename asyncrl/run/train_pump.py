@@ -88,9 +88,11 @@ async def train_pump(
             recorded = clock()
             await checkpointer.begin(version)
             checkpointing = clock() - recorded  # recording has ended the step, so this belongs to the next one
-            due = step % evaluate_every == 0 and step < steps and (evaluating is None or evaluating.done())
-            if due and delivering is not None:
-                evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
+            if step % evaluate_every == 0 and step < steps and delivering is not None:
+                if evaluating is None or evaluating.done():
+                    evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
+                else:
+                    evaluator.skip(version)
         if delivering is not None:
             await delivering
         await checkpointer.finish()

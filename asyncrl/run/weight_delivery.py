@@ -118,6 +118,10 @@ class WeightDelivery:
             await self._change()
         return self._protocol.version(worker)
 
+    def version(self, worker: WorkerId) -> PolicyVersion | None:
+        """The version that a generator has acknowledged last; None if none, or if it has left."""
+        return self._protocol.version(worker)
+
     def is_current(self, worker: WorkerId) -> bool:
         """Whether a generator has the newest version and nothing under way."""
         return self._protocol.is_current(worker)

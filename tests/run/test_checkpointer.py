@@ -10,6 +10,7 @@ from asyncrl.run.beginning import CheckpointOfTheFuture, CheckpointsGone
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import PlayedEvaluation
 from asyncrl.run.totals import Totals
 from learners import checkpoints
 
@@ -90,12 +91,14 @@ def test_what_no_resume_does_again_is_not_forgotten(folder: RunFolder, steps: in
     checkpointer, _, _ = make(folder, totals)
     asyncio.run(run(checkpointer, steps))
     for reward in (0.25, 0.5):
-        totals.evaluation(reward, 1)
+        totals.evaluation(PlayedEvaluation(PolicyVersion(0), PolicyVersion(0), PolicyVersion(0), reward))
+        totals.skip_evaluation(PolicyVersion(5))
         checkpointer.note()
     totals = Totals()
     again, _, _ = make(folder, totals)
     asyncio.run(again.resume(PolicyVersion(steps), PolicyVersion(0)))
-    assert totals.now().evaluations == [0.25, 0.5]
+    assert [each.reward for each in totals.now().evaluations] == [0.25, 0.5]
+    assert totals.now().skipped_evaluations == [5]
     assert totals.now().steps == 0
 
 

@@ -517,7 +517,7 @@ async def test_a_generator_that_does_not_answer_in_time_is_replaced(call: str) -
     shop = Shop()
     async with shop.generating():
         setattr(shop.made[0], call, late(call))
-        results = await shop.pool.evaluate(TASKS, PolicyVersion(0))
+        results = (await shop.pool.evaluate(TASKS, PolicyVersion(0))).episodes
         counters = await shop.pool.statistics()
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
@@ -551,7 +551,7 @@ async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> No
         for fake in shop.made:
             fake.may_evaluate.set()
         async with asyncio.timeout(60):
-            results = await evaluating
+            results = (await evaluating).episodes
     assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
 
 
@@ -569,7 +569,7 @@ async def test_a_pinned_evaluation_is_of_one_version_while_the_others_load_newer
         assert [fake.loaded for fake in shop.made] == [[4], [4, 5, 6], [4, 5, 6]]
         shop.made[0].may_evaluate.set()
         async with asyncio.timeout(60):
-            results = await evaluating
+            results = (await evaluating).episodes
         await shop.until(lambda: [fake.loaded for fake in shop.made] == [[4, 6], [4, 5, 6], [4, 5, 6]])
         await shop.pool.install(publication(7))
         assert all(fake.loaded[-1] == 7 for fake in shop.made)
@@ -588,7 +588,7 @@ async def test_a_publication_waits_for_the_evaluation_that_holds_the_only_genera
         assert not installing.done()
         shop.made[0].may_evaluate.set()
         async with asyncio.timeout(60):
-            results = await evaluating
+            results = (await evaluating).episodes
             await installing
     assert ({result.reward for result in results}, shop.made[0].loaded) == ({0.0}, [0, 1])
 
@@ -605,7 +605,7 @@ async def test_the_tasks_of_a_dead_generator_that_held_its_version_are_played_by
         await shop.settle()
         shop.made[1].may_evaluate.set()
         async with asyncio.timeout(60):
-            results = await evaluating
+            results = (await evaluating).episodes
             await shop.pool.install(publication(3))
         assert {result.reward for result in results} == {2.0}
         assert shop.made[1].loaded == [1, 2, 3]
@@ -622,7 +622,7 @@ async def test_without_training_a_pinned_evaluation_is_played_by_all() -> None:
     await shop.settle()
     assert not evaluating.done(), "the other one has tasks, too"
     shop.made[1].may_evaluate.set()
-    assert len(await evaluating) == len(TASKS)
+    assert len((await evaluating).episodes) == len(TASKS)
 
 
 async def test_a_generator_that_dies_in_the_first_evaluation_is_replaced() -> None:
@@ -632,7 +632,7 @@ async def test_a_generator_that_dies_in_the_first_evaluation_is_replaced() -> No
     evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
     await shop.settle()
     shop.made[0].die()
-    assert {result.task_id for result in await evaluating} == {each.task.id for each in TASKS}
+    assert {result.task_id for result in (await evaluating).episodes} == {each.task.id for each in TASKS}
     assert "generator-0 lost" in shop.log
     assert "generator-1 up" in shop.log
 
@@ -646,7 +646,7 @@ async def test_a_generator_that_dies_in_the_last_evaluation_is_replaced_once() -
         evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
         await shop.settle()
         shop.made[0].die()
-        assert len(await evaluating) == len(TASKS)
+        assert len((await evaluating).episodes) == len(TASKS)
 
 
 async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() -> None:
@@ -654,17 +654,19 @@ async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() 
     shop.successor = lambda fake: fake.may_start.clear()
     async with shop.generating(version=4):
         shop.made[0].may_evaluate.clear()
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(4)))
         await shop.settle()
         shop.made[0].die()
         await shop.until(lambda: len(shop.made) == 2)
         await shop.settle()
+        await shop.pool.install(publication(9))
         assert not evaluating.done()
         shop.made[1].may_start.set()
         async with asyncio.timeout(60):
-            results = await evaluating
-    assert {result.reward for result in results} == {4.0}
-    assert len(results) == len(TASKS)
+            played = await evaluating
+    assert {result.reward for result in played.episodes} == {9.0}
+    assert len(played.episodes) == len(TASKS)
+    assert played.version == 9, "it stands for the version that played it, not for the one that was published when it was due"
 
 
 async def test_stopping_does_not_wait_for_a_successor_and_a_last_evaluation_does() -> None:
@@ -680,7 +682,7 @@ async def test_stopping_does_not_wait_for_a_successor_and_a_last_evaluation_does
         await shop.settle()
         shop.made[1].may_start.set()
         async with asyncio.timeout(60):
-            assert {result.reward for result in await evaluating} == {9.0}
+            assert {result.reward for result in (await evaluating).episodes} == {9.0}
     assert "generator-1 runs" not in shop.log
 
 
@@ -691,7 +693,9 @@ async def test_nobody_left_ends_the_run_with_the_last_death() -> None:
         fake.die()
     with pytest.raises(ComponentFailed, match=r"no generator is left: generator-[01]: its process died"):
         await shop.pool.install(publication(0))
-    assert len(await shop.pool.evaluate(TASKS, PolicyVersion(0))) == len(TASKS), "an evaluation has one of them replaced"
+    assert len((await shop.pool.evaluate(TASKS, PolicyVersion(0))).episodes) == len(TASKS), (
+        "an evaluation has one of them replaced"
+    )
 
 
 async def test_a_generator_that_died_before_generation_began_is_replaced_when_it_begins() -> None:
@@ -699,7 +703,7 @@ async def test_a_generator_that_died_before_generation_began_is_replaced_when_it
     await shop.pool.start()
     shop.made[0].die()
     await shop.pool.install(publication(0))
-    assert len(await shop.pool.evaluate(TASKS, PolicyVersion(0))) == len(TASKS)
+    assert len((await shop.pool.evaluate(TASKS, PolicyVersion(0))).episodes) == len(TASKS)
     assert len(shop.made) == 2
     running = asyncio.create_task(shop.pool.generate())
     await shop.until(lambda: "generator-2 runs" in shop.log)
@@ -967,7 +971,7 @@ async def test_a_pool_for_evaluations_alone_plays_them_all_and_is_held_whole():
         await shop.pool.install(publication(1))
         assert [fake.loaded for fake in shop.made] == [[0, 1], [0, 1], [0]]
         evaluating.may_evaluate.set()
-        results = await playing
+        results = (await playing).episodes
         assert len(await shop.pool.statistics()) == 2, "an engine that only evaluates is never idle"
     assert shop.pool.training_pools == [MAIN_POOL] * 2
     assert [result.reward for result in results] == [0.0] * len(TASKS)
@@ -987,7 +991,7 @@ async def test_an_evaluation_waits_for_its_own_pool_and_takes_no_generator_that_
         await shop.settle()
         assert not playing.done()
         gate.set()
-        assert len(await playing) == len(TASKS)
+        assert len((await playing).episodes) == len(TASKS)
 
 
 async def test_an_evaluation_after_training_fails_when_its_own_pool_is_gone_for_good():
@@ -1107,7 +1111,7 @@ async def test_while_there_is_no_room_for_a_successor_the_others_go_on(monkeypat
         await shop.until(lambda: any("while there is no room" in note for note in shop.notes))
         async with asyncio.timeout(60):
             await shop.pool.install(publication(1))
-        assert len(await shop.pool.evaluate(TASKS, PolicyVersion(1))) == len(TASKS)
+        assert len((await shop.pool.evaluate(TASKS, PolicyVersion(1))).episodes) == len(TASKS)
         shop.room = 2
         await shop.until(lambda: len(shop.made) == 3 and f"{shop.made[2].worker} runs" in shop.log)
     assert shop.log.count("generator-1 lost") == 1

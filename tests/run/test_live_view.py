@@ -11,6 +11,7 @@ from asyncrl.run.compose import compose
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.shares import Shares
+from asyncrl.run.summary import PlayedEvaluation
 
 PROGRESS = RunProgress(
     step=12,
@@ -30,7 +31,7 @@ PROGRESS = RunProgress(
     pause_seconds=0.012,
     idle_generators=0.034,
     idle_learner=0.31,
-    evaluation=0.61,
+    evaluation=PlayedEvaluation(10, 10, 12, 0.61),
     shares=Shares(training=0.69, waiting=0.31, idle=0.034),
     pipeline_depth=2,
     bottleneck="learner-bound: x",
@@ -106,7 +107,7 @@ def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal
         "asyncrl quickstart",
         "training step 12 of 60, 2 min 05 s to go",
         "0.512",
-        "evaluation 0.610",
+        "evaluation 0.610 of version 10",
         "12,345 tokens/s",
         "idle 3 %",
         "23,456 tokens/s",
@@ -121,10 +122,13 @@ def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal
 
 def test_the_dashboard_fits_a_terminal_of_80_columns_whatever_the_step(recipe):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30, color_system=None, _environ={})
+    evaluated = PlayedEvaluation(1000, 1000, 1000, 0.61)
     with LiveView(console, recipe.name, Clock()) as view:
         view.phase("Training")
         for step in range(100):
-            view.update(msgspec.structs.replace(PROGRESS, step=step, reward=step / 100, evaluation=None if step < 50 else 0.61))
+            view.update(
+                msgspec.structs.replace(PROGRESS, step=step, reward=step / 100, evaluation=evaluated if step >= 50 else None)
+            )
         last = view._draw()
     with console.capture() as captured:
         console.print(last)

@@ -7,7 +7,9 @@ from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.metrics import combine
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.recorder import batch_readings, versions_of
+from asyncrl.run.compose import compose
+from asyncrl.run.recorder import Recorder, batch_readings, versions_of
+from asyncrl.run.totals import Totals
 from generators.evaluation import EvaluationResult
 
 
@@ -56,3 +58,50 @@ def test_an_evaluation_knows_the_versions_that_it_saw():
 
     assert versions_of([played(4, 4), played(3, 5), played(None, None)], PolicyVersion(4)) == (3, 5)
     assert versions_of([played(None, None)], PolicyVersion(4)) == (4, 4), "no token was sampled"
+
+
+class Heard:
+    """View and tracker in one."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    def note(self, text: str, level: int = 0) -> None:
+        self.notes.append(text)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self.logged.append((step, values))
+
+    def log_evaluated(self, version: int) -> None:
+        pass
+
+
+def test_evaluations_that_are_left_out_are_counted_in_the_metrics_and_named_with_the_next_one():
+    heard, totals = Heard(), Totals()
+    recorder = Recorder(compose("quickstart", ["steps=100", "evaluation.every=5"]), None, None, heard, heard, totals)
+
+    def evaluate(version: int, newest: int) -> None:
+        recorder.evaluation(
+            PolicyVersion(version), [EvaluationResult(TaskId("t"), 0.5, StopReason.ENVIRONMENT_DONE, 1, version, newest)]
+        )
+
+    evaluate(0, 0)
+    for version in (60, 65, 70, 55):
+        recorder.skip_evaluation(PolicyVersion(version))
+    evaluate(70, 74)
+    evaluate(75, 75)
+    assert [line.partition(" over ")[0] for line in heard.notes] == [
+        "version 0: evaluation reward 0.500",
+        "versions 70 to 74: evaluation reward 0.500",
+        "version 75: evaluation reward 0.500",
+    ]
+    assert [line.partition("; ")[2] for line in heard.notes] == [
+        "",
+        "versions 55, 60, 65 were due since the last one, and are left out",
+        "",
+    ]
+    skipped = [(step, values["evaluation/skipped"]) for step, values in heard.logged if "evaluation/skipped" in values]
+    assert skipped == [(60, 1), (65, 2), (70, 3), (55, 4)]
+    recorder.resumed(PolicyVersion(86))
+    assert totals.now().skipped_evaluations == [60, 65, 55, 80, 85]

@@ -1,6 +1,9 @@
 """Whether a run can be resumed: told before anything starts, by files alone; nothing is changed, and nothing is forgotten."""
 
 import ctypes
+import io
+import os
+import pickle
 import shutil
 import sqlite3
 import subprocess
@@ -9,7 +12,9 @@ from contextlib import closing
 
 import msgspec
 import pytest
+import torch
 from made_buffers import recovered
+from torch.distributed.checkpoint import Metadata
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
@@ -22,14 +27,14 @@ from asyncrl.run.buffer_folder import BufferFolder
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.resuming import check_resumable
-from asyncrl.run.summary import Status, Summary, TokenTotals
+from asyncrl.run.summary import PlayedEvaluation, Status, Summary, TokenTotals
 from asyncrl.run.tasks import make_task_stream
 from asyncrl.run.totals import SavedTotals
 from buffers import commands
 from buffers.journal_files import head_of
 from buffers.payload import PayloadStore, PayloadWriter
 from learners import checkpoint_manifest, checkpoints
-from learners.checkpoint_manifest import CheckpointShape, Manifest, Progress
+from learners.checkpoint_manifest import CheckpointShape, Manifest, Progress, StoredFile
 
 SHAPE = CheckpointShape(
     layers=1,
@@ -45,6 +50,19 @@ SHAPE = CheckpointShape(
     dtype="float32",
 )
 SMALL = ["steps=20", "tasks.train=200", "batch.groups_per_step=2", "batch.group_size=2"]
+
+
+def saved_by_torch(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def seal(checkpoint, version):
+    """Write the manifest of what lies in a checkpoint now."""
+    files = tuple(StoredFile.of(file) for file in sorted(checkpoint.iterdir()) if file.name != checkpoint_manifest.NAME)
+    manifest = Manifest(progress=Progress(version), shape=SHAPE, layout=ParallelLayout(), files=files)
+    (checkpoint / checkpoint_manifest.NAME).write_bytes(msgspec.json.encode(manifest))
 
 
 class Run:
@@ -93,9 +111,13 @@ class Run:
     def checkpoint(self, version):
         path = checkpoints.path_of(self.folder.checkpoints, version)
         path.mkdir(parents=True)
-        manifest = Manifest(progress=Progress(version), shape=SHAPE, layout=ParallelLayout(), files=())
-        (path / checkpoint_manifest.NAME).write_bytes(msgspec.json.encode(manifest))
-        totals = SavedTotals(steps=version, wall=10.0 * version, tokens_generated=100 * version, evaluations=[0.5])
+        (path / "__0_0.distcp").write_bytes(b"weights" * 1000)
+        (path / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data={})))
+        (path / "common.pt").write_bytes(saved_by_torch({"step": version}))
+        seal(path, version)
+        totals = SavedTotals(
+            steps=version, wall=10.0 * version, tokens_generated=100 * version, evaluations=[PlayedEvaluation(0, 0, 0, 0.5)]
+        )
         path.with_suffix(".json").write_bytes(msgspec.json.encode(totals))
 
     def files(self):
@@ -210,6 +232,31 @@ def test_payload_that_is_gone_is_told(run, tmp_path):
     assert not run.payload.exists()
     (tmp_path / "shard-0").rename(run.payload)
     assert run.reached().summary.steps == 7
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_told_before_anything_starts(run):
+    weights = run.folder.checkpoints / "version-000006" / "__0_0.distcp"
+    flipped = bytearray(weights.read_bytes())
+    flipped[3500] ^= 1
+    weights.write_bytes(flipped)
+    run.refused(r"version-000006 is damaged: __0_0\.distcp does not have the checksum it was written with; put it back")
+    weights.parent.rename(run.folder.path / "aside")
+    assert run.reached().totals.steps == 4
+
+
+def test_a_pickle_that_would_run_something_is_told_before_anything_starts_and_is_not_run(run, tmp_path):
+    class Crafted:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "proof"),)
+
+    checkpoint = run.folder.checkpoints / "version-000006"
+    for name, crafted in ((".metadata", pickle.dumps(Crafted())), ("common.pt", saved_by_torch([Crafted()]))):
+        sound = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(crafted)
+        seal(checkpoint, PolicyVersion(6))
+        run.refused(rf"{name} of checkpoint .*version-000006 names posix\.mkdir, which asyncrl never writes")
+        (checkpoint / name).write_bytes(sound)
+    assert not (tmp_path / "proof").exists()
 
 
 def test_all_checkpoints_gone_is_told(run, tmp_path):

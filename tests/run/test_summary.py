@@ -9,7 +9,7 @@ from asyncrl.core.error_counts import CountedError
 from asyncrl.run.compose import compose
 from asyncrl.run.end_view import end_view
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
+from asyncrl.run.summary import EvaluationEnds, IdleShares, PlayedEvaluation, StalenessTotals, Status, Summary, TokenTotals
 from buffers.ledger import Ledger, LedgerState
 
 SUMMARY = Summary(
@@ -75,7 +75,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "warnings",
     ]
     assert read["status"] == "completed"
-    assert read["eval"] == {"first": 0.41, "last": 0.95, "most_versions": 1}
+    assert read["eval"] == {"first": 0.41, "last": 0.95, "most_versions": 1, "skipped": [], "played": []}
     assert read["staleness"] == {"mean": 1.1, "max": 3, "bound": 4}
     assert read["tokens"] == {"generated": 1_240_000, "trained": 1_100_000}
     assert read["warnings"] == ["the rewards of every group were equal"]
@@ -131,7 +131,7 @@ def test_a_run_that_never_began_has_a_summary(tmp_path):
     path = tmp_path / "summary.json"
     Summary(status=Status.FAILED, reason="no Ray").write(path)
     read = json.loads(path.read_text())
-    assert read["eval"] == {"first": None, "last": None, "most_versions": 1}
+    assert read["eval"] == {"first": None, "last": None, "most_versions": 1, "skipped": [], "played": []}
     assert read["ledger"]["issued"] == 0
 
 
@@ -181,3 +181,10 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(folder):
 def test_nothing_is_made_of_a_run_without_a_step(folder):
     lines = shown(Summary(status=Status.INTERRUPTED, reason="stopped by the user"), folder)
     assert lines == ["Interrupted: stopped by the user", f"Run folder: {folder[1].path}"]
+
+
+def test_evaluations_that_were_left_out_are_counted_and_named(folder):
+    ends = EvaluationEnds.of([PlayedEvaluation(0, 0, 0, 0.41), PlayedEvaluation(126, 126, 130, 0.95)], range(60, 130, 5))
+    told = " ".join(" ".join(shown(msgspec.structs.replace(SUMMARY, evaluation=ends), folder)).replace("│", "").split())
+    assert "0.410 at first, 0.950 at last; episodes of up to 5 policy versions (evaluation.pinned is off)" in told
+    assert "14 evaluations left out, of versions 60, 65, 70, 75, 80, 85, 90, 95, 100, 105 ... 125 (14)" in told

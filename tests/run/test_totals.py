@@ -9,7 +9,7 @@ from asyncrl.core.metrics import Metric, Reading, Reduction
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.summary import Status
+from asyncrl.run.summary import EvaluationEnds, PlayedEvaluation, Status
 from asyncrl.run.totals import SavedTotals, Totals, summarize
 from generators.worker import GeneratorStatistics
 
@@ -44,7 +44,7 @@ def test_a_resumed_run_counts_each_step_once():
     first = Totals()
     first.begin(0.0, [statistics(0, 0.0, 0.0)])
     train(first, range(1, 5), 0.0, 0)
-    first.evaluation(0.25, 1)
+    first.evaluation(PlayedEvaluation(0, 0, 0, 0.25))
     checkpoint = msgspec.json.encode(first.now())
     train(first, range(5, 7), 8.0, 400)  # lost with the process
 
@@ -52,7 +52,7 @@ def test_a_resumed_run_counts_each_step_once():
     second.resume(msgspec.json.decode(checkpoint, type=SavedTotals), published=5)
     second.begin(100.0, [statistics(0, 100.0, 25.0)])
     train(second, range(5, 9), 100.0, 0)
-    second.evaluation(0.75, 3)
+    second.evaluation(PlayedEvaluation(6, 6, 8, 0.75))
 
     was, now = whole.now(), second.now()
     for name in ("steps", "trajectories", "tokens_trained", "learner_busy", "training", "staleness_sum", "staleness_tokens"):
@@ -60,7 +60,7 @@ def test_a_resumed_run_counts_each_step_once():
     assert (now.staleness_max, now.completion_tokens) == (8, 800)
     assert now.idle_generators == pytest.approx(0.25)
     assert now.idle_learner == pytest.approx(0.25)
-    assert now.evaluations == [0.25, 0.75]
+    assert [each.reward for each in now.evaluations] == [0.25, 0.75]
     assert second.versions_published == 5
 
 
@@ -72,6 +72,29 @@ def test_what_was_trained_had_been_generated_even_if_whoever_counted_was_killed(
     assert trained > 3
     assert summarize(totals, Status.COMPLETED, "", BufferConfig()).tokens.generated == trained
     assert summarize(totals, Status.COMPLETED, "", BufferConfig(max_reuse=2)).tokens.generated == -(-trained // 2)
+
+
+def test_an_evaluation_that_was_left_out_is_counted_once_and_no_longer_if_another_stands_for_its_version():
+    totals = Totals()
+    totals.evaluation(PlayedEvaluation(0, 0, 0, 0.25))
+    assert [totals.skip_evaluation(version) for version in (5, 10, 10, 15, 0)] == [1, 2, 2, 3, 3]
+    totals.evaluation(PlayedEvaluation(10, 10, 12, 0.5))
+    ends = summarize(totals, Status.COMPLETED, "", BufferConfig()).evaluation
+    assert ends == EvaluationEnds.of(totals.now().evaluations, totals.now().skipped_evaluations)
+    assert (ends.first, ends.last, ends.most_versions, ends.skipped) == (0.25, 0.5, 3, (5, 15))
+    assert [(each.version, each.oldest, each.newest) for each in ends.played] == [(0, 0, 0), (10, 10, 12)]
+
+
+def test_a_resumed_run_knows_which_evaluations_the_one_before_it_lost():
+    totals = Totals()
+    assert totals.lost_evaluations(5, 20) == [], "whoever knows of no evaluation knows of none that was lost"
+    for version in (0, 5):
+        totals.evaluation(PlayedEvaluation(version, version, version, 0.25))
+    totals.skip_evaluation(10)
+    second = Totals()
+    second.resume(msgspec.json.decode(msgspec.json.encode(totals.now()), type=SavedTotals), published=21)
+    assert second.lost_evaluations(5, 21) == [15, 20]
+    assert second.lost_evaluations(5, 14) == []
 
 
 def test_errors_of_the_environments_code_are_summed_over_generators_and_resumes():

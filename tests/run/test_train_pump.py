@@ -19,6 +19,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.compose import compose
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.pool_evaluation import Evaluation
 from asyncrl.run.probe_scores import EngineScores, LearnerScores
 from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.shares import StepTimes
@@ -27,7 +28,7 @@ from asyncrl.run.totals import Totals
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.weight_probe import Probe
 from generators.completion import ScoredRow
-from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
+from generators.evaluation import EvaluationResult, HeldOutTask
 from learners.step_clock import PartSeconds
 from learners.step_report import StepReport
 
@@ -45,6 +46,8 @@ class World:
         self.recorded: list[tuple[int, StepTimes, PublishTimes | None]] = []
         self.step_ended: list[float] = []
         self.evaluated: list[int] = []
+        self.skipped: list[int] = []
+        self.late_by = 0
         self.moving = True
         self.same_weights = False
         self.evaluation_s, self.install_s, self.checkpoint_s, self.probe_s = 5.0, INSTALL_S, CHECKPOINT_S, 1.0
@@ -99,9 +102,9 @@ class World:
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool) -> Evaluation:
         await self._for(self.evaluation_s, "evaluation")
-        return []
+        return Evaluation(PolicyVersion(version + self.late_by), [])
 
     # the checkpointer
     async def room(self) -> None:
@@ -129,6 +132,9 @@ class World:
 
     def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult], members: Mapping[TaskId, str]) -> None:
         self.evaluated.append(version)
+
+    def skip_evaluation(self, version: PolicyVersion) -> None:
+        self.skipped.append(version)
 
     # the files of other nodes
     async def bring(self) -> None:
@@ -230,7 +236,14 @@ def test_an_evaluation_that_takes_long_holds_up_no_step_and_the_next_one_is_left
     quick, slow = play(8, every=2), play(8, every=2, evaluation_s=30.0)
     assert quick.evaluated == [2, 4, 6]
     assert slow.evaluated == [2, 6]
+    assert (quick.skipped, slow.skipped) == ([], [4])
     assert quick.when("end train 7") == slow.when("end train 7")
+
+
+def test_an_evaluation_that_later_versions_played_stands_for_them():
+    world = play(6, every=2, evaluation_s=50.0, late_by=3)
+    assert world.evaluated == [5]
+    assert world.skipped == [4, 2]
 
 
 def test_an_evaluation_that_never_ends_is_ended_with_the_run_that_gives_it_up():

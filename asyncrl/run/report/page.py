@@ -11,7 +11,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from asyncrl.core.text import writable
+from asyncrl.core.text import listed, writable
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice
 from asyncrl.episodes.schema import Kind
@@ -116,6 +116,7 @@ _FACTS: dict[str, Callable[[Summary], str]] = {
     "status": lambda s: s.status.value,
     "training steps": lambda s: f"{s.steps:,} in {duration(s.wall_s)}",
     "evaluation": lambda s: f"{_reward(s.evaluation.first)} at first, {_reward(s.evaluation.last)} at last",
+    "evaluations left out": lambda s: f"of versions {listed(s.evaluation.skipped)}" if s.evaluation.skipped else "",
     "trajectories a second": lambda s: number(s.trajectories_per_s),
     "staleness": lambda s: f"{s.staleness.mean:.2f} on average, at most {s.staleness.max:g} of {s.staleness.bound}",
     "tokens": lambda s: f"{quantity(s.tokens.generated)} generated, {quantity(s.tokens.trained)} trained",
