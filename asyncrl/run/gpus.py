@@ -10,16 +10,17 @@ import msgspec
 
 QUERY_S = 10.0
 """How long ``nvidia-smi`` may take."""
-_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits")
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU of this machine: its number, name, and memory in bytes."""
+    """A GPU of this machine: its number, name, memory in bytes, and the version of its driver."""
 
     index: int
     uuid: str
     name: str
     memory: int
+    driver: str
 
 
 def count_visible() -> int:
@@ -60,9 +61,9 @@ def parse(told: str, visible: str | None) -> Iterator[Gpu]:
     """Read what ``nvidia-smi`` told, and leave out what ``CUDA_VISIBLE_DEVICES`` hides."""
     names = None if visible is None else [name.strip() for name in visible.split(",")]
     for line in told.splitlines():
-        index, uuid, name, megabytes = (field.strip() for field in line.split(","))
+        index, uuid, name, megabytes, driver = (field.strip() for field in line.split(","))
         if names is None or index in names or any(shown and uuid.startswith(shown) for shown in names):
-            yield Gpu(int(index), uuid, name, int(megabytes) << 20 if megabytes.isdigit() else 0)
+            yield Gpu(int(index), uuid, name, int(megabytes) << 20 if megabytes.isdigit() else 0, driver)
 
 
 def usable() -> int:

@@ -3,16 +3,20 @@
 import json
 import resource
 import socket
+import tomllib
+from pathlib import Path
 
+import msgspec
 import pytest
 from packaging.requirements import Requirement
 
 from asyncrl.cli.main import main
-from asyncrl.run.doctor import device, examine, packages, system
+from asyncrl.run.doctor import building, device, examine, packages, system
 from asyncrl.run.doctor.device import Probed, judge, probed
 from asyncrl.run.doctor.finding import Finding, Level, fine
 from asyncrl.run.doctor.model import check_model
 
+REPOSITORY = Path(__file__).parents[2]
 H100 = Probed(
     torch="2.13.0", cuda="13.0", available=True, devices=("NVIDIA H100",), capability=(9, 0), nccl="2.29.3", attention=("flash",)
 )
@@ -64,6 +68,68 @@ def test_an_engine_that_is_installed_but_unusable_is_a_problem():
     assert found["GPU"].level is Level.NOTE  # no fp8
     working = probed(json.dumps(told | {"transformer_engine.pytorch": "2.11.0"}))
     assert levels(judge(1, working, ""))["TransformerEngine"] is Level.FINE
+    newer = probed(json.dumps(told | {"transformer_engine.pytorch": "2.20.0"}))
+    assert levels(judge(1, newer, ""))["TransformerEngine"] is Level.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("driver", "told"),
+    [
+        ("570.86.15", "update NVIDIA's driver, 570.86.15: CUDA 13.0 needs 580 or newer"),
+        ("580.95.05", "driver is 580 or newer, as CUDA 13.0 needs"),
+        ("", "driver is 580 or newer, as CUDA 13.0 needs"),
+    ],
+)
+def test_the_least_driver_is_told_where_torch_finds_no_gpu(driver, told):
+    blind = msgspec.structs.replace(H100, available=False)
+    (finding,) = judge(1, blind, "", driver)
+    assert told in finding.remedy
+
+
+def test_a_machine_without_compiler_or_headers_is_told_what_triton_and_the_engine_s_build_need(monkeypatch, tmp_path):
+    tools, headers = tmp_path / "bin", tmp_path / "include"
+    tools.mkdir()
+    headers.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(headers)})
+    (finding,) = building.check_compiler()
+    assert finding.level is Level.PROBLEM
+    assert "a C compiler (gcc) and Python's headers" in finding.found
+    assert "-dev" in finding.remedy
+    assert building.lacking_to_build_engine([headers]) == ["nvcc (CUDA's toolkit)", "g++", "cudnn.h", "nccl.h"]
+    for name in ("gcc", "g++", "nvcc"):
+        (tools / name).write_text("")
+        (tools / name).chmod(0o755)
+    (headers / "Python.h").touch()
+    monkeypatch.setenv("CPATH", str(headers))
+    assert [finding.level for finding in building.check_compiler()] == [Level.FINE]
+    (headers / "cudnn.h").touch()
+    assert building.lacking_to_build_engine() == ["nccl.h"]
+
+
+def test_the_gpu_extra_is_installed_without_building_anything_against_another_torch():
+    """In isolation, pip would build TransformerEngine's part for torch against the newest torch."""
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [Requirement(line).name for line in extras["gpu"]] == ["vllm"]
+
+
+def test_the_page_for_gpu_owners_names_what_the_doctor_looks_for():
+    page = (REPOSITORY / "docs" / "gpu.md").read_text()
+    least = max(device.LEAST_DRIVER.values())
+    for word in (
+        building.ENGINE,
+        "--no-build-isolation",
+        "--no-cache-dir",
+        "nvcc",
+        "cudnn.h",
+        "nccl.h",
+        "gcc",
+        "Python.h",
+        f"driver {least}",
+    ):
+        assert word in page, word
 
 
 def test_the_probe_runs_here():

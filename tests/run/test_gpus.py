@@ -13,8 +13,8 @@ from asyncrl.run.plan import make_plan, place_on
 
 ONE = Machine(memory=64 << 30, free=60 << 30, cores=8, gpus=1, gpu_memory=80 << 30)
 TOLD = """\
-0, GPU-aaaa-1, NVIDIA H100 80GB HBM3, 81559
-1, GPU-bbbb-2, NVIDIA H100 80GB HBM3, 81559
+0, GPU-aaaa-1, NVIDIA H100 80GB HBM3, 81559, 580.95.05
+1, GPU-bbbb-2, NVIDIA H100 80GB HBM3, 81559, 580.95.05
 """
 
 
@@ -25,6 +25,7 @@ def gpus_of(recipe):
 def test_what_nvidia_smi_tells():
     both = list(parse(TOLD, None))
     assert [(gpu.index, gpu.name, gpu.memory) for gpu in both] == [(n, "NVIDIA H100 80GB HBM3", 81559 << 20) for n in (0, 1)]
+    assert both[0].driver == "580.95.05"
     assert list(parse(TOLD, "1")) == both[1:]
     assert list(parse(TOLD, "GPU-aaaa")) == both[:1]
     assert list(parse(TOLD, "")) == []

@@ -9,12 +9,17 @@ import sys
 from collections.abc import Iterator
 
 import msgspec
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from asyncrl.run import gpus
+from asyncrl.run.doctor import building
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
 from asyncrl.run.units import memory
 
 PROBE_S = 120.0
+LEAST_DRIVER = {12: 525, 13: 580}
+"""The oldest major version of NVIDIA's driver that runs programs of a major version of CUDA."""
 PROBE = """
 import json, sys
 found = {"errors": {}}
@@ -69,9 +74,9 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_devices() -> Iterator[Finding]:
     """Ask the driver and torch for GPUs, and compare their answers."""
-    devices = gpus.count_visible()
-    for gpu in gpus.describe_visible():
-        yield fine("GPU", f"{gpu.index}: {gpu.name}, {memory(gpu.memory)}")
+    devices, there = gpus.count_visible(), gpus.describe_visible()
+    for gpu in there:
+        yield fine("GPU", f"{gpu.index}: {gpu.name}, {memory(gpu.memory)}, driver {gpu.driver}")
     try:
         done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
     except subprocess.TimeoutExpired:
@@ -83,7 +88,10 @@ def check_devices() -> Iterator[Finding]:
         last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
         yield problem("torch", f"cannot be used: {last[0]}", "install torch again; see requirements/cpu.txt and docs/gpu.md")
         return
-    yield from judge(devices, probed(done.stdout), gpus.why_unused())
+    unused = gpus.why_unused()
+    yield from judge(devices, probed(done.stdout), unused, next((gpu.driver for gpu in there), ""))
+    if devices and not unused:
+        yield from building.check_compiler()
 
 
 def probed(told: str) -> Probed:
@@ -93,12 +101,13 @@ def probed(told: str) -> Probed:
     return msgspec.convert({**raw, "packages": {name: raw[name] for name in names if name in raw}}, Probed)
 
 
-def judge(devices: int, found: Probed, unused: str) -> Iterator[Finding]:
+def judge(devices: int, found: Probed, unused: str, driver: str = "") -> Iterator[Finding]:
     """Say what follows from what the driver and torch answered.
 
     Args:
         devices: how many GPUs the system shows to this process.
         unused: which installed package cannot use them; empty if all can.
+        driver: its version; empty if it is not known.
     """
     if not devices:
         yield fine("GPU", f"none; torch {found.torch} computes on the CPU")
@@ -110,9 +119,7 @@ def judge(devices: int, found: Probed, unused: str) -> Iterator[Finding]:
         return
     if not found.available:
         why = found.errors.get("cuda", f"torch {found.torch} for CUDA {found.cuda} finds none")
-        yield problem(
-            "torch", f"{devices} GPUs here, and {why}", "compare the driver's CUDA version in `nvidia-smi` with torch's"
-        )
+        yield problem("torch", f"{devices} GPUs here, and {why}", _remedy_of_driver(driver, found.cuda))
         return
     if "cuda" in found.errors:
         yield problem("torch", f"a GPU cannot compute: {found.errors['cuda']}", "see `nvidia-smi` and the system's log (Xid)")
@@ -130,17 +137,36 @@ def judge(devices: int, found: Probed, unused: str) -> Iterator[Finding]:
         yield note("attention", "torch has no flash attention here", "without TransformerEngine, long rows take much memory")
     engine = "transformer_engine.pytorch"
     if engine in found.packages:
-        yield fine("TransformerEngine", found.packages[engine])
+        version, wanted = found.packages[engine], Requirement(building.ENGINE).specifier
+        if wanted.contains(Version(version).base_version, prereleases=True):
+            yield fine("TransformerEngine", version)
+        else:
+            yield problem("TransformerEngine", f"{version}, and megatron-core takes {wanted}", building.BUILD)
     elif engine in found.errors:
         yield problem(
             "TransformerEngine",
             f"is installed, but cannot be imported, so that it is not used: {found.errors[engine]}",
-            "build its torch part against this torch: pip install --no-build-isolation 'transformer-engine[core_cu13,pytorch]"
-            ">=2.9.0a0,<2.12'",
+            f"build its part for torch against this torch: {building.REBUILD}{_before_it_is_built()}",
         )
     else:
         yield note(
             "TransformerEngine",
             "not installed: layers are Megatron's plain ones, about a fifth slower by estimate, and there is no fp8",
-            "see docs/gpu.md",
+            f"{building.BUILD}{_before_it_is_built()}",
         )
+
+
+def _remedy_of_driver(driver: str, cuda: str | None) -> str:
+    """What to do where torch finds no GPU. ``driver`` is a version such as ``570.86.15``, ``cuda`` one such as ``13.0``."""
+    least = LEAST_DRIVER.get(int(cuda.partition(".")[0])) if cuda else None
+    if least is None:
+        return "compare the driver's CUDA version in `nvidia-smi` with torch's"
+    major = driver.partition(".")[0]
+    if major.isdigit() and int(major) < least:
+        return f"update NVIDIA's driver, {driver}: CUDA {cuda} needs {least} or newer"
+    return f"see whether NVIDIA's driver is {least} or newer, as CUDA {cuda} needs, and what `nvidia-smi` says"
+
+
+def _before_it_is_built() -> str:
+    lacking = building.lacking_to_build_engine()
+    return f"; before that, install {', '.join(lacking)}: docs/gpu.md" if lacking else ""
