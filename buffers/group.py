@@ -32,6 +32,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         consumed: whether no later batch will hold it.
         oldest_sampled: the oldest version of its tokens, once it is complete.
         newest_sampled: the newest version of those of its tokens that a loss may take, once it is complete.
+        leased: number of its last lease, among those of all groups.
         advantage: mean over its trajectories of ``|reward - mean| / standard deviation``, once it is complete.
     """
 
@@ -54,6 +55,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     oldest_sampled: PolicyVersion = PolicyVersion(0)
     newest_sampled: PolicyVersion = PolicyVersion(0)
     advantage: float = 0.0
+    leased: int = 0
 
     def missing(self) -> list[int]:
         """List the sample indexes of the episodes that are neither finished nor being generated."""

@@ -66,6 +66,7 @@ class Groups:
             group_id = self.ledger.issue(self._size, drawn=True)
         indexes = list(range(self._size))
         group = Group(group_id, task, source, self._size, attempt, state.version, state.version, worker, indexes, {}, [])
+        self._number_lease(group)
         state.groups[group_id] = group
         state.held.enter(group.birth, group.state, state.now)
         self.index.enter(group)
@@ -83,7 +84,12 @@ class Groups:
         self.ledger.issued_again(len(missing))
         group.open, group.version, group.broken_by = missing, version, []
         group.leases += 1
+        self._number_lease(group)
         return group
+
+    def _number_lease(self, group: Group) -> None:
+        self._state.leases += 1
+        group.leased = self._state.leases
 
     def finish_episode(self, group: Group, record: TrajectoryRecord) -> None:
         """Take in a finished episode of a running group."""

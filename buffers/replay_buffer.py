@@ -197,7 +197,9 @@ class ReplayBuffer:
         """Take back a failed episode. Nothing happens if the buffer no longer expects it.
 
         Args:
-            incident: names the event that it failed by, such as the loss of a server; all failures by one count as one.
+            incident: names the event that it failed by, such as the loss of a server. It counts once for all episodes that
+                were running when it was first told; if it takes one that was leased later, it has happened again, whatever
+                its name.
 
         Raises:
             LedgerError: the group was never issued.
@@ -210,11 +212,18 @@ class ReplayBuffer:
             return
         first = kind not in group.broken_by
         self._give_back(group, [sample_index], kind, reason)
-        incidents = self._state.incidents
-        if first and incident not in incidents:
-            if incident:
-                incidents.append(incident)  # there are at most max_failures of them
+        if first and self._counts(incident, group):
             self._spend(kind, _of_task(group.task, reason))
+
+    def _counts(self, incident: str, group: Group) -> bool:
+        """Whether a failure of ``group`` by ``incident`` counts; if so, those of all groups that run now do not any more."""
+        if not incident:
+            return True
+        counted = self._state.incident_leases  # there are at most max_failures of them
+        if group.leased <= counted.get(incident, -1):
+            return False
+        counted[incident] = self._state.leases
+        return True
 
     def lost(self, worker: WorkerId) -> None:
         """Take back all episodes of a worker that was given up. Nothing happens if it had none.
@@ -238,7 +247,7 @@ class ReplayBuffer:
         for worker in self._index.workers():
             self._give_all_back(worker, "the run was resumed")
         self._state.failures = dict.fromkeys(FailureKind, 0)
-        self._state.incidents = []
+        self._state.incident_leases = {}
 
     def _give_all_back(self, worker: WorkerId, reason: str) -> int:
         held = sorted(self._index.held_by(worker))

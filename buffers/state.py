@@ -48,7 +48,8 @@ class BufferState(msgspec.Struct):
         trainings: how many groups were handed out so far; a group counts once each time.
         waiting_draws: tasks to be issued again, in order.
         failures: number of failures since the run was started or resumed, by kind.
-        incidents: events that several failures came from, each of which counts as one.
+        leases: how often a group was leased so far.
+        incident_leases: value of ``leases`` when a failure by an incident last counted, by the incident's name.
         payload_bytes: bytes of groups that have not ended.
         kept_bytes: bytes of groups that have ended and are in a kept batch.
         tasks: state of the task stream; only set in a snapshot.
@@ -74,4 +75,5 @@ class BufferState(msgspec.Struct):
     observed: Observed = msgspec.field(default_factory=Observed)
     tasks: bytes = b""
     fingerprint: str = ""
-    incidents: list[str] = []
+    leases: int = 0
+    incident_leases: dict[str, int] = {}

@@ -35,7 +35,8 @@ class BufferApi(Protocol):
         """Take back an episode that failed.
 
         Args:
-            incident: names the event that it failed by; all failures by one incident count as one. Empty if it stands alone.
+            incident: names the event that it failed by; all failures by one incident of episodes that were running when it was
+                first told count as one. Empty if it stands alone.
 
         Raises:
             BudgetExceeded: this was one failure too many.

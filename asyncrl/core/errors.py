@@ -77,7 +77,8 @@ class EnvironmentLost(AsyncRLError):
     The episode is issued again: it has no reward, and nothing counts against its task.
 
     Args:
-        incident: names the event, differently from all others. All episodes lost by one event count as one failure.
+        incident: names the event, differently from all others. All episodes that one event takes count as one failure; those
+            that began after it was told of count again.
     """
 
     def __init__(self, problem: str, incident: str) -> None:

@@ -14,18 +14,13 @@ from functools import partial
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
+from asyncrl.core.listener import Listener
 from asyncrl.core.tls import TlsKeys
 from asyncrl.rpc.wire import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
 
 logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 32
-_INTRODUCTION_S = 10.0
-"""Time in which a client must show the token."""
-
-_COUNTING_S = 60.0
-"""Interval in which clients without the token are counted before one line about them is logged."""
-
 _calls = msgspec.msgpack.Decoder(Call)
 
 
@@ -40,8 +35,7 @@ class RpcServer:
     def __init__(self, served: object, methods: Mapping[str, Signature], name: str, tls: TlsKeys | None = None) -> None:
         self._served, self._methods, self.name, self._tls = served, methods, name, tls
         self.token = secrets.token_bytes(_TOKEN_BYTES)
-        self.strangers = _Strangers(name)
-        self._listening: asyncio.Server | None = None
+        self.listener = Listener(name, partial(_Connection, self), logger, tls)
 
     async def start(self, host: str) -> Endpoint:
         """Listen on a free port of ``host``, an address of this node.
@@ -49,16 +43,12 @@ class RpcServer:
         Raises:
             ComponentFailed: ``host`` is not an address of this node.
         """
-        loop = asyncio.get_running_loop()
-        tls, patience = (None, None) if self._tls is None else (self._tls.server(), _INTRODUCTION_S)
         try:
-            self._listening = await loop.create_server(
-                partial(_Connection, self), host, 0, ssl=tls, ssl_handshake_timeout=patience
-            )
+            port = await self.listener.start(host, 0)
         except OSError as error:
             remedy = "start Ray on this node with the --node-ip-address of one of its own interfaces"
             raise ComponentFailed(f"{self.name} cannot listen at {host}: {error.strerror}; {remedy}") from error
-        return Endpoint(host, self._listening.sockets[0].getsockname()[1], self.token, self._tls)
+        return Endpoint(host, port, self.token, self._tls)
 
     async def answer(self, call: Call) -> Answer:
         """Make the call, and return its result or error."""
@@ -76,48 +66,7 @@ class RpcServer:
 
     def close(self) -> None:
         """Accept no more connections; existing ones go on."""
-        if self._listening is not None:
-            self._listening.close()
-        self.strangers.close()
-
-
-class _Strangers:
-    """Logs clients that did not show the token: the first one at once, and after that one line a minute with their number."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._more, self._last = 0, ""
-        self._counting: asyncio.TimerHandle | None = None
-
-    def turned_away(self, address: object) -> None:
-        """Count one more connection that was turned away."""
-        if self._counting is None:
-            logger.warning("%s: %s connected and did not show the token", self._name, address)
-            self._count_for_a_while()
-        else:
-            self._more += 1
-            self._last = str(address)
-
-    def _count_for_a_while(self) -> None:
-        self._counting = asyncio.get_running_loop().call_later(_COUNTING_S, self._sum_up)
-
-    def _sum_up(self) -> None:
-        self._counting = None
-        if self._more:
-            self._tell()
-            self._count_for_a_while()
-
-    def _tell(self) -> None:
-        text = "%s: %d more connected within %g s and did not show the token, the last from %s"
-        logger.warning(text, self._name, self._more, _COUNTING_S, self._last)
-        self._more = 0
-
-    def close(self) -> None:
-        """Log those that are not logged yet."""
-        if self._counting is not None:
-            self._counting.cancel()
-        if self._more:
-            self._tell()
+        self.listener.close()
 
 
 class _Connection(Frames):
@@ -129,19 +78,6 @@ class _Connection(Frames):
         self._introduced = False
         self._answering: set[asyncio.Task[None]] = set()
         self.longest = _TOKEN_BYTES
-        self._connected = False
-        # From here on, and not from connection_made(), which is not called for who shows no certificate.
-        self._patience = asyncio.get_running_loop().call_later(_INTRODUCTION_S, self._out_of_patience)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._connected = True
-
-    def _out_of_patience(self) -> None:
-        if self._connected:
-            self.refuse()
-        else:
-            self._server.strangers.turned_away("somebody without a certificate of the run")
 
     def frame_received(self, frame: bytes) -> None:
         if self._introduced:
@@ -150,13 +86,12 @@ class _Connection(Frames):
             task.add_done_callback(self._answered)
         elif hmac.compare_digest(frame, self._server.token):
             self._introduced, self.longest = True, Frames.longest
-            self._patience.cancel()
+            self._server.listener.known(self)
         else:
             self.refuse()
 
     def refuse(self) -> None:
-        if not self._introduced:
-            self._server.strangers.turned_away(self._transport.get_extra_info("peername"))
+        self._server.listener.gone(self, "did not show the token")
         super().refuse()
 
     async def _answer(self, call: Call) -> None:
@@ -170,6 +105,6 @@ class _Connection(Frames):
             self.refuse()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._patience.cancel()
+        self._server.listener.gone(self, "did not show the token")
         for task in self._answering:
             task.cancel()

@@ -23,10 +23,11 @@ import torch
 from asyncrl.core.errors import DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication
+from asyncrl.core.strangers import Strangers
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.accepting_socket import AcceptingSocket
 from asyncrl.weights.broadcast_wire import Answer, Extent, Hello, Reply, Request, hear, pieces, supervised, tell
-from asyncrl.weights.chunk_wire import SECRET_BYTES, WELCOME, BrokenConnection, introduction, receive
+from asyncrl.weights.chunk_wire import SECRET_BYTES, WELCOME, BrokenConnection, introduction, receive_by
 from asyncrl.weights.collective import Collective, Group, Nccl
 from asyncrl.weights.unknown_clients import UnknownClients
 
@@ -63,6 +64,7 @@ class BroadcastSender:
         self._served: set[_Engine] = set()
         self._lock = threading.Lock()
         self._unknown = UnknownClients()
+        self._strangers = Strangers(self._name, logger)
         self._listening = AcceptingSocket(host, self._name)
         there, port = self._listening.address
         self._address = BroadcastAddress(there, port, self._secret, seconds)
@@ -88,13 +90,15 @@ class BroadcastSender:
         """Let a worker in; the one that makes its engine complete has this thread serve them."""
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not hmac.compare_digest(self._shown(connection), self._introduction):
+                self._strangers.turned_away(address, "did not show the run's secret")
+                connection.close()
+                return
             connection.settimeout(_INTRODUCTION_S)
-            if not hmac.compare_digest(receive(connection, len(self._introduction)), self._introduction):
-                raise BrokenConnection("it did not show the secret")
             connection.sendall(WELCOME)
             hello = hear(connection, Hello)
         except (BrokenConnection, OSError) as error:
-            logger.warning("%s: %s connected, and was turned away: %s", self._name, address, error)
+            logger.warning("%s: %s connected, and did not say which worker it is: %s", self._name, address, error)
             connection.close()
             return
         finally:
@@ -111,6 +115,13 @@ class BroadcastSender:
             with self._lock:
                 self._served.remove(engine)
             engine.close()
+
+    def _shown(self, connection: socket.socket) -> bytes:
+        """Return the secret that a client shows; empty if it shows none in time, however slowly it sends."""
+        try:
+            return receive_by(connection, len(self._introduction), time.monotonic() + _INTRODUCTION_S)
+        except (BrokenConnection, OSError):
+            return b""
 
     def _with(self, hello: Hello, connection: socket.socket) -> "_Engine | None":
         """Return the engine of a worker if it is complete with it, else None."""
@@ -167,6 +178,7 @@ class BroadcastSender:
             for engine in (*self._coming.values(), *self._served):
                 engine.end()
         self._mappings.close()
+        self._strangers.close()
 
 
 class _Engine:

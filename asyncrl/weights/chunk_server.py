@@ -13,6 +13,7 @@ import threading
 import time
 
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.strangers import Strangers
 from asyncrl.core.tls import TlsKeys
 from asyncrl.weights.accepting_socket import AcceptingSocket
 from asyncrl.weights.chunk_wire import (
@@ -26,6 +27,7 @@ from asyncrl.weights.chunk_wire import (
     BrokenConnection,
     introduction,
     receive,
+    receive_by,
 )
 from asyncrl.weights.held_files import HeldFile, HeldFiles
 from asyncrl.weights.unknown_clients import UnknownClients
@@ -33,11 +35,9 @@ from asyncrl.weights.unknown_clients import UnknownClients
 logger = logging.getLogger(__name__)
 
 _INTRODUCTION_S = 10.0
-"""Time in which a client must show the secret."""
+"""Time in which a client must show the secret, the handshake of TLS included."""
 _IDLE_S = 60.0
 """A client that has asked for nothing for so long is gone."""
-_STRANGERS_S = 60.0
-"""At most one line about clients without the secret is logged in this time."""
 
 
 class ChunkServer:
@@ -61,7 +61,7 @@ class ChunkServer:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._unknown = UnknownClients()
         self._lock = threading.Lock()
-        self._strangers, self._told = 0, -_STRANGERS_S
+        self._strangers = Strangers(f"weights at {self.address}", logger)
         self._accepting = threading.Thread(target=self._accept, name="weights: accept", daemon=True)
         self._accepting.start()
 
@@ -83,7 +83,7 @@ class ChunkServer:
             try:
                 welcomed = self._welcomed(connection)
                 if welcomed is None:
-                    self._turned_away(address)
+                    self._strangers.turned_away(address, "did not show the run's secret")
                     return
                 connection = closing.enter_context(welcomed)
                 files = _OpenFiles(closing)
@@ -97,6 +97,7 @@ class ChunkServer:
     def _welcomed(self, connection: socket.socket) -> socket.socket | None:
         """Return the connection, encrypted if it is to be, once the client has shown the secret; None if it does not."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ends = time.monotonic() + _INTRODUCTION_S
         connection.settimeout(_INTRODUCTION_S)
         try:
             if self._tls is not None:
@@ -104,7 +105,7 @@ class ChunkServer:
                 with self._lock:
                     self._connections[threading.current_thread()] = encrypted
                 encrypted.do_handshake()
-            shown = receive(connection, len(self._introduction))
+            shown = receive_by(connection, len(self._introduction), ends)
         except (BrokenConnection, OSError):
             return None
         if not hmac.compare_digest(shown, self._introduction):
@@ -128,19 +129,6 @@ class ChunkServer:
             connection.settimeout(_IDLE_S)
             return
 
-    def _turned_away(self, address: object) -> None:
-        with self._lock:
-            self._strangers += 1
-            if time.monotonic() - self._told < _STRANGERS_S:
-                return
-            self._told, count, self._strangers = time.monotonic(), self._strangers, 0
-        logger.warning(
-            "weights at %s: %s connected and did not show the run's secret (%d so far without a line)",
-            self.address,
-            address,
-            count,
-        )
-
     def _ended(self) -> None:
         self._unknown.leave()
         with self._lock:
@@ -157,6 +145,7 @@ class ChunkServer:
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in connections:
             thread.join(2 * WAITING_S)
+        self._strangers.close()
 
 
 class _OpenFiles:

@@ -7,6 +7,7 @@ it.
 
 import socket
 import struct
+import time
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -67,6 +68,24 @@ def receive(connection: socket.socket, size: int) -> bytes:
     """
     received = bytearray(size)
     receive_into(connection, memoryview(received))
+    return bytes(received)
+
+
+def receive_by(connection: socket.socket, size: int, ends: float) -> bytes:
+    """Receive exactly ``size`` bytes by ``ends`` on the monotonic clock, however slowly they come. Sets the connection's timeout.
+
+    Raises:
+        BrokenConnection: the connection ended before.
+        OSError: it broke, or the time was over.
+    """
+    received = bytearray()
+    while len(received) < size:
+        if (seconds := ends - time.monotonic()) <= 0:
+            raise TimeoutError("the time was over")
+        connection.settimeout(seconds)
+        if not (more := connection.recv(size - len(received))):
+            raise BrokenConnection("the connection ended")
+        received += more
     return bytes(received)
 
 

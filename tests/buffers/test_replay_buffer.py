@@ -374,6 +374,18 @@ def test_all_failures_by_one_incident_count_as_one():
         buffer.fail(three.group_id, 1, INFRASTRUCTURE, "the server is gone again", "connection b")
 
 
+def test_an_incident_that_takes_what_was_leased_later_counts_again():
+    """A server that calls each of its connections the same must not take episodes for ever."""
+    buffer = make_buffer(groups_per_step=1, max_failures=3, pipeline_depth=2)
+    for count in (1, 2, 3):
+        for ticket in buffer.lease("w", 3, 0.0):
+            for index in ticket.samples:
+                buffer.fail(ticket.group_id, index, INFRASTRUCTURE, "the server is gone", "the only name it knows")
+        assert buffer.statistics().failures[INFRASTRUCTURE] == count
+    with pytest.raises(BudgetExceeded, match="4 failures"):
+        buffer.fail(buffer.lease("w", 1, 0.0)[0].group_id, 0, INFRASTRUCTURE, "the server is gone", "the only name it knows")
+
+
 def test_what_a_lost_worker_held_is_issued_again():
     buffer = make_buffer(max_failures=1)
     one, _ = buffer.lease("w", 2, 0.0)

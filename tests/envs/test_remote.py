@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 from served_environments import Notes
 
+from asyncrl.core import listener
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall
@@ -126,6 +128,78 @@ async def test_who_has_another_token_or_no_server_is_told_what_to_do() -> None:
     with pytest.raises(NotConnected, match="cannot be reached"):
         async with connected("not a url"):
             pass
+
+
+async def test_half_sent_requests_keep_nobody_out_and_fill_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as (_, url), connected(url):
+        host, port = url.removeprefix("ws://").split(":")
+        half = [await asyncio.open_connection(host, int(port)) for _ in range(300)]
+        for _, writer in half:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        for reader, _ in half[: 300 - listener.MOST_NEWCOMERS]:
+            async with asyncio.timeout(60):
+                assert await reader.read() == b"", "it is turned away long before its time is over"
+        async with connected(url) as connection:
+            await connection.describe({}, 20.0)
+        monkeypatch.setattr(listener, "INTRODUCTION_S", 0.2)  # of those who connect from now on
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(60):
+            with suppress(OSError):
+                while not reader.at_eof():  # a byte now and then buys no time
+                    writer.write(b"G")
+                    await writer.drain()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 0.05)
+        for request in (b"GET / HTTP/1.1\r\n\r\n", b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n", b"\x16\x03\x01\xff\r\n\r\n"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(request)
+            async with asyncio.timeout(60):
+                assert (await reader.read()).startswith((b"HTTP/1.1 401", b"HTTP/1.1 400", b"HTTP/1.0 400"))
+            writer.close()
+        for _, writer in half:
+            writer.close()
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("asyncrl.envs.remote.server")]
+    assert len(told) == 2
+    assert "turned away since the last such line" in told[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of files are those of Linux")
+def test_a_server_that_has_no_files_left_says_so_once_and_goes_on() -> None:
+    """Strangers take all the files that its process may have open; when they are gone, it lets clients in as before."""
+    serve = "from asyncrl.cli.main import main; main(['env', 'serve', 'calculator', '--port', '0'])"
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); {serve}"
+    server = subprocess.Popen(
+        [sys.executable, "-c", limited],
+        env={**os.environ, "ASYNCRL_ENV_TOKEN": TOKEN},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        url = next(word for word in server.stdout.readline().split() if word.startswith("ws://")).rstrip(";")
+        host, port = url.removeprefix("ws://").split(":")
+        with ExitStack() as strangers:
+            for _ in range(150):
+                strangers.enter_context(socket.create_connection((host, int(port)), 60))
+            assert server.stderr is not None
+            said = [server.stderr.readline()]
+            while "accept" not in said[-1]:
+                said.append(server.stderr.readline())
+
+        async def describe() -> None:
+            async with connected(url) as connection:
+                await connection.describe({}, 20.0)
+
+        asyncio.run(describe())
+    finally:
+        server.terminate()
+        said += server.communicate(timeout=60)[1].splitlines()
+    assert sum("cannot accept connections for a while" in line for line in said) == 1
+    assert not any("Traceback" in line for line in said)
+    assert len(said) < 10
 
 
 async def test_a_server_that_answers_something_else_is_left() -> None:
@@ -398,6 +472,9 @@ async def test_a_server_written_from_the_document_is_played_on() -> None:
             result = await environment.step(Action("anything", ()))
             assert (result.reward, result.done, result.fault) == (0.5, True, None)
             await environment.close()
+        url = f"ws://127.0.0.1:{runner.addresses[0][1]}"
+        async with connected(url) as one, connected(url) as two:
+            assert one.lost_error().incident != two.lost_error().incident, "although the server calls both s1"
     finally:
         await runner.cleanup()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.core import listener
 from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
@@ -288,14 +290,14 @@ async def test_a_stranger_is_turned_away_and_not_heard(
     async with Line() as line:
         client = await line.client()
         assert await client.call(Served.length, b"a") == 1
-        monkeypatch.setattr(server, "_INTRODUCTION_S", 0.05)  # of those who connect from now on
+        monkeypatch.setattr(listener, "INTRODUCTION_S", 0.05)  # of those who connect from now on
         reader, writer = await asyncio.open_connection(line.endpoint.host, line.endpoint.port)
         call = encoder.encode(Call(0, "wait", msgspec.Raw(encoder.encode(()))))
         writer.write(said + (len(call).to_bytes(4, "little") + call if said else b""))
         with contextlib.suppress(ConnectionResetError):
             assert await within(MINUTE, reader.read()) == b""
         writer.close()
-        assert caplog.text.count("connected and did not show the token") == 1
+        assert len(told(caplog)) == 1
         assert not line.served.begun.is_set()
         await asyncio.sleep(0.1)  # longer than the introduction may take
         assert await client.call(Served.length, b"a") == 1
@@ -323,16 +325,40 @@ async def test_of_many_strangers_the_first_is_told_and_the_others_are_counted(ca
         assert len(told(caplog)) == 1
         line.server.close()
     assert len(told(caplog)) == 2
-    assert "the thing: 49 more connected within 60 s and did not show the token, the last from ('127.0.0.1'," in caplog.text
+    assert "did not show the token; 48 other clients turned away since" in caplog.text
 
 
-async def test_strangers_are_told_of_while_they_come(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "_COUNTING_S", 0.05)
+@pytest.mark.parametrize("tls", [None, KEYS], ids=["plain", "encrypted"])
+async def test_those_who_connect_and_say_nothing_keep_nobody_out(tls: TlsKeys | None, caplog: pytest.LogCaptureFixture):
+    async with Line(tls) as line:
+        client = await line.client()
+        open_files = len(os.listdir("/proc/self/fd"))
+        silent = [await asyncio.open_connection(line.endpoint.host, line.endpoint.port) for _ in range(300)]
+        first_ones, last_ones = silent[: 300 - listener.MOST_NEWCOMERS], silent[300 - listener.MOST_NEWCOMERS :]
+        for reader, _ in first_ones:
+            assert await within(MINUTE, reader.read()) == b"", "it is turned away long before its time is over"
+        assert not any(reader.at_eof() for reader, _ in last_ones)
+        assert len(os.listdir("/proc/self/fd")) < open_files + 300 + 300
+        for each in (client, await line.client()):
+            assert await within(MINUTE, each.call(Served.length, b"a")) == 1
+        for _, writer in silent:
+            writer.close()
+    assert len(told(caplog)) == 2
+
+
+async def test_who_sends_a_byte_now_and_then_has_no_more_time_than_others(monkeypatch: pytest.MonkeyPatch):
     async with Line() as line:
         await line.client()
+        monkeypatch.setattr(listener, "INTRODUCTION_S", 0.3)  # of those who connect from now on
+        reader, writer = await asyncio.open_connection(line.endpoint.host, line.endpoint.port)
         async with asyncio.timeout(MINUTE):
-            while caplog.text.count("more connected within 0.05 s") < 2:
-                await stranger(line.endpoint)
+            with contextlib.suppress(OSError):
+                while not reader.at_eof():
+                    writer.write(b"\x20"[: len(line.endpoint.token)])
+                    await writer.drain()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 0.1)
+        writer.close()
 
 
 class Collected(Frames):
@@ -369,13 +395,10 @@ def test_frames_arrive_however_the_network_cuts_them(frames: list[bytes], cuts: 
     assert connection.frames == frames
 
 
-async def test_encrypted_calls_and_strangers_with_other_keys_or_none(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+async def test_encrypted_calls_and_strangers_with_other_keys_or_none(caplog: pytest.LogCaptureFixture):
     async with Line(KEYS) as line:
         client = await line.client()
         assert await client.call(Served.length, bytes(3 << 20)) == 3 << 20
-        monkeypatch.setattr(server, "_INTRODUCTION_S", 0.2)  # of those who connect from now on
         plain = msgspec.structs.replace(line.endpoint, tls=None)
         other = msgspec.structs.replace(line.endpoint, tls=make_keys())
         for endpoint in (plain, other):
@@ -385,8 +408,8 @@ async def test_encrypted_calls_and_strangers_with_other_keys_or_none(
 
             with pytest.raises(ConnectionLost):
                 await within(MINUTE, call())
-        await asyncio.sleep(0.4)  # longer than the introduction may take
-        assert caplog.text.count("somebody without a certificate of the run connected and did not show the token") == 1
+        assert len(told(caplog)) == 1
+        assert "showed no certificate of the run" in caplog.text
         assert await client.call(Served.length, b"a") == 1
     assert "TlsKeys(...)" in repr(KEYS)
     assert "PRIVATE" not in repr(KEYS)

@@ -20,7 +20,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard, WeightFile
 from asyncrl.core.tls import TlsKeys
 from asyncrl.run.certificates import make_keys
-from asyncrl.weights import accepting_socket, chunk_fetch
+from asyncrl.weights import accepting_socket, chunk_fetch, chunk_server
 from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import ANSWER, CHUNK_BYTES, REQUEST, WELCOME, Address, Answer, introduction, receive
 from asyncrl.weights.held_files import HeldFile, HeldFiles
@@ -331,6 +331,24 @@ def test_those_who_connect_and_say_nothing_hold_few_threads_and_nobody_up(nodes,
         assert threading.active_count() <= threads + MOST_UNKNOWN
         local = nodes.make("friend", tls=keys).fetch(V1, files, {"learner": [learner.address]}, MINUTE)
         assert contents_of(local) == contents
+
+
+def test_who_sends_a_byte_now_and_then_has_no_more_time_than_others(nodes, monkeypatch) -> None:
+    monkeypatch.setattr(chunk_server, "_INTRODUCTION_S", 0.5)
+    assert is_turned_away_while_it_sends(nodes["learner"].address, introduction(SECRET)[:-1])
+
+
+def is_turned_away_while_it_sends(there: tuple[str, int], bytes_one_by_one: bytes) -> bool:
+    with socket.create_connection(there, 0.1) as slow:
+        try:
+            for byte in bytes_one_by_one:
+                slow.sendall(bytes([byte]))
+                with suppress(TimeoutError):
+                    slow.recv(1)
+                    return True
+        except ConnectionError:
+            return True
+    return False
 
 
 def test_encrypted_publications_and_strangers_with_other_keys_or_none(nodes, monkeypatch, caplog) -> None:

@@ -7,6 +7,7 @@ long past; requests do not wait for each other.
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from aiohttp import WSMsgType
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.task import Task
+from asyncrl.core.text import short
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.protocol import (
     Answer,
@@ -72,6 +74,8 @@ class Connection:
     def __init__(self, url: str, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
         self.url, self.environment = url, welcome.environment
         self._socket, self._session = socket, welcome.session
+        # Named by this side: one incident is one failure, and the server must not say which of its failures are one.
+        self._incident = f"{url} {secrets.token_hex(8)}"
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Queue[Answer | None]] = {}
         self.episodes, self.why = 0, ""
@@ -158,7 +162,9 @@ class Connection:
 
     def lost_error(self) -> EnvironmentLost:
         """The error of those who depended on this connection."""
-        return EnvironmentLost(f"the environment server {self.url} is gone: {self.why}", f"{self.url} {self._session}")
+        return EnvironmentLost(
+            f"the environment server {self.url} is gone: {self.why} (session {short(self._session)})", self._incident
+        )
 
     async def close(self) -> None:
         """Close the connection."""
@@ -222,7 +228,7 @@ class Connection:
             case FailureReason.REFUSED:
                 return RecipeError(failed.place or "environment", f"{failed.problem} (says {self.url})", failed.remedy)
             case FailureReason.LOST:
-                return EnvironmentLost(f"{self.url}: {failed.problem}", f"{self.url} {self._session}")
+                return EnvironmentLost(f"{self.url}: {failed.problem}", self._incident)
             case _:
                 return EnvironmentBroken(failed.problem, failed.raised)
 

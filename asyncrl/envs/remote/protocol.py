@@ -49,7 +49,7 @@ class Welcome(msgspec.Struct, frozen=True, tag_field="type", tag="welcome"):
     Attributes:
         environment: what is served; the same from all servers of a run.
         server: name and version of the server's program.
-        session: names the connection, differently from all others.
+        session: names the connection in logs and messages.
     """
 
     protocol: int

@@ -72,7 +72,6 @@ class ServedConnection:
         """Answer requests until the connection ends."""
         try:
             if await self._greet():
-                logger.info("%s connected", self._remote)
                 async for message in self._socket:
                     if message.type is not WSMsgType.BINARY:
                         raise ComponentFailed("messages are binary")
@@ -107,8 +106,9 @@ class ServedConnection:
             await self._send(Refused(protocol.PROTOCOL, problem))
             await self._socket.close(code=protocol.REFUSED_CODE, message=b"another version of the protocol")
             return False
-        served = self._environments.served.name
-        await self._send(Welcome(protocol.PROTOCOL, served, self._environments.name, secrets.token_hex(8)))
+        served, session = self._environments.served.name, secrets.token_hex(8)
+        await self._send(Welcome(protocol.PROTOCOL, served, self._environments.name, session))
+        logger.info("%s connected (session %s)", self._remote, session)
         return True
 
     def _take(self, message: protocol.FromClient) -> None:

@@ -2,18 +2,21 @@
 
 It needs msgspec, numpy and aiohttp, but no torch, vLLM or Ray, so that it runs in the environment's own virtual environment. What
 always holds: the sockets have an event loop in which no environment runs, so that a blocked environment makes its own requests
-late, and neither pings nor other connections.
+late, and neither pings nor other connections; who does not show the token is turned away soon, whatever it sends, and keeps
+nobody else out (:mod:`asyncrl.core.listener`).
 """
 
 import asyncio
 import hmac
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
+from asyncrl.core.listener import Listener
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.served_connection import ServedConnection
 from asyncrl.envs.remote.served_environments import Served, ServedEnvironments
@@ -30,8 +33,8 @@ class EnvironmentServer:
 
     def __init__(self, environments: ServedEnvironments, token: str) -> None:
         self.environments, self._token = environments, token.encode()
-        self._runner: web.AppRunner | None = None
         self._connections: set[ServedConnection] = set()
+        self._http: _Http | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen at ``host`` and ``port``, or at a free port if that is 0; returns the port.
@@ -40,21 +43,19 @@ class EnvironmentServer:
             OSError: the address cannot be used.
         """
         self.environments.start()
-        application = web.Application()
-        application.router.add_get("/{path:.*}", self._connect)
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=STOP_S)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
+        self._http = _Http(self._connect)
+        listening = await self._http.listener.start(host, port)
         self.environments.watch()
-        listening: int = self._runner.addresses[0][1]
         return listening
 
     async def close(self) -> None:
         """End all connections and close their environments."""
+        if self._http is not None:
+            self._http.listener.close()
         await asyncio.gather(*(each.end() for each in self._connections))
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._http is not None:
+            self._http.pre_shutdown()
+            await self._http.shutdown(STOP_S)
             await self.environments.close()
 
     @property
@@ -62,11 +63,14 @@ class EnvironmentServer:
         """How many episodes are open."""
         return sum(len(each.episodes) for each in self._connections)
 
-    async def _connect(self, request: web.Request) -> web.StreamResponse:
+    async def _connect(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert self._http is not None
         shown = request.headers.get("Authorization", "").encode(errors="replace")
         if not hmac.compare_digest(shown, b"Bearer " + self._token):
-            logger.warning("%s connected without the token", request.remote)
-            return web.Response(status=HTTPStatus.UNAUTHORIZED, text="show the token: Authorization: Bearer TOKEN")
+            refused = web.Response(status=HTTPStatus.UNAUTHORIZED, text="show the token: Authorization: Bearer TOKEN")
+            refused.force_close()
+            return refused
+        self._http.listener.known(request.protocol)
         socket = web.WebSocketResponse(heartbeat=protocol.PING_S, max_msg_size=protocol.LARGEST_MESSAGE, compress=False)
         if not socket.can_prepare(request).ok:
             return web.Response(status=HTTPStatus.UPGRADE_REQUIRED, text="environments are served over a WebSocket")
@@ -78,6 +82,32 @@ class EnvironmentServer:
         finally:
             self._connections.discard(connection)
         return socket
+
+
+class _Http(web.Server):
+    """Speaks HTTP with those whom its listener lets in.
+
+    Attributes:
+        listener: knows which of them have shown the token.
+    """
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        super().__init__(handler, access_log=None, logger=_own_errors)
+        self.listener = Listener("asyncrl env serve", self, logger)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Note that a connection has ended."""
+        self.listener.gone(handler, "did not show the token")
+        super().connection_lost(handler, exc)
+
+
+def _is_own(record: logging.LogRecord) -> bool:
+    """Whether an error that aiohttp logs is no request that it could not read: those are turned away, and told of as such."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+_own_errors = logging.getLogger(f"{__name__}.http")
+_own_errors.addFilter(_is_own)
 
 
 async def serve(served: Served, token: str, host: str, port: int, name: str, listening: Callable[[int], None]) -> None:

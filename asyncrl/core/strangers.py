@@ -1,0 +1,53 @@
+"""Tells of the clients that a server turned away, because they did not show who they are.
+
+What always holds: however many there are, at most one line a minute is logged about them, and none is left out of the count.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from asyncrl.core.text import counted
+
+COUNTING_S = 60.0
+"""Seconds in which clients that were turned away are counted before another line about them is logged."""
+
+
+class Strangers:
+    """The clients that one server turned away: the first is told of at once, later ones by their number. Used in any thread.
+
+    Args:
+        server: how the server's lines begin in the log.
+        log: the logger of the server's module.
+    """
+
+    def __init__(self, server: str, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server, self._log, self._clock = server, log, clock
+        self._lock = threading.Lock()
+        self._told: float | None = None
+        self._more, self._last = 0, ""
+
+    def turned_away(self, client: object, why: str) -> None:
+        """Count a client that was turned away.
+
+        Args:
+            client: its address.
+            why: what it did, as what follows its address; words of ours, and none of the client's.
+        """
+        with self._lock:
+            self._more, self._last = self._more + 1, f"{client} {why}"
+            if self._told is not None and self._clock() - self._told < COUNTING_S:
+                return
+            self._tell()
+
+    def close(self) -> None:
+        """Tell of those that are not told of yet."""
+        with self._lock:
+            if self._more:
+                self._tell()
+
+    def _tell(self) -> None:
+        before = f"; {counted(self._more - 1, 'other client')} turned away since the last such line" if self._more > 1 else ""
+        self._log.warning("%s: turned away: %s%s", self._server, self._last, before)
+        self._told, self._more = self._clock(), 0
