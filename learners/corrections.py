@@ -24,7 +24,7 @@ from asyncrl.core.recipe.correction import (
 from asyncrl.core.recipe.custom import CustomWeight
 from learners.custom.calls import call_weight, loaded
 from learners.custom.inputs import WeightInputs
-from learners.kl import divergence
+from learners.kl import divergence, guarded
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
 
@@ -83,6 +83,18 @@ def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, confi
         case MaskBound(lower=lower, upper=upper):
             masked = (weight < lower) | (weight > upper)
             return Corrected(logp_anchor, torch.where(masked, 0.0, weight), torch.zeros_like(rejected), masked, rejected)
+
+
+def held_ratio(log_ratio: Tensor, config: CorrectionConfig) -> Tensor:
+    """[n], the ratio of a policy to the anchor, at most the bound of the weights, and without gradient.
+
+    Times the weight of anchor to behaviour probability, it makes the mean over tokens that older policies sampled an
+    estimate of the expectation under that policy.
+
+    Args:
+        log_ratio: [n], log of the policy's over the anchor's probability.
+    """
+    return guarded(log_ratio.detach()).exp().clamp(max=config.bound.upper)
 
 
 def _anchor(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, anchor: str) -> Tensor:

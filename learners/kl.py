@@ -4,8 +4,10 @@ All estimate ``KL(p || q)`` from tokens that ``p`` sampled, given ``log p - log 
 "Approximating KL divergence").
 """
 
+import math
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 KlEstimator = Literal["k1", "abs", "k2", "k3"]
@@ -15,13 +17,19 @@ OVERFLOW_GUARD = 20.0
 infinite."""
 
 
+def guarded(log_ratio: Tensor) -> Tensor:
+    """``log_ratio``, clamped so that it can be exponentiated. It has no gradient beyond the guard."""
+    return log_ratio.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+
+
 def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
     """[n], the estimate for each token, with ``d = log p - log q``.
 
     ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is
     ``exp(-d) - 1 + d``, unbiased and never negative. Estimates are not capped: without its rare large values, the mean
     of ``k3`` would be too small exactly where the divergence is large, and a capped token would have no gradient that
-    leads back. Only inside the exponential, ``d`` is clamped to +-20, which keeps sums finite.
+    leads back. Where ``d`` is below -20, the exponential continues as a straight line with the slope that it has there,
+    which keeps sums finite and still leads back.
 
     Args:
         log_ratio: [n], ``log p - log q`` of tokens that ``p`` sampled.
@@ -34,8 +42,9 @@ def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
         case "k2":
             return log_ratio.square() / 2
         case "k3":
-            held = log_ratio.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
-            return (-held).expm1() + held
+            curve = (-log_ratio.clamp(min=-OVERFLOW_GUARD)).expm1()
+            line = math.expm1(OVERFLOW_GUARD) - math.exp(OVERFLOW_GUARD) * (log_ratio + OVERFLOW_GUARD)
+            return torch.where(log_ratio < -OVERFLOW_GUARD, line, curve) + log_ratio
 
 
 def straight_through(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:

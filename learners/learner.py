@@ -287,7 +287,7 @@ class Learner:
             logp, entropy = seen
             proximal = logp.detach() if micro_batch.logp_proximal is None else micro_batch.logp_proximal
             outcome = policy_loss(logp, proximal, entropy, micro_batch, algorithm, part.denominator, coefficient)
-            tally = observe(micro_batch, proximal, entropy.detach(), outcome)
+            tally = observe(micro_batch, proximal, entropy.detach(), outcome, algorithm.correction)
             tally |= off_policy_steps(micro_batch, algorithm.optimizer_steps, taken)
             if records is not None:
                 records.see(micro_batch, logp, outcome)
@@ -327,6 +327,7 @@ class Learner:
         kl = self._algorithm.kl
         if isinstance(kl, NoKl) or not isinstance(kl.control, AdaptiveKl):
             return
-        total, tokens = (0.0, 1.0) if tally is None else tally[metrics.KL_REFERENCE].tolist()
-        observed = self._trainer.agreed(total / tokens)
+        total, tokens = (0.0, 0.0) if tally is None else tally[metrics.KL_REFERENCE].tolist()
+        # A batch all of whose tokens were left out says nothing about the divergence.
+        observed = self._trainer.agreed(total / tokens if tokens else kl.control.target)
         self._kl_coefficient = adapted_coefficient(self._kl_coefficient, observed, kl.control.target, kl.control.horizon)

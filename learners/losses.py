@@ -19,10 +19,10 @@ from asyncrl.core.recipe.loss import (
     ReinforceLoss,
     SapoLoss,
 )
-from learners.corrections import Corrected, correct
+from learners.corrections import Corrected, correct, held_ratio
 from learners.custom.calls import call_loss, loaded
 from learners.custom.inputs import LossInputs
-from learners.kl import OVERFLOW_GUARD, divergence, straight_through
+from learners.kl import OVERFLOW_GUARD, divergence, guarded, straight_through
 from learners.loss_tokens import LossTokens
 
 
@@ -64,8 +64,9 @@ def policy_loss(
     over the tokens in the mask.
 
     The surrogate is a function of ``ratio = pi_theta / pi_anchor``, the weight is a function of
-    ``pi_anchor / pi_behaviour``, and ``kl`` estimates the divergence from ``pi_theta`` to the reference. The divergence
-    is weighted too, because older policies sampled the tokens it is estimated from. (GMPO weights its surrogate by the
+    ``pi_anchor / pi_behaviour``, and ``kl`` is the estimated divergence from ``pi_theta`` to the reference times the
+    ratio, held at most at the correction's bound and without gradient: an expectation under ``pi_theta`` is estimated
+    from tokens that ``pi_behaviour`` sampled, so weight and ratio both multiply it. (GMPO weights its surrogate by the
     geometric mean of the row's weights.) A token that the correction rejects or masks contributes nothing: no term, no
     entropy, and no part of its row's mean ratio. It still counts in the denominator. Only ``logp_theta`` and
     ``entropy`` receive a gradient.
@@ -73,7 +74,7 @@ def policy_loss(
     Args:
         logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised,
             and under the policy before the training step. Ratios are computed in float32, and their logarithms clamped
-            to +-20.
+            to +-20; a token beyond that gets no gradient from its ratio, and counts as clipped.
         entropy: [n], nats.
         tokens: what is known of the tokens before the forward pass.
         denominator: divides the loss of the whole batch, see :func:`.aggregation.denominator`.
@@ -88,41 +89,50 @@ def policy_loss(
     logp_theta = logp_theta.float()
     correction = correct(logp_theta, logp_proximal.float(), tokens, config.correction)
     # Set to zero outside the mask: any number may stand there, and 0 * inf is not 0.
-    log_ratio = torch.where(tokens.mask, logp_theta - correction.logp_anchor, 0.0).clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+    moved = torch.where(tokens.mask, logp_theta - correction.logp_anchor, 0.0)
+    log_ratio = guarded(moved)
     decay = config.correction.trust_region_decay
     narrowing = decay ** tokens.staleness.float() if decay < 1 else 1.0
     kept = tokens.mask & ~correction.masked & ~correction.rejected
-    surrogate = _surrogate(log_ratio, torch.where(tokens.mask, logp_theta, 0.0), tokens, kept, config.loss, narrowing)
+    surrogate = _surrogate(moved, torch.where(tokens.mask, logp_theta, 0.0), tokens, kept, config.loss, narrowing)
     weight = _mean_weight(correction.weight, tokens, kept) if isinstance(config.loss, GmpoLoss) else correction.weight
     value = weight * surrogate.value
     if isinstance(config.kl, KlInLoss):
-        value = value - kl_coefficient * correction.weight * _divergence_from_reference(logp_theta, tokens, config.kl)
+        weighed = correction.weight * held_ratio(log_ratio, config.correction)
+        value = value - kl_coefficient * weighed * _divergence_from_reference(logp_theta, tokens, config.kl)
     if config.entropy_bonus:
         value = value + config.entropy_bonus * torch.where(kept, entropy, 0.0)
     loss = -torch.where(kept, tokens.share * value, 0.0).sum() / denominator
-    return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction, torch.where(kept, weight, 0.0))
+    clipped = kept & (surrogate.clipped | _cut_by_the_guard(moved, tokens, config.loss))
+    return Outcome(loss, log_ratio.detach(), clipped, correction, torch.where(kept, weight, 0.0))
 
 
 def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: KlInLoss) -> Tensor:
     if tokens.logp_reference is None:
         raise ValueError("the tokens have no log-probabilities under the reference policy that algorithm.kl measures from")
-    log_ratio = torch.where(tokens.mask, logp_theta - tokens.logp_reference, 0.0).clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+    log_ratio = torch.where(tokens.mask, logp_theta - tokens.logp_reference, 0.0)
     estimate = straight_through if config.straight_through else divergence
     return estimate(log_ratio, config.estimator)
 
 
 def _surrogate(
-    log_ratio: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor, config: Loss, narrowing: Tensor | float
+    moved: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor, config: Loss, narrowing: Tensor | float
 ) -> Surrogate:
-    """The surrogate of each of the ``kept`` tokens (bool [n]). ``narrowing`` multiplies the clip range."""
-    advantages = tokens.advantages
+    """The surrogate of each of the ``kept`` tokens (bool [n]).
+
+    Args:
+        moved: [n], log of current over anchor probability, not clamped.
+        narrowing: multiplies the clip range.
+    """
+    advantages, log_ratio = tokens.advantages, guarded(moved)
     match config:
         case PpoClipLoss(clip_low=low, clip_high=high, dual_clip=dual_clip):
             return _dual(_clip(log_ratio.exp(), advantages, low * narrowing, high * narrowing), advantages, dual_clip)
         case GspoLoss(clip_low=low, clip_high=high):
             return _clip(_row_ratio(log_ratio, tokens, kept), advantages, low * narrowing, high * narrowing)
         case CispoLoss(clip_low=low, clip_high=high):
-            weight = _held(log_ratio.detach().exp(), low * narrowing, high * narrowing)
+            # Only the upper end narrows: a lower end nearer to 1 would make staler tokens weigh more.
+            weight = _held(log_ratio.detach().exp(), low, high * narrowing)
             return Surrogate(weight * advantages * logp, torch.zeros_like(tokens.mask))
         case SapoLoss(tau_positive=positive, tau_negative=negative):
             tau = torch.where(advantages > 0, positive, negative)
@@ -137,13 +147,27 @@ def _surrogate(
             value = torch.where(tokens.singled_out, clipped.value.detach(), clipped.value)
             return Surrogate(value, clipped.clipped | tokens.singled_out)
         case KlCovLoss(coefficient=coefficient):
-            penalty = torch.where(tokens.singled_out, coefficient * log_ratio.abs(), 0.0)
+            # Not clamped: it is finite anyway, and it is what leads a token back that has moved too far.
+            penalty = torch.where(tokens.singled_out, coefficient * moved.abs(), 0.0)
             return Surrogate(log_ratio.exp() * advantages - penalty, torch.zeros_like(tokens.mask))
         case ReinforceLoss():
             return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
         case CustomLoss():
             custom = call_loss(loaded(config), _inputs(log_ratio, logp, tokens, kept))
             return Surrogate(-custom.losses, custom.clipped)
+
+
+def _cut_by_the_guard(moved: Tensor, tokens: LossTokens, config: Loss) -> Tensor:
+    """bool [n], tokens that would have a gradient, had their log-ratio not been clamped."""
+    match config:
+        case CispoLoss() | DivergenceMaskLoss() | ReinforceLoss() | CustomLoss():
+            # Their gradient does not pass through the ratio; a function of the user's says itself what it cut.
+            return torch.zeros_like(tokens.mask)
+        case KlCovLoss():
+            through_ratio = ~tokens.singled_out
+        case _:
+            through_ratio = tokens.mask
+    return through_ratio & (moved.abs() > OVERFLOW_GUARD) & (tokens.advantages != 0)
 
 
 def _inputs(log_ratio: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor) -> LossInputs:
@@ -207,7 +231,7 @@ def _mean_weight(weight: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
     ``w * ratio * A``, so the mean of the weights multiplies the mean of the ratios. Without bound and clip, their
     product is the mean of ``pi_theta / pi_behaviour``.
     """
-    logs = weight.log().clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+    logs = guarded(weight.log())
     return tokens.rows.means(logs, kept)[tokens.rows.index].exp()
 
 
@@ -224,7 +248,8 @@ def _divergence_mask(
         others = ((1.0 - before).clamp(min=1e-8) / (1.0 - now).clamp(min=1e-8)).log()
         distance = (1.0 - before) * others - before * log_ratio.detach()
     up = advantages > 0
-    too_far = torch.where(up, moved > 0, moved < 0) & (distance > torch.where(up, config.high, config.low) * narrowing)
+    low, high = config.bounds
+    too_far = torch.where(up, moved > 0, moved < 0) & (distance > torch.where(up, high, low) * narrowing)
     weight = log_ratio.detach().exp().clamp(max=config.max_ratio)
     return Surrogate(torch.where(too_far, 0.0, weight * advantages * logp), too_far)
 

@@ -33,7 +33,12 @@ OVERLONG_PENALTY = _mean("reward/overlong_penalty_mean", "1", "reward that algor
 
 ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
 CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
-KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the anchor policy of the loss to the policy being optimised")
+KL_ANCHOR_THETA = _mean(
+    "loss/kl_anchor_theta",
+    "nats",
+    "k3 from the anchor policy of the loss to the policy being optimised, times the importance weight, over tokens that the "
+    "correction has not left out",
+)
 
 IMPORTANCE_WEIGHT = _mean(
     "correction/importance_weight_mean", "1", "importance weight as applied: truncated, and 0 where rejected"
@@ -56,7 +61,10 @@ MISMATCH_K3 = _mean("mismatch/k3", "nats", "k3 from engine to learner, over toke
 BEHAVIOUR_GAP = _mean("kl/behaviour_gap_mean_abs", "nats", "|log of proximal / behaviour probability|")
 BEHAVIOUR_K3 = _mean("kl/behaviour_k3", "nats", "k3 from the behaviour policies to the policy being trained")
 KL_REFERENCE = _mean(
-    "kl/reference_k3", "nats", "k3 from the policy being trained to the reference, the weights the run began with"
+    "kl/reference_k3",
+    "nats",
+    "k3 from the policy being trained to the reference, times the weight that the divergence has in the loss, over tokens that "
+    "the correction has not left out",
 )
 KL_COEFFICIENT = _mean("kl/coefficient", "1", "factor of the divergence from the reference")
 

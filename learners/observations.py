@@ -5,15 +5,17 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from asyncrl.core.metrics import Reading, Reduction
+from asyncrl.core.recipe.correction import CorrectionConfig
 from learners import metrics
-from learners.kl import OVERFLOW_GUARD, divergence
+from learners.corrections import held_ratio
+from learners.kl import divergence, guarded
 from learners.losses import Outcome
 from learners.micro_batch import MicroBatch
 from learners.tally import Tally, add_to, tally_count, tally_means, tally_total
 from learners.value_loss import ValueOutcome
 
 
-def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
+def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome, correction: CorrectionConfig) -> Tally:
     """Compute the tally of one micro-batch.
 
     Args:
@@ -21,12 +23,15 @@ def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) 
         logp: float32 [n], log-probabilities under the version being trained, without gradient.
         entropy: float32 [n], nats.
         outcome: the loss, and what happened to each token in it.
+        correction: the recipe's, with which the loss was computed.
     """
     tally = tally_total(metrics.POLICY_LOSS, outcome.loss)
     tally |= _staleness(batch)
     tally |= _distances(batch, logp, entropy, outcome)
     if batch.logp_reference is not None:
-        tally |= tally_means({metrics.KL_REFERENCE: divergence(logp - batch.logp_reference, "k3")}, batch.mask)
+        weight = outcome.correction.weight * held_ratio(logp - outcome.correction.logp_anchor, correction)
+        of_tokens = weight * divergence(logp - batch.logp_reference, "k3")
+        tally |= tally_means({metrics.KL_REFERENCE: of_tokens}, _kept(batch, outcome))
     tally |= _left_out(batch, outcome)
     return tally
 
@@ -129,7 +134,7 @@ def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcom
     do both sides compute the same number, so that any gap comes from their arithmetic.
     """
     gap = logp - batch.logp_behaviour
-    ratio = gap.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD).exp()
+    ratio = guarded(gap).exp()
     behaviour_k3 = divergence(-gap, "k3")
     by_age = {
         metrics.CLIP_FRACTION: outcome.clipped.float(),
@@ -140,17 +145,23 @@ def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcom
         {
             **by_age,
             metrics.ENTROPY: entropy,
-            metrics.KL_ANCHOR_THETA: divergence(-outcome.log_ratio, "k3"),
             metrics.RATIO_SQUARE_MEAN: ratio.square(),
             metrics.BEHAVIOUR_GAP: gap.abs(),
         },
         batch.mask,
     )
+    from_anchor = outcome.correction.weight * divergence(-outcome.log_ratio, "k3")
+    tally |= tally_means({metrics.KL_ANCHOR_THETA: from_anchor}, _kept(batch, outcome))
     tally |= tally_means({metrics.LOGPROB_GAP: gap.abs(), metrics.MISMATCH_K3: behaviour_k3}, batch.mask & (batch.staleness == 0))
     for youngest, oldest in staleness_buckets(batch.max_staleness):
         aged = batch.mask & (batch.staleness >= youngest) & (batch.staleness <= oldest)
         tally |= tally_means({metrics.by_staleness(metric, youngest, oldest): value for metric, value in by_age.items()}, aged)
     return tally
+
+
+def _kept(batch: MicroBatch, outcome: Outcome) -> Tensor:
+    """bool [n], tokens that the correction has not left out."""
+    return batch.mask & ~outcome.correction.masked & ~outcome.correction.rejected
 
 
 def _left_out(batch: MicroBatch, outcome: Outcome) -> Tally:

@@ -27,6 +27,7 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
+from learners.micro_batch import MicroBatch, pack
 
 VOCABULARY = 96
 NO_PAYLOAD = PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)
@@ -216,3 +217,20 @@ def separate(
     """The same rows, whose records do not tell what they share: none shares its beginning with another."""
     records = tuple(msgspec.structs.replace(record, prompt_length=0, prompt_checksums=()) for record in batch.rows)
     return msgspec.structs.replace(batch, rows=records), rows
+
+
+def packed_batch(take: slice = slice(None), **changes: Any) -> MicroBatch:
+    """The rows of :func:`make_batch` as one micro-batch."""
+    batch, rows = make_batch()
+    records = batch.rows[take]
+    packed = pack(
+        records,
+        [rows[record.group_id, record.sample_index] for record in records],
+        [[1.0]] * len(records),
+        [1.0] * len(records),
+        batch=batch,
+        temperature=0.8,
+        multiple=1,
+        share_prefixes=True,
+    )
+    return msgspec.structs.replace(packed, **changes)

@@ -57,6 +57,24 @@ def test_k1_as_a_loss_would_have_no_gradient_to_follow():
     assert sampled.tolist() == pytest.approx([0.0] * 4, abs=1e-12)
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("distance", [-300.0, -25.0, 25.0, 300.0])
+def test_however_far_a_token_is_its_gradient_leads_back(estimator, distance):
+    """The gradient of the divergence is ``d`` itself; that of ``k3``, where ``exp(-d)`` would overflow, stays as it is at -20."""
+    difference = torch.tensor(distance, requires_grad=True)
+    (slope,) = torch.autograd.grad(straight_through(difference, estimator), difference)
+    assert slope.item() == pytest.approx(distance)
+    own = {"k1": 1.0, "abs": math.copysign(1.0, distance), "k2": distance, "k3": 1.0 - math.exp(-max(distance, -20.0))}
+    (slope,) = torch.autograd.grad(divergence(difference, estimator), difference)
+    assert slope.item() == pytest.approx(own[estimator])
+
+
+def test_beyond_the_guard_k3_is_a_straight_line():
+    at, below = divergence(torch.tensor([-20.0, -23.0], dtype=torch.float64), "k3").tolist()
+    assert at == pytest.approx(math.exp(20.0) - 1 - 20)
+    assert below == pytest.approx(at + 3 * (math.exp(20.0) - 1))
+
+
 def test_hopeless_tokens_stay_finite():
     assert torch.isfinite(divergence(torch.tensor([-400.0, 400.0]), "k3")).all()
 

@@ -77,7 +77,7 @@ def reference_surrogate(row, at, thetas, anchors, kept, singled, config, decay):
             s = math.exp(sum(ratios) / len(ratios))
             return min(s * advantage, held(s, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing) * advantage)
         case CispoLoss():
-            return held(ratio, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing) * advantage * thetas[at]
+            return held(ratio, 1 - config.clip_low, 1 + config.clip_high * narrowing) * advantage * thetas[at]
         case SapoLoss():
             tau = config.tau_positive if advantage > 0 else config.tau_negative
             return 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
@@ -279,9 +279,9 @@ def rowwise(values, rows):
     return [[next(values) for _ in row.tokens] for row in rows]
 
 
-def one_token(theta, advantage, loss, behaviour=-1.0, correction=PLAIN, staleness=0, singled=None):
-    """Gradient and outcome of a single token whose proximal log-probability is -1, with denominator 1."""
-    rows = [Row((Token(theta, -1.0, behaviour, True, staleness, 0),), advantage)]
+def one_token(theta, advantage, loss, behaviour=-1.0, correction=PLAIN, staleness=0, singled=None, proximal=-1.0):
+    """Gradient and outcome of a single token, with denominator 1."""
+    rows = [Row((Token(theta, proximal, behaviour, True, staleness, 0),), advantage)]
     logp, outcome = loss_of(rows, decoupled_ppo(loss=loss, correction=correction), 1, singled)
     outcome.loss.backward()
     return logp.grad.item(), outcome
@@ -331,6 +331,53 @@ def test_cispo_bounds_the_weight_and_never_cuts_the_gradient():
     assert one_token(LOW, 1.0, CispoLoss(clip_high=0.2))[0] == pytest.approx(-0.5)
 
 
+def test_no_token_of_cispo_weighs_more_for_being_stale():
+    """Gradients of a token of each staleness, the most that it can weigh narrowing with it."""
+    decaying = decoupled(weight="none", trust_region_decay=0.5)
+    loss = CispoLoss(clip_low=0.5, clip_high=1.0)
+    for log_ratio, weights in ((-3.0, [0.5, 0.5, 0.5]), (3.0, [2.0, 1.5, 1.25])):
+        found = [-one_token(-1.0 + log_ratio, 1.0, loss, correction=decaying, staleness=age)[0] for age in range(3)]
+        assert found == pytest.approx(weights)
+
+
+THROUGH_THE_RATIO = [name for name in LOSSES if name not in ("cispo", "dppo_tv", "dppo_kl", "reinforce")]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [-25.0, 25.0])
+def test_a_token_beyond_the_guard_is_called_clipped_where_that_costs_it_its_gradient(name, advantage, log_ratio):
+    gradient, outcome = one_token(-30.0 + log_ratio, advantage, LOSSES[name], correction=PLAIN, proximal=-30.0)
+    assert outcome.clipped.all() == (name in THROUGH_THE_RATIO)
+    if name in THROUGH_THE_RATIO:
+        assert gradient == 0.0
+
+
+def test_a_token_without_advantage_has_no_gradient_that_could_be_clipped():
+    assert not one_token(-5.0, 0.0, LOSSES["ppo"], proximal=-30.0)[1].clipped.any()
+
+
+@pytest.mark.parametrize("log_ratio", [-25.0, -2.0, 2.0, 25.0])
+def test_the_penalty_of_kl_cov_leads_back_from_anywhere(log_ratio):
+    singled = torch.tensor([True])
+    gradient, outcome = one_token(-30.0 + log_ratio, 0.0, KlCovLoss(coefficient=0.7), proximal=-30.0, singled=singled)
+    assert gradient == pytest.approx(math.copysign(0.7, log_ratio))
+    assert outcome.loss.item() == pytest.approx(0.7 * abs(log_ratio))
+    assert not outcome.clipped.any()
+
+
+@pytest.mark.parametrize("straight_through", [True, False])
+@pytest.mark.parametrize("distance", [-25.0, 25.0])
+def test_a_divergence_in_the_loss_leads_back_from_anywhere(distance, straight_through):
+    theta, proximal, tokens = pack_tokens([Row((token(-40.0, -40.0, -40.0),), 0.0)])
+    tokens = msgspec.structs.replace(tokens, logp_reference=theta - distance)
+    config = decoupled_ppo(kl=KlInLoss(straight_through=straight_through))
+    theta.requires_grad_()
+    policy_loss(theta, proximal, torch.zeros(1), tokens, config, 1, 0.1).loss.backward()
+    slope = distance if straight_through else 1.0 - math.exp(-max(distance, -20.0))
+    assert theta.grad.item() == pytest.approx(0.1 * slope)
+
+
 def test_a_divergence_mask_cuts_only_what_moves_further_away():
     tv = DivergenceMaskLoss(low=0.05, high=0.05)
     assert one_token(HIGH, 1.0, tv)[0] == 0.0
@@ -345,6 +392,19 @@ def test_a_divergence_mask_has_a_bound_of_its_own_for_each_sign(divergence, betw
         loss = DivergenceMaskLoss(divergence=divergence, low=low, high=high)
         assert (one_token(HIGH, 1.0, loss)[0] == 0.0) == (high == between)
         assert (one_token(LOW, -1.0, loss)[0] == 0.0) == (low == between)
+
+
+@pytest.mark.parametrize(("divergence", "usual"), [("tv", 0.2), ("kl", 0.05)])
+def test_a_divergence_mask_has_the_bound_that_is_usual_for_its_divergence(divergence, usual):
+    """Found by where a token of probability 1/2 before the step loses its gradient, on either side."""
+    distance = {
+        "tv": lambda p: abs(p - 0.5),
+        "kl": lambda p: 0.5 * math.log(0.5 / p) + 0.5 * math.log(0.5 / (1 - p)),
+    }[divergence]
+    loss = DivergenceMaskLoss(divergence=divergence)
+    for p in (0.2, 0.25, 0.29, 0.31, 0.33, 0.36, 0.6, 0.64, 0.66, 0.69, 0.71, 0.8):
+        gradient, _ = one_token(math.log(p), 1.0 if p > 0.5 else -1.0, loss, proximal=math.log(0.5))
+        assert (gradient == 0.0) == (distance(p) > usual)
 
 
 def test_a_rejected_token_adds_nothing_and_is_not_called_clipped():
@@ -472,7 +532,8 @@ def test_the_entropy_bonus_is_per_token_and_needs_a_gradient():
 
 
 def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out_what_it_leaves_out():
-    """Token by token: 0.5 * weight * k3, of the tokens that are kept; its gradient that of k2 if it is to be the divergence's."""
+    """Token by token: 0.5 * weight * ratio * k3, of the tokens that are kept; its gradient that of k2 if it is to be the
+    divergence's."""
     row = Row((token(-1.0, -1.5, -2.0), token(-0.5, -0.5, -4.0), token(-2.0, -2.0, -2.0, mask=False)), 1.0, 3.0)
     theta, proximal, tokens = pack_tokens([row])
     reference = torch.tensor([-1.2, -0.1, math.nan])
@@ -487,7 +548,7 @@ def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out
         return outcome.loss.item(), logp.grad
 
     none, none_gradient = gradient_and_loss(NoKl(), 0.0)
-    weight, difference = math.exp(0.5), 0.2  # the second token weighs more than 5 and is masked
+    weight, difference = math.exp(0.5) * math.exp(0.5), 0.2  # the second token weighs more than 5 and is masked
     for straight_through, slope in ((True, difference), (False, 1 - math.exp(-difference))):
         loss, gradient = gradient_and_loss(KlInLoss(straight_through=straight_through), 0.5)
         assert loss - none == pytest.approx(3.0 * weight * 0.5 * (math.exp(-difference) - 1 + difference) / 7, rel=1e-4)

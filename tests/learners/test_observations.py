@@ -2,39 +2,22 @@
 
 import math
 
-import msgspec
 import pytest
 import torch
-from learner_samples import make_batch
+from learner_samples import packed_batch
 from loss_samples import decoupled, decoupled_ppo
 
 from asyncrl.core.metrics import Reduction
 from asyncrl.core.recipe.correction import MaskBound, RejectRatio
 from learners.losses import policy_loss
-from learners.micro_batch import pack
 from learners.observations import observe, readings_of, staleness_buckets
 from learners.tally import add_to
 
 
-def micro_batch(take=slice(None), **changes):
-    batch, rows = make_batch()
-    records = batch.rows[take]
-    packed = pack(
-        records,
-        [rows[record.group_id, record.sample_index] for record in records],
-        [[1.0]] * len(records),
-        [1.0] * len(records),
-        batch=batch,
-        temperature=0.8,
-        multiple=1,
-        share_prefixes=True,
-    )
-    return msgspec.structs.replace(packed, **changes)
-
-
 def tally_of(batch, logp, correction=None):
-    outcome = policy_loss(logp, logp, torch.ones_like(logp), batch, decoupled_ppo(correction=correction or decoupled()), 100)
-    return observe(batch, logp, torch.ones_like(logp), outcome)
+    correction = correction or decoupled()
+    outcome = policy_loss(logp, logp, torch.ones_like(logp), batch, decoupled_ppo(correction=correction), 100)
+    return observe(batch, logp, torch.ones_like(logp), outcome, correction)
 
 
 def readings(tally):
@@ -42,7 +25,7 @@ def readings(tally):
 
 
 def test_on_policy_every_ratio_is_one_and_every_distance_zero():
-    batch = micro_batch()
+    batch = packed_batch()
     seen = readings(tally_of(batch, batch.logp_behaviour))
     ones = ("correction/importance_weight_mean", "correction/ratio_mean", "correction/ess", "correction/ratio_mean_at_0")
     assert [seen[name] for name in ones] == [1.0] * 4
@@ -52,7 +35,7 @@ def test_on_policy_every_ratio_is_one_and_every_distance_zero():
 
 
 def test_ratio_and_divergence_are_told_by_staleness():
-    batch = micro_batch()
+    batch = packed_batch()
     shift = torch.where(batch.staleness == 0, math.log(1.5), math.log(3.0))
     seen = readings(tally_of(batch, batch.logp_behaviour + shift))
     assert seen["correction/ratio_mean_at_0"] == pytest.approx(1.5, rel=1e-5)
@@ -65,7 +48,7 @@ def test_ratio_and_divergence_are_told_by_staleness():
 
 
 def test_tokens_left_out_are_counted_by_cause():
-    batch = micro_batch()
+    batch = packed_batch()
     place = torch.arange(len(batch.mask))
     logp = batch.logp_behaviour + torch.where(place % 3 == 0, 2.0, torch.where(place % 3 == 1, -4.0, 0.0))
     correction = decoupled(bound=MaskBound(lower=0.5, upper=5.0), reject=(RejectRatio(level="token", lower=0.1, upper=100.0),))
@@ -81,10 +64,10 @@ def test_tokens_left_out_are_counted_by_cause():
 
 
 def test_tallies_of_parts_add_up_to_the_whole():
-    whole = tally_of(micro_batch(), micro_batch().logp_behaviour + 0.3)
+    whole = tally_of(packed_batch(), packed_batch().logp_behaviour + 0.3)
     total = {}
     for take in (slice(0, 5), slice(5, 5), slice(5, None)):
-        part = micro_batch(take)
+        part = packed_batch(take)
         add_to(total, tally_of(part, part.logp_behaviour + 0.3))
     assert total.keys() == whole.keys()
     for metric, sums in whole.items():
@@ -94,7 +77,7 @@ def test_tallies_of_parts_add_up_to_the_whole():
 
 
 def test_one_hopeless_token_keeps_the_readings_finite():
-    batch = micro_batch()
+    batch = packed_batch()
     tally = tally_of(batch, batch.logp_behaviour + torch.where(torch.arange(len(batch.mask)) == 3, 400.0, 0.0))
     assert all(math.isfinite(value) for value in readings(tally).values())
 

@@ -43,7 +43,10 @@ def train(folder, algorithm, batches=BATCHES, **options):
 
 
 def estimates_of(reference, policy, batch, rows):
-    """Schulman's third estimate of the divergence of each trained token, by Hugging Face's models in float64."""
+    """Schulman's third estimate of the divergence of each trained token, times its weight, by Hugging Face's models in float64.
+
+    The weight is the policy's probability over that of the engine that sampled the token, at most 2.
+    """
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (reference, policy)]
     estimates = []
     for record in batch.rows:
@@ -52,7 +55,8 @@ def estimates_of(reference, policy, batch, rows):
         places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
         with torch.no_grad():
             before, now = (torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)[places - 1, ids[places]] for model in models)
-        estimates += ((before - now).exp() - 1 - (before - now)).tolist()
+        weights = (now - torch.from_numpy(row.logprobs).double()[places]).exp().clamp(max=2.0)
+        estimates += (weights * ((before - now).exp() - 1 - (before - now))).tolist()
     return estimates
 
 

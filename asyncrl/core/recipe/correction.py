@@ -123,7 +123,8 @@ class CorrectionConfig(Section, frozen=True):
             function of your own.
         bound: keeps the weight's variance finite.
         reject: criteria; whatever any of them rejects stays out of the loss.
-        trust_region_decay: the loss's clip range is multiplied by this once for each version of a token's staleness.
+        trust_region_decay: the loss's clip range (of ``cispo``, the upper end) is multiplied by this once for each version of a
+            token's staleness.
     """
 
     anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "behaviour"

@@ -50,7 +50,7 @@ def _in_the_loss(recipe: Recipe) -> Iterator[str]:
     algorithm = recipe.algorithm
     loss, correction = algorithm.loss, algorithm.correction
     # A dual_clip of 0 is off, so it is not named.
-    keys = [f"algorithm.loss.{name}" for name in _KEYS_OF_THE_RATIO[type(loss)] if getattr(loss, name)]
+    keys = [f"algorithm.loss.{name}" for name in _KEYS_OF_THE_RATIO[type(loss)] if getattr(loss, name) != 0]
     if not keys or algorithm.optimizer_steps > 1 or correction.anchor != "proximal_recomputed":
         return
     if correction.trust_region_decay < 1:

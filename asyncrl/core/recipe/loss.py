@@ -76,15 +76,22 @@ class DivergenceMaskLoss(Section, frozen=True, tag_field="kind", tag="dppo"):
 
     Attributes:
         divergence: ``tv`` is the difference of the probabilities, ``kl`` the KL divergence from the anchor to the policy, nats.
-        low: largest divergence of a token that keeps its gradient, where the advantage is not positive.
+        low: largest divergence of a token that keeps its gradient, where the advantage is not positive; null is 0.2 for ``tv``
+            and 0.05 for ``kl``.
         high: the same where the advantage is positive.
         max_ratio: the ratio that weighs the log-probability never exceeds this.
     """
 
     divergence: Literal["tv", "kl"] = "tv"
-    low: Positive = 0.2
-    high: Positive = 0.2
+    low: Positive | None = None
+    high: Positive | None = None
     max_ratio: AtLeastOne = 20.0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """``low`` and ``high``, as given or as usual for the divergence."""
+        usual = {"tv": 0.2, "kl": 0.05}[self.divergence]
+        return usual if self.low is None else self.low, usual if self.high is None else self.high
 
 
 class ClipCovLoss(Section, frozen=True, tag_field="kind", tag="clip_cov"):
