@@ -144,6 +144,7 @@ class Learner:
         tallies: list[Tally] = []
         norms: list[float] = []
         critic_norms: list[float] = []
+        moved = False
         for number in order(batch, len(parts), algorithm.epochs):
             if not parts[number].denominator:
                 continue
@@ -160,6 +161,7 @@ class Learner:
                 else self._trainer.step(micro_batches, loss, rate, batch.version)
             )
             norms.append(trained.grad_norm)
+            moved |= trained.moved
             if trained.tally is not None:
                 tallies.append(tally | trained.tally)
         self.version = PolicyVersion(batch.version + 1)
@@ -187,7 +189,6 @@ class Learner:
                 readings.append(Reading(metrics.OVERLONG_PENALTY, lost.mean().item()))
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
-        moved = not self._only_critic(batch.version) and rate > 0 and fmean(norms) > 0
         spent = self._trainer.clock.end()
         return StepReport(readings, weights_moved=moved, seconds=spent if self._rank.is_reporter else None)
 

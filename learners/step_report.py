@@ -12,8 +12,8 @@ class StepReport(msgspec.Struct, frozen=True):
     Attributes:
         readings: readings of the whole batch on one rank, empty on all others, so that combining them gives the global
             values.
-        weights_moved: whether the policy's weights can have changed: at least one optimizer step had a gradient and a
-            learning rate above 0. The same on all ranks.
+        weights_moved: whether weights of the rank's part of the policy moved: by a gradient, or by what momentum or weight decay
+            made of none.
         seconds: what the rank spent the training step on; None on all ranks but the one that reports.
         news: what the user should be told; empty, or a sentence.
     """

@@ -95,9 +95,9 @@ class Network:
         with self._clock.part(Part.FORWARD):
             self._pass(micro_batches, of_output, forward_only=True, temperature=temperature)
 
-    def step(self, learning_rate: float, version: int, loss: str) -> float:
-        """Update the weights with the accumulated gradient, and return its norm before clipping, which is the same on
-        every rank.
+    def step(self, learning_rate: float, version: int, loss: str) -> tuple[float, bool]:
+        """Update the weights with the accumulated gradient. Return its norm before clipping, which is the same on every
+        rank, and whether weights of this rank moved.
 
         Args:
             learning_rate: the learning rate of the training step.
@@ -119,8 +119,15 @@ class Network:
             group["lr"] = learning_rate * group["lr_mult"]
             parameters.extend(group["params"])
         clip_grad_by_total_norm_fp32(parameters, self._learner.clip_grad, grad_norm)
+        # Without a gradient, momentum and weight decay may still move the weights, unless they are too small to round to.
+        before = self._weights() if grad_norm == 0 else []
         self.optimizer.step_with_ready_grads()
-        return grad_norm
+        moved = learning_rate > 0 and (grad_norm > 0 or not all(map(torch.equal, before, self._weights())))
+        return grad_norm, moved
+
+    def _weights(self) -> list[Tensor]:
+        """A copy of the trained weights."""
+        return [each.detach().clone() for chunk in self.chunks for each in chunk.parameters() if each.requires_grad]
 
     def _pass(
         self,

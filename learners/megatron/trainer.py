@@ -44,10 +44,12 @@ class TrainedStep(msgspec.Struct, frozen=True):
 
     Attributes:
         grad_norm: gradient norm of the whole model before clipping; the same on every rank.
+        moved: whether weights of this rank moved.
         tally: tally of the whole mini-batch, on the reporting rank; None on the others.
     """
 
     grad_norm: float
+    moved: bool
     tally: Tally | None
 
 
@@ -140,7 +142,7 @@ class Trainer:
         tally: Tally = {}
         with self._waiting("evaluating the batch"), cuda_means_cpu():
             self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen)[1]))
-            return TrainedStep(0.0, self._reduced(tally))
+            return TrainedStep(0.0, False, self._reduced(tally))
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """The critic's current values of each micro-batch's states (float32 [n]); None on all pipeline stages except
@@ -305,8 +307,8 @@ class Trainer:
         with self._waiting(f"training version {version}"), cuda_means_cpu():
             network.accumulate(micro_batches, share)
             with self.clock.part(Part.OPTIMIZER):
-                grad_norm = network.step(learning_rate, version, name)
-            return TrainedStep(grad_norm, self._reduced(tally))
+                grad_norm, moved = network.step(learning_rate, version, name)
+            return TrainedStep(grad_norm, moved, self._reduced(tally))
 
     def _outputs(
         self,

@@ -352,6 +352,18 @@ def train_on(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) -> 
     return reports, shards
 
 
+def movements(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) -> list[tuple[bool, bool]]:
+    """Of each batch: whether the report says that weights of this rank moved, and whether any that it publishes did."""
+    learner = new_learner(spec, recipe, folder)
+    found, before = [], plain_shards(learner)
+    for batch, rows in batches:
+        told, after = _step(learner, batch, rows).weights_moved, plain_shards(learner)
+        found.append((told, any((old[3] != new[3]).any() for old, new in zip(before, after, strict=True))))
+        before = after
+    learner.close()
+    return found
+
+
 def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """What Megatron is told of the transformer, as far as it is plain values."""
     from learners.megatron.model_config import policy_config

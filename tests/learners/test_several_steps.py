@@ -35,6 +35,29 @@ def train(folder, algorithm, *, batch=None, grid=(1, 1, 1), **learner):
     return untimed(readings), assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
 
 
+def without_gradient(version):
+    """A batch all of whose rewards are equal, so that no token has an advantage."""
+    batch, rows = make_batch(version)
+    rows = {name: msgspec.structs.replace(row, reward=1.0) for name, row in rows.items()}
+    return msgspec.structs.replace(batch, rows=tuple(msgspec.structs.replace(row, reward=1.0) for row in batch.rows)), rows
+
+
+@pytest.mark.parametrize(
+    ("batches", "learner", "moved"),
+    [
+        ((without_gradient(5),), {}, [False]),
+        ((without_gradient(5),), {"weight_decay": 0.1}, [True]),
+        ((make_batch(5), without_gradient(6)), {}, [True, True]),
+        ((without_gradient(5),), {"weight_decay": 1e-9, "dtype": "bfloat16"}, [False]),
+    ],
+    ids=["nothing", "decay", "momentum", "less_than_a_bit"],
+)
+def test_the_weights_move_without_a_gradient_where_momentum_or_decay_moves_them(folder, batches, learner, moved):
+    recipe = msgspec.structs.replace(make_recipe(folder, lr=1e-3, **learner), algorithm=decoupled_ppo())
+    (found,) = run_ranks(rank_side.movements, recipe, folder, batches)
+    assert found == [(each, each) for each in moved]
+
+
 def test_the_steps_are_those_of_plain_hugging_face(folder):
     """The anchor is the policy before the first of them; each divides by its own tokens; rewards are compared before dividing."""
     batch, rows = make_batch()
