@@ -19,6 +19,7 @@ from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.reward_range import LARGEST_REWARD
 from asyncrl.core.task import Task
 from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
@@ -41,7 +42,7 @@ _RESERVED = {
 }
 
 _LARGEST = float(np.finfo(np.float32).max)
-"""The largest reward or metric. The learner computes in 32 bits; sums over an episode have 64 bits and stay finite."""
+"""The largest metric: the largest 32-bit float. Sums over an episode have 64 bits and stay finite."""
 _TOOL_NAME, _PROBLEM = 100, 300
 """The most characters that are kept of a tool's name, which the model may have made up, and of what was wrong with a call."""
 
@@ -302,13 +303,13 @@ async def checked_step(environment: HostedEnvironment, action: Action) -> StepRe
             raise TypeError(f"it must return a StepResult, not {result!r}")
         return StepResult(
             result.observation,
-            reward=_number("reward", result.reward),
+            reward=_number("reward", result.reward, LARGEST_REWARD),
             done=bool(result.done),
             metrics={_metric_name(name): _number(name, value) for name, value in result.metrics.items()},
             fault=None if result.fault is None else Fault(result.fault),
             calls=tuple(_call(record) for record in result.calls),
             errors=tuple(error for error in result.errors if isinstance(error, UsersError)),
-            rewards={_metric_name(name): _number(name, value) for name, value in result.rewards.items()},
+            rewards={_metric_name(name): _number(name, value, LARGEST_REWARD) for name, value in result.rewards.items()},
         )
 
 
@@ -332,13 +333,13 @@ def _metric_name(name: object) -> str:
     return str(name)
 
 
-def _number(name: str, value: object) -> float:
+def _number(name: str, value: object, largest: float = _LARGEST) -> float:
     """Convert ``value``, which may be a boolean or a numpy number, to a Python float: a trajectory holds only those."""
     if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
         raise ValueError(f"its {name} is {value!r}; it must be a finite number")
     number = float(value)
-    if abs(number) > _LARGEST:
-        raise ValueError(f"its {name} is {number:g}; it must be at most {_LARGEST:g}, the largest 32-bit float")
+    if abs(number) > largest:
+        raise ValueError(f"its {name} is {number:g}; in size it must be at most {largest:g}")
     return number
 
 

@@ -4,13 +4,13 @@ What always holds: a scored episode has the reward that follows from its score, 
 add up to its reward.
 """
 
-import math
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
+from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.scoring import Scorer
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Trajectory
@@ -18,6 +18,7 @@ from asyncrl.core.trajectory import Trajectory
 SCORE = "model_score"
 ENVIRONMENT_REWARD = "environment_reward"
 """``SCORE`` and ``ENVIRONMENT_REWARD`` name the episode metrics for the two parts of the reward."""
+_EXPECTED = f"it must be a number of at most {LARGEST_REWARD:g} in size"
 
 
 class ScoringUse(msgspec.Struct, frozen=True):
@@ -59,25 +60,25 @@ class Scoring:
         :data:`ENVIRONMENT_REWARD`.
 
         Raises:
-            ScoringFailed: there is no score, or the score or the new reward is not finite.
+            ScoringFailed: there is no score, or the score or the new reward is not a reward that can be trained on.
             ComponentFailed: the scorer failed for good, or the environment reports metrics with these names.
         """
         if not trajectory.turns:
             return trajectory
         began = self._clock()
         score = await self._scorer.score(task, trajectory)
-        if not math.isfinite(score):
+        if not is_reward(score):
             name = f"task {task.id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
-            raise ScoringFailed(FailureKind.DATA, f"the reward model's score of {name} is {score}; it must be a finite number")
+            raise ScoringFailed(FailureKind.DATA, f"the reward model's score of {name} is {score}; {_EXPECTED}")
         seconds = self._clock() - began
         self.use += ScoringUse(1, score, seconds)
         scored = _with_score(trajectory, score, self._environment_weight)
         scored = msgspec.structs.replace(scored, times=msgspec.structs.replace(scored.times, scoring_s=seconds))
-        if not math.isfinite(scored.reward):
+        if not is_reward(scored.reward):
             raise ScoringFailed(
                 FailureKind.DATA,
                 f"the reward of task {task.id} is {scored.reward}: score {score:g} and {self._environment_weight:g} times the "
-                f"environment's {trajectory.reward:g}; it must be a finite number",
+                f"environment's {trajectory.reward:g}; {_EXPECTED}",
             )
         return scored
 

@@ -9,7 +9,6 @@ Invariants, checked by :func:`Trajectory.check`:
 * turns lie inside the trajectory, in order, and every sampled token is in exactly one turn.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.messages import CallRecord
+from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 
 
 class StopReason(StrEnum):
@@ -210,15 +210,17 @@ def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, 
     Metrics are sums over an episode, so a metric is 0 if the episode was cut off before the environment reported it.
 
     Raises:
-        ValueError: the environment ended the episode without reporting one of them, or a value is not finite.
+        ValueError: the environment ended the episode without reporting one of them, or a value is not a number or too large.
     """
     found = [trajectory.reward if name == FINAL_REWARD else trajectory.metrics.get(name) for name in names]
     for name, value in zip(names, found, strict=True):
         if value is None and trajectory.stop_reason is StopReason.ENVIRONMENT_DONE:
             reported = ", ".join(sorted(trajectory.metrics)) or "none"
             raise ValueError(f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}")
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"the episode's reward {name!r} is {value}; it must be a finite number")
+        if value is not None and not is_reward(value):
+            raise ValueError(
+                f"the episode's reward {name!r} is {value}; it must be a number of at most {LARGEST_REWARD:g} in size"
+            )
     return tuple(0.0 if value is None else value for value in found)
 
 

@@ -35,6 +35,7 @@ import msgspec
 from asyncrl.core.chat_prompt import opening
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.task import Task
 from asyncrl.core.text import counted, short, text_of, told
 from asyncrl.core.trajectory import FINAL_REWARD
@@ -273,9 +274,11 @@ class ToolEnvironment(Environment):
             named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
             total = float(sum(named.values())) if isinstance(value, Mapping) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            total = math.nan
-        if not math.isfinite(total):
-            expected = "it must return a finite number, or a dictionary of finite numbers by name"
+            named, total = {}, math.nan
+        if not all(map(is_reward, [*named.values(), total])):
+            expected = (
+                f"it must return a finite number, or a dictionary of finite numbers by name, in size at most {LARGEST_REWARD:g}"
+            )
             raise WrongResult(method, f"returned {short(value)}; {expected}")
         if taken := sorted(named.keys() & {FINAL_REWARD, *_count([])}):
             problem = f"returned a reward named {taken[0]!r}, which every episode already has; rename it"

@@ -45,3 +45,5 @@ def test_a_reward_is_finite():
         named_rewards(ENDED, ("odd",))
     with pytest.raises(ValueError, match="'reward' is inf"):
         named_rewards(msgspec.structs.replace(ENDED, reward=math.inf), ("reward",))
+    with pytest.raises(ValueError, match=r"'reward' is 1e\+300; it must be a number of at most 1e\+15 in size"):
+        named_rewards(msgspec.structs.replace(ENDED, reward=1e300), ("reward",))

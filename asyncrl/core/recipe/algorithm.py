@@ -8,7 +8,7 @@ from asyncrl.core.recipe.advantage import Advantage, GdpoAdvantage, GrpoAdvantag
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.custom import CustomAdvantage, CustomAggregation, CustomLoss
 from asyncrl.core.recipe.loss import ClipCovLoss, DivergenceMaskLoss, KlCovLoss, Loss, ReinforceLoss
-from asyncrl.core.recipe.section import Count, Positive, Section, UpToOne
+from asyncrl.core.recipe.section import Count, Penalty, Positive, Section, UpToOne
 
 
 class EpisodeCredit(Section, frozen=True, tag_field="kind", tag="episode"):
@@ -125,7 +125,7 @@ class OverlongPenalty(Section, frozen=True):
 
     limit: Count
     ramp: Count
-    penalty: Positive = 1.0
+    penalty: Penalty = 1.0
 
 
 class AlgorithmConfig(Section, frozen=True):

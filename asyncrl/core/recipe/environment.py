@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.section import Count, Positive, Seconds, Section, Text
+from asyncrl.core.recipe.section import Count, Penalty, Seconds, Section, Text
 
 MemberName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*\Z")]
 VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
@@ -39,7 +39,7 @@ class EpisodeConfig(Section, frozen=True, kw_only=True):
     max_sampled_tokens: Count | None = None
     max_tool_output: Count = 20_000
     on_malformed_call: Literal["respond", "end", "penalise"] = "respond"
-    malformed_penalty: Positive = 0.1
+    malformed_penalty: Penalty = 0.1
     on_tool_error: Literal["respond", "end"] = "respond"
     tool_timeout_s: Seconds = 10.0
     episode_timeout_s: Seconds = 300.0

@@ -5,10 +5,13 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta, inspect
 
+from asyncrl.core.reward_range import LARGEST_REWARD
+
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=1e8)]
 Positive = Annotated[float, Meta(gt=0)]
+Penalty = Annotated[float, Meta(gt=0, le=LARGEST_REWARD)]
 AtLeastOne = Annotated[float, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 UpToOne = Annotated[float, Meta(gt=0, le=1)]
