@@ -9,7 +9,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.control import Control
 from rich.segment import Segment
 from rich.text import Text
@@ -89,21 +89,20 @@ def show_pages(console: Console, pages: int, page: Callable[[int], RenderableTyp
 
 def _draw(console: Console, lines: list[list[Segment]], status: str, height: int) -> None:
     console.control(Control.home(), Control.clear())
-    for line in lines:
-        console.print(_Line(line), end="\n", soft_wrap=True)
-    for _ in range(height - len(lines)):
-        console.print()
-    console.print(Text(status, "reverse", no_wrap=True, overflow="ellipsis"), end="")
+    console.print(_Screen(lines, status, height), end="")
 
 
-class _Line:
-    """A line that was rendered before."""
+class _Screen:
+    """Lines that were rendered before, empty lines up to ``height``, and the status in the last line."""
 
-    def __init__(self, segments: list[Segment]) -> None:
-        self._segments = segments
+    def __init__(self, lines: list[list[Segment]], status: str, height: int) -> None:
+        self._lines, self._status, self._height = lines, status, height
 
-    def __rich_console__(self, console: Console, options: object) -> Iterator[Segment]:
-        yield from self._segments
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for line in (*self._lines, *[[]] * (self._height - len(self._lines))):
+            yield from line
+            yield Segment.line()
+        yield from console.render_lines(Text(self._status, "reverse", no_wrap=True, overflow="ellipsis"), options)[0]
 
 
 @contextmanager

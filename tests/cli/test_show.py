@@ -1,15 +1,13 @@
 import json
-import os
-import pty
 import re
 import shlex
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 from made_episodes import PROMPT_TOKENS, row, turn, write
+from terminal import terminal
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
@@ -159,35 +157,33 @@ def test_a_limit_hides_no_episode_from_the_count(run, capsys):
     assert capsys.readouterr().out.count("Episode 1 of 2 kept") == 1
 
 
-def test_keys_turn_the_pages_of_a_terminal(run):
-    ours, theirs = pty.openpty()
-    before = termios.tcgetattr(theirs)
-    with subprocess.Popen(
-        [sys.executable, "-m", "asyncrl.cli.main", "show", str(run)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "TERM": "xterm", "LINES": "30", "COLUMNS": "100"},
-    ) as process:
-        screen = ""
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_keys_turn_the_pages_of_a_terminal(run, columns):
+    with terminal(["-m", "asyncrl.cli.main", "show", str(run)], columns, lines=30) as screen:
+        shown = screen.wait_for("1 of 2  n next")
+        assert shown[0].startswith("Episode 1 of 2 kept · training step 1 ─")
+        lines = [line.strip() for line in shown]
+        prompt = lines.index("Prompt")  # each part in a line of its own
+        assert lines[prompt + 1] == "user: 3 + 4 = ?"
+        assert any(line.startswith("Turn 1  4 tokens in 0.5 s") for line in lines)
+        assert "-> add 200 ms ok" in lines or "-> add 0.2 s ok" in lines
+        assert shown[-1] == "1 of 2  n next  p previous  up/down/space scroll  q quit"
+        screen.press("n")
+        assert screen.wait_for("2 of 2  n next")[0].startswith("Episode 2 of 2 kept · training step 4 ─")
+        screen.press("p")
+        screen.wait_for("1 of 2  n next")
+        screen.press("q")
+        assert screen.wait() == ExitCode.COMPLETED
 
-        def shows(expected):
-            nonlocal screen
-            while expected not in screen:
-                screen += os.read(ours, 65536).decode(errors="replace")
-            screen = screen.partition(expected)[2]
 
-        shows("training step 1")
-        shows("1 of 2")
-        os.write(ours, b"n")
-        shows("training step 4")
-        os.write(ours, b"p")
-        shows("training step 1")
-        os.write(ours, b"q")
-        assert process.wait(60) == ExitCode.COMPLETED
-    assert termios.tcgetattr(theirs) == before
-    os.close(theirs)
-    os.close(ours)
+def test_a_page_longer_than_the_terminal_is_scrolled_by_lines(run):
+    with terminal(["-m", "asyncrl.cli.main", "show", str(run)], columns=100, lines=12) as screen:
+        before = screen.wait_for("1 of 2  n next")
+        screen.press("j")
+        after = screen.wait_for(lambda lines: lines[0] != before[0] and "1 of 2  n next" in lines[-1])
+        assert after[:10] == before[1:11]
+        screen.press("q")
+        assert screen.wait() == ExitCode.COMPLETED
 
 
 @pytest.mark.parametrize(
