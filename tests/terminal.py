@@ -93,7 +93,9 @@ class Terminal:
 
 
 @contextmanager
-def terminal(command: Sequence[str], columns: int, lines: int = 40, environment: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+def terminal(
+    command: Sequence[str], columns: int, lines: int = 40, environment: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
     """Run ``python COMMAND`` in a terminal of its own. What is still running at the end is killed."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

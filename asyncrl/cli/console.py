@@ -3,7 +3,9 @@
 import io
 import os
 import sys
+from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -17,6 +19,19 @@ class PatientConsole(Console):
     """
 
     failure: OSError | None = None
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """Print as rich does, but wrap prose at words on a terminal, which would break lines anywhere by itself.
+
+        Prose is whatever is given as :class:`Text` to be wrapped softly, unless it says ``no_wrap`` because it holds a command
+        that can be copied, or a word longer than a line, such as a path. In a file or a pipe no line is wrapped, so that
+        sentences can be searched for.
+        """
+        softly = self.soft_wrap if soft_wrap is None else soft_wrap
+        super().print(*objects, soft_wrap=softly and not (self.is_terminal and all(map(self._is_prose, objects))), **options)
+
+    def _is_prose(self, shown: object) -> bool:
+        return isinstance(shown, Text) and not shown.no_wrap and all(cell_len(word) <= self.width for word in shown.plain.split())
 
     def on_broken_pipe(self) -> None:
         """Write nothing from now on. The method of rich would end the process with :class:`SystemExit`."""
@@ -32,7 +47,7 @@ class PatientConsole(Console):
 
 
 def error_console() -> PatientConsole:
-    """A console on standard error that does not wrap lines, so that sentences can be searched for."""
+    """A console on standard error; where that is no terminal, lines are not wrapped, so that sentences can be searched for."""
     return PatientConsole(stderr=True, soft_wrap=True, highlight=False)
 
 

@@ -150,8 +150,9 @@ def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:
     """Run to the end, and show what was chosen before and how it ended after."""
     plan, reached = accepted.plan, accepted.reached
     if plan.choices:
-        chosen = ", ".join(f"{choice.key} {choice.value}" for choice in plan.choices)
-        console.print(Text(f"Chosen for this machine (--dry-run says why): {chosen}", "dim"), soft_wrap=True)
+        console.print(Text("Chosen for this machine (--dry-run says why):", "dim"), soft_wrap=True)
+        for choice in plan.choices:
+            console.print(Text(f"  {choice.key} {choice.value}", "dim"), soft_wrap=True)
     for remark in plan.remarks:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached)

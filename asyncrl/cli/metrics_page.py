@@ -26,10 +26,11 @@ A run records these metrics for each training step, `evaluation/...` for each ev
 `mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` (one database for all runs of a `run_dir`). "Since the last
 step" is the time between the ends of two training steps.
 
-* **Which episodes**: `reward/mean` and `episode/...` are of the episodes that the step trained. `finished/...`,
+* **Which episodes**: `reward/...` and `episode/...` are of the episodes that the step trained. `finished/...`,
   `environment/...`, `source/...`, `member/...`, `tool/...` and `latency/...` are of those that were handed in since
-  the last step, *before* the buffer's filters, and whether or not they are trained later. Greedy episodes count for tools and
-  latencies only.
+  the last step, *before* the buffer's filters, and whether or not they are trained later: the fast ones come first, so
+  compare `reward/mean` with `reward/<part>`, not with `environment/<part>`. Greedy episodes count for tools and latencies
+  only.
 * **Whose metrics**: what an environment reports (`StepResult.metrics`, the counts of a `ToolEnvironment`, rewards
   that have names) is `environment/<metric>`. In a mixture of environments, `member/<member>/...` tells them apart, and
   a tool is called `<member>.<tool>`; where tasks come from several sources, `source/<source>/...` does so for these.
@@ -94,6 +95,7 @@ def declared() -> list[Metric]:
         *_in_module(time_shares),
         *_in_module(episode_metrics),
         *_in_module(learner_metrics),
+        episode_metrics.reward_metric("<part>"),
         episode_metrics.environment_metric(metric),
         *episode_metrics.source_metrics(source).values(),
         episode_metrics.source_environment_metric(source, metric),

@@ -98,7 +98,6 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
             reason = str(error) if own else f"unexpected {type(error).__name__}: {error}; see {log.name}"
             summary = _ended(Summary(status=Status.FAILED, reason=reason), before, folder)
     for part in end_view(summary, recipe, folder):
-        # Sentences and paths are not wrapped, so that they can be copied and searched for.
         console.print(part, soft_wrap=isinstance(part, Text))
     return ExitCode[summary.status.name]
 

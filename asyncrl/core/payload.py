@@ -41,6 +41,8 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         prompt_length: leading tokens that nobody sampled.
         prompt_checksums: CRC-32 of their beginnings, see :func:`prompt_checksums`. From these the learner plans which rows
             can share their beginning, before it has any payload.
+        reward_parts: the parts of the turns' rewards that have names, each summed over the episode. Records of journals that
+            were written before there was this field have none.
     """
 
     group_id: GroupId
@@ -56,6 +58,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
     committed_version: PolicyVersion = PolicyVersion(-1)
     prompt_length: int = 0
     prompt_checksums: tuple[int, ...] = ()
+    reward_parts: dict[str, float] = {}
 
     @classmethod
     def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "TrajectoryRecord":
@@ -69,6 +72,10 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         for span in trajectory.version_spans:
             if span.version != NOT_SAMPLED:
                 sampled[span.version] = sampled.get(span.version, 0) + span.end - span.start
+        parts: dict[str, float] = {}
+        for turn in trajectory.turns:
+            for name, value in turn.rewards.items():
+                parts[name] = parts.get(name, 0.0) + value
         prompt = trajectory.token_ids[: trajectory.prompt_length()]
         return cls(
             group_id=trajectory.group_id,
@@ -83,6 +90,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
             greedy=trajectory.sampling.temperature == 0,
             prompt_length=len(prompt),
             prompt_checksums=prompt_checksums(prompt),
+            reward_parts=parts,
         )
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:

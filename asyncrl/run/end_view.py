@@ -18,7 +18,7 @@ from asyncrl.core.text import counted, listed
 from asyncrl.episodes.visible import visible
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.summary import REWARD_STEPS, Status, Summary
 from asyncrl.run.tracking import tracking_uri
 from asyncrl.run.units import duration, percent, quantity
 
@@ -37,7 +37,11 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
     if summary.steps:
         lines.append(_table(summary, recipe.name))
         lines += [Text.assemble(("Warning", "bold yellow"), f": {visible(warning)}") for warning in summary.warnings]
-        lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {shlex.quote(_store(recipe, folder))}"))
+        here = shlex.quote(_near(folder.path))
+        lines.append(_place("Read its worst episodes", f"{_command('asyncrl')} show {here} --sort reward"))
+        lines.append(_place("See curves and times in one HTML file", f"{_command('asyncrl')} report {here}"))
+        store = shlex.quote(_store(recipe, folder))
+        lines.append(_place("Compare runs, metric by metric", f"{_command('mlflow')} ui --backend-store-uri {store}"))
     lines += [Text(f"Error in your code: {visible(str(error))}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
         lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
@@ -74,7 +78,7 @@ def _near(path: Path) -> str:
 
 
 def _place(what: str, where: str) -> Text:
-    return Text.assemble((f"{what}: ", "dim"), where)
+    return Text.assemble((f"{what}: ", "dim"), where, no_wrap=True)
 
 
 def _spread(summary: Summary) -> str:
@@ -94,8 +98,12 @@ def _table(summary: Summary, name: str) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     table.add_row(
-        "training steps", f"{summary.steps} in {duration(summary.wall_s)}, {summary.versions_published} versions published"
+        "training steps",
+        f"{summary.steps} in {duration(summary.training_s)}, {summary.versions_published} versions published; "
+        f"{duration(summary.wall_s)} with making the model, starting and ending",
     )
+    first, last = summary.reward.first, summary.reward.last
+    table.add_row("training reward", f"{_reward(first)} in the first {REWARD_STEPS} training steps, {_reward(last)} in the last")
     table.add_row(
         "evaluation",
         f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last{_spread(summary)}"

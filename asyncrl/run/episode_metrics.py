@@ -1,24 +1,26 @@
 """Metrics of the episodes that finished since the last training step: what environments reported, how long things took.
 
-Finished episodes are all that were handed in for training, before the buffer's filters; ``reward/mean`` and ``episode/...``
-are of the trained ones. ``environment/...`` is of all environments together, ``member/...`` of each one of a mixture, and
-``source/...`` of each task source where there are several. Percentiles are read from histograms added over all generators
-(:mod:`asyncrl.core.latencies`), and are at most 9 % off.
+Finished episodes are all that were handed in for training, before the buffer's filters, so the fast ones come first;
+``reward/...`` and ``episode/...`` are of the trained ones. ``environment/...`` is of all environments together, ``member/...`` of
+each one of a mixture, and ``source/...`` of each task source where there are several. Percentiles are read from histograms
+added over all generators (:mod:`asyncrl.core.latencies`), and are at most 9 % off.
 """
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
-from asyncrl.core.batch import Batch
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.counters import added, grown
 from asyncrl.core.latencies import Latencies
 from asyncrl.core.metrics import Metric, Reading, Reduction
 from asyncrl.core.recipe.environment import EnvironmentConfig, MixedEnvironment, member_of
 from asyncrl.core.trajectory import StopReason
+from asyncrl.run import metrics as run_metrics
 from asyncrl.run.metric_names import FrequentNames, safe_name
 from generators.finished_episodes import OTHER, EpisodeCounts, FinishedEpisodes, ReportedMetric, ToolCounts
 from generators.worker import GeneratorStatistics
+from learners import metrics as learner_metrics
 
 MOST_SOURCES, MOST_METRICS, MOST_TOOLS = 20, 50, 20
 """How many task sources, metrics of the environment and tools have curves of their own."""
@@ -57,10 +59,29 @@ def of_finished(prefix: str, whose: str) -> dict[str, Metric]:
 FINISHED = of_finished("finished", "finished episodes")
 
 
+_OWN_METRICS = {
+    value.name for module in (run_metrics, learner_metrics) for value in vars(module).values() if isinstance(value, Metric)
+}
+"""Metrics that a part of the reward could be mistaken for."""
+
+
+def reward_metric(name: str) -> Metric:
+    """The metric of the part of the reward that the environment calls ``name``."""
+    own = f"reward/{name}" in _OWN_METRICS
+    meaning = f"`{name}`, a part of the reward: its sum over an episode; mean over the batch's episodes, 0 where it is missing"
+    return _mean(f"reward/part_{name}" if own else f"reward/{name}", "reward", meaning)
+
+
+REWARD_OTHER = _mean(
+    f"reward/{OTHER}", "reward", f"all parts of the reward together that are not among the {MOST_METRICS} most frequent names"
+)
+
+
 def environment_metric(name: str) -> Metric:
     """The metric of what the environment reports as ``name``."""
     meaning = (
-        f"`{name}`, which the environment reports: its sum over an episode; mean over finished episodes, 0 where it is missing"
+        f"`{name}`, which the environment reports: its sum over an episode; mean over the episodes that were handed in since the "
+        "training step before, trained or not, 0 where it is missing"
     )
     return _mean(f"environment/{name}", "1", meaning)
 
@@ -154,7 +175,7 @@ class EpisodeMetrics:
 
     def __init__(self, environment: EnvironmentConfig) -> None:
         self._environment = environment
-        self._sources = FrequentNames(MOST_SOURCES)
+        self._sources, self._parts = FrequentNames(MOST_SOURCES), FrequentNames(MOST_METRICS)
         self._metrics, self._metrics_of_sources = FrequentNames(MOST_METRICS), FrequentNames(MOST_METRICS_OF_A_SOURCE)
         self._metrics_of_members = FrequentNames(MOST_METRICS)
         self._tools = FrequentNames(MOST_TOOLS)
@@ -171,12 +192,29 @@ class EpisodeMetrics:
         """
         return [*self._of_finished(finished), *self._of_sources(finished, batch, draw_shares), *self._of_members(finished)]
 
+    def reward_parts(self, rows: Sequence[BatchRow]) -> Iterator[Reading]:
+        """Yield readings of the parts of the reward that have names.
+
+        Args:
+            rows: the trained rows of the batch.
+        """
+        parts: dict[str, ReportedMetric] = {}
+        for row in rows:
+            for name, value in row.reward_parts.items():
+                part = parts.setdefault(name, ReportedMetric())
+                part.episodes += 1
+                part.total += value
+        for name, reported in self._parts.fold(parts, _episodes).items():
+            metric = REWARD_OTHER if name == OTHER else reward_metric(name)
+            yield Reading(metric, reported.total / len(rows), len(rows))
+
     def notices(self) -> Iterator[str]:
         """Yield a sentence about each kind of name of which there are too many, once."""
         kinds = {
             "task sources": (self._sources, MOST_SOURCES),
             "metrics of the environment": (self._metrics, MOST_METRICS),
             "tools": (self._tools, MOST_TOOLS),
+            "parts of the reward": (self._parts, MOST_METRICS),
         }
         for kind, (names, most) in kinds.items():
             if names.folded and kind not in self._told:

@@ -8,6 +8,7 @@ thread. Phases and notes are also logged.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from threading import RLock
 from types import TracebackType
@@ -23,7 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.episodes.visible import visible
-from asyncrl.run.progress import RunProgress
+from asyncrl.run.bottleneck import Bottleneck, Kind
+from asyncrl.run.progress import RunProgress, smoothed
 from asyncrl.run.units import duration, percent, quantity
 
 logger = logging.getLogger(__name__)
@@ -33,8 +35,12 @@ SECONDS_A_LINE = 15.0
 PHASE_A_LINE = 0.25
 """A phase that tells how far it is has a line each time this share of it is done, where the output is not a terminal."""
 REDRAWS_A_SECOND = 4
-REWARDS_SHOWN = 40
-MAX_WIDTH = 100
+REWARDS_SHOWN = 200
+"""The most training steps that the curve of rewards shows, where the terminal is wide enough."""
+SMOOTHED_STEPS = 10
+"""Rates and idle shares are over this many training steps: those of a single one jump about too much to be read."""
+PARTS_SHOWN = 6
+"""How many named parts of the reward are shown."""
 PANEL_WIDTH = 4
 """Columns of the border, left and right together."""
 
@@ -50,7 +56,8 @@ class LiveView:
         self._began = self._phase_began = clock()
         self._phase = "Preparing"
         self._advanced: tuple[float, str] | None = None
-        self._progress: RunProgress | None = None
+        self._recent: deque[RunProgress] = deque(maxlen=SMOOTHED_STEPS)
+        self._told: Kind | None = None
         self._rewards: tuple[float, ...] = ()
         self._spinner = Spinner("dots", style="cyan")
         self._next_line = 0.0
@@ -94,17 +101,17 @@ class LiveView:
     def update(self, progress: RunProgress) -> None:
         """Show the newest training step."""
         with self._lock:
-            self._progress = progress
+            self._recent.append(progress)
             self._rewards = (*self._rewards, progress.reward)[-REWARDS_SHOWN:]
             if self._live is None and (self._clock() >= self._next_line or progress.step == progress.steps):
                 self._next_line = self._clock() + SECONDS_A_LINE
-                self._line(_progress_line(progress))
+                self._line(_progress_line(smoothed(self._recent), self._news_of(progress.bottleneck)))
 
     def note(self, text: str, level: int = logging.INFO) -> None:
         """Show a line that stays, e.g. an evaluation's result or a warning; it is logged with ``level``."""
         logger.log(level, "%s", text)
         with self._lock:
-            self._line(text)
+            self._line(text, "yellow" if level >= logging.WARNING else "")
 
     def give_up_phase(self) -> None:
         """Show that the present phase will not be completed."""
@@ -117,14 +124,21 @@ class LiveView:
             self._console.print(Text.assemble(mark, self._phase, (f"  {took}", "dim")))
         self._phase, self._advanced, self._phase_lines, self._next_line = "", None, 0, 0.0
 
-    def _line(self, text: str) -> None:
+    def _news_of(self, bottleneck: Bottleneck | None) -> str:
+        """What holds the run up, if the line before did not say that it is of this kind."""
+        if bottleneck is None or bottleneck.kind is self._told:
+            return ""
+        self._told = bottleneck.kind
+        return bottleneck.sentence
+
+    def _line(self, text: str, style: str = "") -> None:
         """Print a line that stays; not wrapped where the output is not a terminal, so that it can be searched for.
 
         A line may quote errors of the user's code, and these what a model wrote.
         """
         text = visible(text)
         if self._live is not None:
-            self._console.print(Text.assemble(("· ", "dim"), text))
+            self._console.print(Text.assemble(("· ", "dim"), (text, style)))
         else:
             stamp = f"{duration(self._clock() - self._began):>12}"
             self._console.print(f"{stamp}  {text}", markup=False, highlight=False, soft_wrap=True)
@@ -140,16 +154,13 @@ class LiveView:
             subtitle_align="right",
             box=box.ROUNDED,
             border_style="dim",
-            width=min(self._console.width, MAX_WIDTH),
         )
 
     def _below_phase(self) -> list[RenderableType]:
-        advanced, progress = self._advanced, self._progress
+        advanced, recent = self._advanced, list(self._recent)
         if advanced is not None:
             return [_bar(*advanced)]
-        if progress is None:
-            return []
-        return [*_dashboard(progress, self._rewards, min(self._console.width, MAX_WIDTH) - PANEL_WIDTH)]
+        return [*_dashboard(smoothed(recent), self._rewards, self._console.width - PANEL_WIDTH)] if recent else []
 
 
 def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> Sequence[RenderableType]:
@@ -163,6 +174,10 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
     evaluated = "  not yet evaluated" if last is None else f"  evaluation {last.reward:.3f} of version {last.version}"
     newest = rewards[-max(1, rest - len(evaluated)) :]
     table.add_row("reward", f"{progress.reward:.3f}", Text.assemble((_sparkline(newest), "green"), evaluated))
+    if parts := list(progress.reward_parts.items()):
+        shown = "  ".join(f"{visible(name)} {value:.3f}" for name, value in parts[:PARTS_SHOWN])
+        more = len(parts) - PARTS_SHOWN
+        table.add_row("", "of which", f"{shown}  and {more} more" if more > 0 else shown)
     table.add_row(
         "generators", f"{quantity(progress.generator_tokens_per_s)} tokens/s", f"idle {percent(progress.idle_generators)}"
     )
@@ -186,7 +201,8 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
         f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
     done = f"training step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
-    return _bar(progress.step / progress.steps, done), Text(), table, Text(progress.bottleneck, "dim")
+    sentence = "" if progress.bottleneck is None else progress.bottleneck.sentence
+    return _bar(progress.step / progress.steps, done), Text(), table, Text(sentence, "dim")
 
 
 def _bar(fraction: float, text: str) -> RenderableType:
@@ -215,7 +231,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms"
 
 
-def _progress_line(progress: RunProgress) -> str:
+def _progress_line(progress: RunProgress, bottleneck: str) -> str:
     parts = [
         f"training step {progress.step}/{progress.steps}",
         f"reward {progress.reward:.3f}",
@@ -223,6 +239,6 @@ def _progress_line(progress: RunProgress) -> str:
         f"generators {quantity(progress.generator_tokens_per_s)} tokens/s, idle {percent(progress.idle_generators)}",
         f"learner {quantity(progress.learner_tokens_per_s)} tokens/s, idle {percent(progress.idle_learner)}",
         f"{duration(progress.eta_s)} to go",
-        progress.bottleneck,
+        bottleneck,
     ]
     return " · ".join(filter(None, parts))

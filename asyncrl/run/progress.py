@@ -1,7 +1,10 @@
 """How far a run has come, as shown while it runs."""
 
+from collections.abc import Sequence
+
 import msgspec
 
+from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.shares import Shares
 from asyncrl.run.summary import PlayedEvaluation
 
@@ -13,6 +16,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         step, steps: training steps done, and in all.
         version: the published version.
         reward: mean final reward of the last batch.
+        reward_parts: the parts of it that have names, under their metrics' names without ``reward/``.
         generator_tokens_per_s: tokens sampled by all engines together.
         learner_tokens_per_s: tokens trained.
         trajectories_per_s: episodes trained.
@@ -25,7 +29,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         idle_generators, idle_learner: shares of time in [0, 1].
         shares: what the last training step's time was spent on.
         pipeline_depth: experience that may be outstanding ahead of the learner, in training steps.
-        bottleneck: a sentence that names the bottleneck and what would help; empty while a resumed run repeats training steps.
+        bottleneck: what holds the run up, and what would help; None while a resumed run repeats training steps.
         eta_s: seconds to the end of the run at its average pace so far.
         evaluation: the last evaluation that ended; None before the first.
     """
@@ -49,6 +53,17 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     idle_learner: float
     shares: Shares
     pipeline_depth: int
-    bottleneck: str
+    bottleneck: Bottleneck | None
     eta_s: float
     evaluation: PlayedEvaluation | None = None
+    reward_parts: dict[str, float] = {}
+
+
+_RATES = ("generator_tokens_per_s", "learner_tokens_per_s", "trajectories_per_s", "idle_generators", "idle_learner")
+
+
+def smoothed(recent: Sequence[RunProgress]) -> RunProgress:
+    """Return the newest of several training steps, with rates and idle shares over the time of all of them."""
+    seconds = sum(each.shares.seconds for each in recent)
+    rates = {name: sum(getattr(each, name) * each.shares.seconds for each in recent) / seconds for name in _RATES}
+    return msgspec.structs.replace(recent[-1], **rates)

@@ -116,8 +116,10 @@ class Recorder:
             self._totals.bottleneck = find_bottleneck(mean, present, buffer.depth, len(self._shares), slowest)
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
+        reward_parts = list(self._episode_metrics.reward_parts(trained))
         run_readings = [
             *batch_readings(batch),
+            *reward_parts,
             *_buffer_readings(buffer),
             Reading(metrics.GENERATED_RATE, grown(before, generators, "tokens_generated") / seconds),
             *pool_readings(self._pool.training_pools, before, generators, seconds),
@@ -152,10 +154,9 @@ class Recorder:
             self._view.note(notice)
         self._warn(self._warning_signs.step(step, _signs(values, complete, filtered, finished)))
         self._tracker.log_trained(step)
+        parts = {reading.metric.name.removeprefix("reward/"): reading.value for reading in reward_parts}
         sampled = sum(count for row in trained for _, count in row.sampled)
-        bottleneck = self._totals.bottleneck
-        sentence = "" if bottleneck is None else bottleneck.sentence
-        self._view.update(self._progress(step, buffer.version, values, shares, sampled, sentence))
+        self._view.update(self._progress(step, buffer.version, values, shares, sampled, parts))
         if usual:
             await self._pace(shares.both_wait)
 
@@ -244,7 +245,13 @@ class Recorder:
         return {k: estimate.value for k, estimate in scores.passed.items()}
 
     def _progress(
-        self, step: int, version: PolicyVersion, values: dict[str, float], shares: Shares, sampled: int, bottleneck: str
+        self,
+        step: int,
+        version: PolicyVersion,
+        values: dict[str, float],
+        shares: Shares,
+        sampled: int,
+        reward_parts: dict[str, float],
     ) -> RunProgress:
         self._steps_here += 1
         elapsed = self._clock() - self._began
@@ -257,6 +264,7 @@ class Recorder:
             learner_tokens_per_s=values[metrics.TRAINED_RATE.name],
             trajectories_per_s=values[metrics.TRAJECTORY_RATE.name],
             sampled_tokens=sampled,
+            reward_parts=reward_parts,
             staleness_mean=values.get("staleness/mean", 0.0),
             staleness_max=values.get("staleness/max", 0.0),
             staleness_bound=self._recipe.buffer.max_staleness,
@@ -270,7 +278,7 @@ class Recorder:
             eta_s=elapsed / self._steps_here * (self._recipe.steps - step),
             shares=shares,
             pipeline_depth=int(values[metrics.PIPELINE_DEPTH.name]),
-            bottleneck=bottleneck,
+            bottleneck=self._totals.bottleneck,
         )
 
 

@@ -17,6 +17,10 @@ NO_GROUPS = LedgerCounts(issued=0, running=0, committed=0, taken=0, trained=0, f
 """The ledger of a run that has not issued any group."""
 
 
+REWARD_STEPS = 10
+"""The rewards of this many training steps are averaged, at the beginning and at the end of a run."""
+
+
 class Status(StrEnum):
     """How a run ended."""
 
@@ -66,6 +70,16 @@ class EvaluationEnds(msgspec.Struct, frozen=True):
             return cls(skipped=left_out)
         spread = max(each.newest - each.oldest + 1 for each in played)
         return cls(played[0].reward, played[-1].reward, spread, left_out, tuple(played))
+
+
+class RewardEnds(msgspec.Struct, frozen=True):
+    """Mean final reward of the batches of the first and the last :data:`REWARD_STEPS` training steps.
+
+    None where there was no training step.
+    """
+
+    first: float | None = None
+    last: float | None = None
 
 
 class StalenessTotals(msgspec.Struct, frozen=True):
@@ -135,6 +149,9 @@ class Summary(RecordedSummary, frozen=True, kw_only=True):
     Attributes:
         steps: training steps done.
         wall_s: seconds from start to end, startup and shutdown included.
+        training_s: the part of ``wall_s`` from the first to the last training step, without what comes before: making the model,
+            starting, evaluating version 0.
+        reward: the reward in training, at first and at last.
         trajectories_per_s: episodes trained over the training time.
         bottleneck: what held the run up in its last training steps; None before the first.
         warnings: what was seen in training that a person should look at, a sentence each; see :mod:`asyncrl.run.warnings`.
@@ -144,6 +161,8 @@ class Summary(RecordedSummary, frozen=True, kw_only=True):
 
     steps: int = 0
     wall_s: float = 0.0
+    training_s: float = 0.0
+    reward: RewardEnds = RewardEnds()
     evaluation: EvaluationEnds = msgspec.field(default=EvaluationEnds(), name="eval")
     staleness: StalenessTotals = StalenessTotals()
     tokens: TokenTotals = TokenTotals()

@@ -3,6 +3,7 @@
 They are saved with each checkpoint. A resumed run goes on from there, so that a step that is done again is counted once.
 """
 
+import statistics
 import time
 from collections.abc import Sequence
 from math import ceil
@@ -18,9 +19,11 @@ from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.shares import aligned, grown
 from asyncrl.run.summary import (
+    REWARD_STEPS,
     EvaluationEnds,
     IdleShares,
     PlayedEvaluation,
+    RewardEnds,
     StalenessTotals,
     Status,
     Summary,
@@ -42,6 +45,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         completion_tokens: the part of them sampled while training.
         staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
         staleness_max: the largest staleness of a trained token.
+        first_rewards, last_rewards: mean reward of the batches of the first and the last :data:`REWARD_STEPS` training steps.
         evaluations: what was evaluated, in order.
         skipped_evaluations: versions whose evaluation was due, and that none of ``evaluations`` stands for.
         warnings: the sentence of each warning, by its key.
@@ -61,6 +65,8 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     staleness_sum: float = 0.0
     staleness_tokens: float = 0.0
     staleness_max: int = 0
+    first_rewards: list[float] = []
+    last_rewards: list[float] = []
     evaluations: list[PlayedEvaluation] = []
     skipped_evaluations: list[PolicyVersion] = []
     warnings: dict[str, str] = {}
@@ -132,7 +138,11 @@ class Totals:
         """Count one training step."""
         counts = self._counts
         counts.steps = step
-        counts.trajectories += len(batch.trained().rows)
+        trained = batch.trained().rows
+        counts.trajectories += len(trained)
+        reward = statistics.fmean(row.reward for row in trained)
+        counts.first_rewards = [*counts.first_rewards, reward][:REWARD_STEPS]
+        counts.last_rewards = [*counts.last_rewards, reward][-REWARD_STEPS:]
         counts.tokens_trained += sum(row.loss_tokens for row in batch.rows)
         counts.learner_busy += learner_busy
         self._generators, self.buffer, self._step_ended = generators, buffer, now
@@ -217,6 +227,10 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         reason=reason,
         steps=now.steps,
         wall_s=now.wall,
+        training_s=now.training,
+        reward=RewardEnds(statistics.fmean(now.first_rewards), statistics.fmean(now.last_rewards))
+        if now.first_rewards
+        else RewardEnds(),
         evaluation=EvaluationEnds.of(now.evaluations, now.skipped_evaluations),
         staleness=StalenessTotals(now.staleness_mean, now.staleness_max, limits.max_staleness),
         tokens=TokenTotals(generated, now.tokens_trained),

@@ -1,5 +1,6 @@
 """What finished episodes report becomes metrics, by environment, task source and tool."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -8,7 +9,7 @@ from asyncrl.core.counters import snapshot
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.messages import CallOutcome, CallRecord
 from asyncrl.core.metrics import combine
-from asyncrl.core.payload import PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
@@ -72,6 +73,34 @@ def test_a_metric_is_its_mean_over_finished_episodes():
     assert (values["finished/stopped_turn_length"], values["finished/stopped_environment_done"]) == (0.5, 0.5)
     assert "finished/stopped_tool_error" not in values, "what never happened has no curve"
     assert not any(name.startswith("source/") for name in values), "one source says nothing that all episodes do not say"
+
+
+def test_parts_of_the_reward_are_means_over_the_batch():
+    rows = [
+        msgspec.structs.replace(row, reward_parts=parts)
+        for row, parts in zip(
+            batch(("a", 1.0), ("a", 0.0), ("b", 0.5)).rows, ({"right": 1.0, "mean": 0.2}, {}, {"right": 0.5}), strict=True
+        )
+    ]
+    values = combine(EpisodeMetrics(ClassEnvironment(name="calculator")).reward_parts(rows))
+    assert values == pytest.approx({"reward/right": 0.5, "reward/part_mean": 0.2 / 3})  # reward/mean is that of whole rewards
+
+
+def test_a_record_sums_the_parts_of_the_turns_rewards():
+    whole = episode(turns=3)
+    turns = tuple(
+        msgspec.structs.replace(turn, rewards=parts)
+        for turn, parts in zip(whole.turns, ({"right": 1.0, "brief": -0.25}, {}, {"right": 0.5}), strict=True)
+    )
+    mask = whole.versions() >= 0
+    record = TrajectoryRecord.of(msgspec.structs.replace(whole, turns=turns, loss_mask=mask), PayloadRef(0, "segment", 0, 1, 0))
+    assert record.reward_parts == {"right": 1.5, "brief": -0.25}
+
+
+def test_records_written_before_there_were_parts_are_read():
+    record = TrajectoryRecord(GroupId(0), 0, 10, ((PolicyVersion(0), 6),), 1.0, StopReason.MAX_TURNS, PayloadRef(0, "", 0, 0, 0))
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:-1]), type=TrajectoryRecord) == record
 
 
 def test_greedy_episodes_count_for_latencies_only():

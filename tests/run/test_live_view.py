@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.run import live_view
+from asyncrl.run.bottleneck import Bottleneck, Kind
 from asyncrl.run.compose import compose
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import RunProgress
@@ -34,7 +35,7 @@ PROGRESS = RunProgress(
     evaluation=PlayedEvaluation(10, 10, 12, 0.61),
     shares=Shares(training=0.69, waiting=0.31, idle=0.034),
     pipeline_depth=2,
-    bottleneck="learner-bound: x",
+    bottleneck=Bottleneck(Kind.LEARNER, 0.7, "learner-bound: the learner trained for 70 % of the time"),
     eta_s=125,
 )
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -84,6 +85,40 @@ def test_plain_output_is_a_line_a_phase_and_a_line_every_few_seconds(pipe, recip
     assert lines[-1].endswith("version 60: evaluation reward 0.95 over [128] tasks")
     assert "staleness 1.21 (at most 3 of 4)" in lines[2]
     assert "\x1b" not in written(pipe)
+
+
+def test_plain_lines_say_what_holds_the_run_up_only_when_that_has_changed(pipe, recipe):
+    clock = Clock()
+    with LiveView(pipe, recipe.name, clock) as view:
+        for step, kind, share in (
+            (1, Kind.LEARNER, 70),
+            (20, Kind.LEARNER, 71),
+            (40, Kind.GENERATION, 60),
+            (60, Kind.LEARNER, 72),
+        ):
+            clock.seconds = step * 1.0
+            bottleneck = Bottleneck(kind, share / 100, f"{kind}-bound: {share} %")
+            view.update(msgspec.structs.replace(PROGRESS, step=step, bottleneck=bottleneck))
+    told = [line.rpartition(" · ")[2] for line in written(pipe).splitlines()]
+    assert told == ["learner-bound: 70 %", "2 min 05 s to go", "generation-bound: 60 %", "learner-bound: 72 %"]
+
+
+def test_rates_are_over_the_time_of_the_last_training_steps(terminal, recipe):
+    with LiveView(terminal, recipe.name, Clock()) as view:
+        for step, (rate, seconds) in enumerate([(90_000.0, 1.0)] * 20 + [(1_000.0, 9.0)] * 9 + [(10_000.0, 1.0)]):
+            shares = msgspec.structs.replace(PROGRESS.shares, seconds=seconds)
+            view.update(msgspec.structs.replace(PROGRESS, step=step, generator_tokens_per_s=rate, shares=shares))
+        with terminal.capture() as captured:
+            terminal.print(view._draw())
+    assert "1,110 tokens/s" in captured.get()  # (81 * 1,000 + 10,000) / 82
+
+
+def test_named_parts_of_the_reward_stand_below_it(terminal, recipe):
+    parts = {"right": 0.4, "polite": 0.112, **{f"further_{number}": 0.0 for number in range(6)}}
+    with LiveView(terminal, recipe.name, Clock()) as view:
+        view.update(msgspec.structs.replace(PROGRESS, reward_parts=parts))
+    assert "of which" in written(terminal)
+    assert "right 0.400  polite 0.112" in written(terminal)
 
 
 def test_plain_warm_up_is_a_few_lines(pipe, recipe):

@@ -9,13 +9,24 @@ from asyncrl.core.error_counts import CountedError
 from asyncrl.run.compose import compose
 from asyncrl.run.end_view import end_view
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import EvaluationEnds, IdleShares, PlayedEvaluation, StalenessTotals, Status, Summary, TokenTotals
+from asyncrl.run.summary import (
+    EvaluationEnds,
+    IdleShares,
+    PlayedEvaluation,
+    RewardEnds,
+    StalenessTotals,
+    Status,
+    Summary,
+    TokenTotals,
+)
 from buffers.ledger import Ledger, LedgerState
 
 SUMMARY = Summary(
     status=Status.COMPLETED,
     steps=60,
     wall_s=251.5,
+    training_s=71.5,
+    reward=RewardEnds(0.25, 0.875),
     evaluation=EvaluationEnds(0.41, 0.95),
     staleness=StalenessTotals(1.1, 3, 4),
     tokens=TokenTotals(1_240_000, 1_100_000),
@@ -62,6 +73,8 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "reason",
         "steps",
         "wall_s",
+        "training_s",
+        "reward",
         "eval",
         "staleness",
         "tokens",
@@ -146,7 +159,8 @@ def test_a_completed_run_ends_with_its_folder(folder):
     lines = shown(SUMMARY, folder)
     text = "\n".join(lines)
     for told in (
-        "60 in 4 min 12 s",
+        "60 in 1 min 12 s, 60 versions published; 4 min 12 s with making the model, starting and ending",
+        "0.250 in the first 10 training steps, 0.875 in the last",
         "0.410 at first, 0.950 at last",
         "at most 3 of 4",
         "1.24 M generated",
@@ -155,7 +169,10 @@ def test_a_completed_run_ends_with_its_folder(folder):
     ):
         assert told in text
     assert "Warning: the rewards of every group were equal" in lines
-    assert f"sqlite:///{folder[1].database}" in lines[-2]
+    read, report, compare = lines[-4:-1]
+    assert read.endswith(f"asyncrl show {folder[1].path} --sort reward")
+    assert report.endswith(f"asyncrl report {folder[1].path}")
+    assert compare.endswith(f"mlflow ui --backend-store-uri sqlite:///{folder[1].database}")
     assert lines[-1] == f"Run folder: {folder[1].path}"
 
 

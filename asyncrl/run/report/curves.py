@@ -29,6 +29,9 @@ MAIN = (
 LEARNER_TIME, GENERATOR_TIME = "time/learner/", "time/generators/"
 """What the names of the shares of a step's wall time begin with, on either side."""
 
+REWARD_PART = "reward/"
+"""What the names of the parts of the reward begin with, among others."""
+
 ENVIRONMENT = "environment/"
 """What the names of the numbers that environments report begin with."""
 
@@ -65,8 +68,11 @@ def span_of(runs: Sequence[RunRecord]) -> tuple[int, int]:
 
 
 def main_charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    """Return a chart of each of :data:`MAIN` that a run has, all runs in it."""
-    return [made for metric in MAIN if (made := _compared(runs, metric.name)) is not None]
+    """Return a chart of each of :data:`MAIN`, and of each named part of the reward, that a run has, all runs in it."""
+    names = {name for run in runs for name in run.metrics}
+    parts = sorted(name for name in names if name.startswith(REWARD_PART) and name not in _declared())
+    chosen = [MAIN[0].name, *parts, *(metric.name for metric in MAIN[1:])]
+    return [made for name in chosen if (made := _compared(runs, name)) is not None]
 
 
 def environment_charts(runs: Sequence[RunRecord]) -> list[Chart]:
@@ -160,9 +166,16 @@ def _compared(runs: Sequence[RunRecord], name: str, points: int = 300) -> Chart 
     series = [(run.name, found, i, False) for i, run in enumerate(runs) if (found := run.series(name)) is not None]
     if not series:
         return None
-    metric = _declared().get(name)
+    metric = _declared().get(name) or _named(name)
     unit, meaning = (metric.unit, metric.meaning) if metric else ("", "")
     return chart(name, series, span_of(runs), unit="" if unit == "1" else unit, meaning=meaning, points=points)
+
+
+def _named(name: str) -> Metric | None:
+    """The metric of a name that an environment chose."""
+    if name.startswith(ENVIRONMENT):
+        return episode_metrics.environment_metric(name.removeprefix(ENVIRONMENT))
+    return episode_metrics.reward_metric(name.removeprefix(REWARD_PART)) if name.startswith(REWARD_PART) else None
 
 
 @cache

@@ -1,0 +1,47 @@
+"""Shows the screens of a launch whose run is played by a script: what was chosen, the live view, and the end."""
+
+import logging
+import signal
+import sys
+
+import msgspec
+from test_live_view import PROGRESS
+from test_summary import SUMMARY
+
+from asyncrl.cli import launch
+from asyncrl.cli.console import PatientConsole
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.bottleneck import Bottleneck, Kind
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.summary import Summary
+
+SENTENCE = (
+    "generation-bound: in the last 20 training steps the learner waited for 30 % of the time for engines to generate; "
+    "no knob would make more than a tenth of a difference"
+)
+WARNING = (
+    "in the last 4 training steps most of the episodes were cut by environment.max_turns, "
+    "which says little about what the policy can do; raise environment.max_turns"
+)
+BOTTLENECK = Bottleneck(Kind.GENERATION, 0.3, SENTENCE)
+
+
+def play(recipe: Recipe, folder: RunFolder, view: LiveView, reached: None) -> Summary:
+    """Play the run: two phases, notes and training steps, up to the signal that the test sends."""
+    view.phase("Making the tiny model")
+    view.phase("Training steps 1 to 60")
+    view.note("version 0: evaluation reward 0.417 over 300 held-out tasks")
+    view.note(f"Warning: {WARNING}", logging.WARNING)
+    for step in range(1, 61):
+        parts = {"right": step / 100, "brief": -0.01}
+        view.update(msgspec.structs.replace(PROGRESS, step=step, reward=step / 100, reward_parts=parts, bottleneck=BOTTLENECK))
+    signal.sigwait([signal.SIGUSR1])
+    return msgspec.structs.replace(SUMMARY, bottleneck=BOTTLENECK, warnings=(WARNING,))
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    launch._launch = play
+    accepted = launch.accept("quickstart", [f"run_dir={sys.argv[1]}"], None)
+    sys.exit(launch.start(accepted, accepted.make_folder(), PatientConsole()))
