@@ -22,13 +22,15 @@ from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.worker_environments import WorkerEnvironments
+from asyncrl.episodes.visible import visible
 from generators.episode import MALFORMED_PENALTY, EpisodeLimits, checked_reset, checked_step, malformed_calls
 from generators.tool_output import cut_tool_outputs
 
 CLOSE_S = 10.0
-HELP = """\
-Write a call as name(argument="value") or {"name": ..., "arguments": {...}}. End a line with \\ to go on with the turn in the
-next, for several calls. All else is the answer. Ctrl-D ends."""
+HELP = (
+    'Write a call as name(argument="value") or {"name": ..., "arguments": {...}}. End a line with \\ to go on with the turn in '
+    "the next, for several calls. All else is the answer. Ctrl-D ends."
+)
 
 Turns = Callable[[], str | None]
 """Gives the text of the next turn; None if there is none."""
@@ -145,7 +147,7 @@ async def _episode(environment: HostedEnvironment, limits: EpisodeLimits, turns:
         if reward or result.done:
             console.print(Text(f"  reward of the turn: {reward:g}", "dim"))
         if result.fault is not None:
-            console.print(Text(f"  fault: {result.fault}", "yellow"))
+            console.print(Text(f"  fault: {visible(str(result.fault))}", "yellow"))
         if result.done or result.fault in limits.end_on:
             _show_end(f"done after {counted(number, 'turn')}", total, metrics, console)
             return total
@@ -171,4 +173,4 @@ def _show_tools(tools: Sequence[ToolSpec], console: Console) -> None:
 
 def _show(messages: Sequence[Message], console: Console) -> None:
     for message in messages:
-        console.print(Text.assemble((f"{message.role}: ", "bold"), message.content))
+        console.print(Text.assemble((f"{message.role}: ", "bold"), visible(message.content)))

@@ -132,13 +132,15 @@ def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_play(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Let a person play an episode."""
+    import readline  # noqa: F401, so that arrow keys move within a line and bring earlier lines back
+
     from asyncrl.authoring import playing
     from asyncrl.authoring.subject import compose_for_author, subject_named
 
     named, overrides = arguments.environment, arguments.overrides
     subject = subject_named(compose_for_author(named, overrides), arguments.member)
     task = playing.find_task(subject, arguments.split, arguments.task)
-    turns = playing.turns_of_terminal(console.input) if arguments.script is None else playing.turns_of_file(arguments.script)
+    turns = playing.turns_of_terminal(input) if arguments.script is None else playing.turns_of_file(arguments.script)
     return ExitCode.COMPLETED if playing.play(subject, task, turns, console) is not None else ExitCode.FAILED
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
+from terminal import terminal
 
 from asyncrl.authoring import playing
 from asyncrl.authoring.calls import hostile_calls, made_call, read_turn
 from asyncrl.authoring.subject import compose_for_author, subject_named
+from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
 from asyncrl.envs import ToolEnvironment, tool
@@ -133,3 +135,23 @@ def test_made_calls_fit_their_tool_and_hostile_ones_are_calls():
         Typed.tools["draw"].parameters.convert(made_call(spec, generator).arguments)
     hostile = hostile_calls(spec)
     assert max(len(json.dumps(call.arguments)) for call in hostile if isinstance(call, ToolCall)) > 100_000
+
+
+def asked(lines: list[str]) -> bool:
+    """Whether the last line of the screen is the prompt."""
+    return [line for line in lines if line][-1:] == [">"]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_a_person_plays_in_a_terminal(columns):
+    with terminal(["-m", "asyncrl.cli.main", "env", "play", "calculator"], columns) as screen:
+        shown = screen.wait_for(asked)
+        assert " ".join(playing.HELP.split()) in " ".join(" ".join(shown).split())
+        screen.press('calculator("2*3")\n')
+        screen.wait_for(lambda lines: "tool: 6" in lines and asked(lines))
+        screen.press("\x1b[A")  # the arrow brings the line back, and it can be changed
+        screen.wait_for(lambda lines: lines.count('> calculator("2*3")') == 2)
+        screen.press("\x1b[D\x1b[D\x7f7\n")
+        screen.wait_for(lambda lines: "tool: 14" in lines and asked(lines))
+        screen.press("\x04")
+        assert screen.wait() == ExitCode.FAILED
