@@ -191,7 +191,7 @@ def _scores(plan: EvaluationPlan, model: EvaluatedModel, here: RunFolder, played
         folder=str(here.path),
         scores=scores,
         sources=by_source,
-        difference=None if first is None else difference_to(first, played, plan.sources),
+        difference=None if first is None else difference_to(first, played, plan.sources, passing),
         missing=len(played.broken),
         missing_tasks=len(plan.tasks) - scores.tasks,
         attempts=plan.recipe.buffer.max_attempts,

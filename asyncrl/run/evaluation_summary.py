@@ -10,7 +10,8 @@ import msgspec
 
 from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.scores import Estimate, Scores, difference, score
+from asyncrl.run.intervals import Estimate
+from asyncrl.run.scores import Scores, difference, score
 from asyncrl.run.summary import RecordedSummary
 from generators.evaluation import BrokenEpisode, EvaluationResult
 
@@ -112,7 +113,7 @@ def scores_by_source(
     return score(all_together, samples, passing), by_source
 
 
-def difference_to(first: Played, played: Played, sources: Mapping[str, Sequence[TaskId]]) -> Estimate | None:
+def difference_to(first: Played, played: Played, sources: Mapping[str, Sequence[TaskId]], passing: float) -> Estimate | None:
     """Return the difference of ``played`` to the first model, over all tasks that both played."""
     tasks = [task for of_source in sources.values() for task in of_source]
-    return difference(played.rewards(tasks), first.rewards(tasks))
+    return difference(played.rewards(tasks), first.rewards(tasks), passing)

@@ -11,7 +11,8 @@ from rich.text import Text
 from asyncrl.core.text import counted
 from asyncrl.episodes.visible import visible
 from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores
-from asyncrl.run.scores import Estimate, Scores
+from asyncrl.run.intervals import Estimate
+from asyncrl.run.scores import Scores
 from asyncrl.run.summary import Status
 from asyncrl.run.units import percent
 
@@ -30,7 +31,7 @@ def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[Renderable
         played = f"{tasks:,} tasks, {summary.samples} episode{'s' * (summary.samples > 1)} of each"
         parts.append(Text.assemble((summary.recipe, "bold"), f": {played}, temperature {summary.temperature:g}"))
         parts.append(_table(summary))
-        told = f"[low, high] holds 95 % by bootstrap over tasks; a reward of {summary.passing_reward:g} passes"
+        told = f"[low, high] holds 95 %, over tasks; a reward of {summary.passing_reward:g} passes"
         parts.append(Text(told, "dim"))
         parts += [Text(visible(sentence), "yellow") for model in summary.models for sentence in _remarks(model)]
     parts.append(Text.assemble(("Scores and episodes: ", "dim"), str(folder)))
@@ -80,6 +81,11 @@ def _remarks(model: ModelScores) -> Iterator[str]:
             f"{model.model}: {counted(model.missing, 'episode')}{all_of}, broke their environment in each of {model.attempts} "
             f"tries (buffer.max_attempts; an error in your code is counted in each try) and are in no score, e.g. "
             f"{model.example}; see {model.folder}/logs"
+        )
+    if model.scores.compared < model.scores.tasks:
+        yield (
+            f"{model.model}: pass@k is of the {counted(model.scores.compared, 'task')} of {model.scores.tasks:,} with the most "
+            "episodes, so that it is over the same tasks for every k"
         )
     cut = {reason: share for reason, share in model.stopped.items() if reason != "environment_done"}
     if sum(cut.values()) >= _MANY:

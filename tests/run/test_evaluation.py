@@ -127,7 +127,7 @@ def model_scores(name: str, own: Played, first: Played | None) -> ModelScores:
         folder=f"/runs/evaluation/1-{name}",
         scores=scores,
         sources=sources,
-        difference=None if first is None else difference_to(first, own, SOURCES),
+        difference=None if first is None else difference_to(first, own, SOURCES, 1.0),
         missing=len(own.broken),
         missing_tasks=4 - scores.tasks,
         attempts=3,
@@ -164,7 +164,7 @@ def test_scores_by_source_and_the_difference_over_tasks_that_both_played(tmp_pat
         for part in evaluation_view(summary, tmp_path):
             console.print(part)
     shown = captured.get()
-    for told in ("r: 4 tasks, 2 episodes of each", "mean@2", "pass@2", "to the first", "+0.333", "easy: 2 tasks", "[0.00, 0.50]"):
+    for told in ("r: 4 tasks, 2 episodes of each", "mean@2", "pass@2", "to the first", "+0.333", "easy: 2 tasks", "[0.19, 0.99]"):
         assert told in shown
     assert "pass@1" not in shown, "it is the mean"
     told = " ".join(shown.split())
