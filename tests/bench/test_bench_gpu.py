@@ -9,7 +9,7 @@ import pytest
 import torch
 from gloo_collective import Gloo
 
-from asyncrl.bench.gpu import broadcast, engine, publication, run, settings, subject, training
+from asyncrl.bench.gpu import broadcast, engine, publication, room, run, settings, subject, training
 from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
 from asyncrl.bench.gpu.run import GpuBenchResult
 from asyncrl.bench.gpu.settings import EngineSettings, GpuBenchSettings
@@ -47,6 +47,60 @@ def test_targets_are_judged_by_what_was_measured():
         Case(model="4B", rows="equal", options={}, problem="there was no time left"),
     ]
     assert list(training._targets(cases).values()) == [False, True, True]
+
+
+H100_BYTES = 81_559 << 20
+
+
+@pytest.mark.parametrize(
+    ("size", "there", "options", "rows"),
+    [
+        (settings.QWEN3_06B, H100_BYTES, {}, 2),
+        (settings.QWEN3_17B, H100_BYTES, {}, 1),
+        (settings.QWEN3_4B, H100_BYTES, {"recompute": "full"}, 0),
+        (settings.QWEN3_4B, 143_771 << 20, {}, 1),
+        (settings.QWEN3_17B, 24 << 30, None, 0),
+        (settings.QWEN3_4B, None, {}, 2),
+    ],
+)
+def test_what_does_not_fit_on_the_gpu_is_made_smaller_or_left_out(size, there, options, rows):
+    measured = GpuBenchSettings().training
+    assert room.recomputed(size, measured, there) == options
+    assert room.plain_rows(size, measured, there) == rows
+
+
+def test_both_loops_of_one_case_would_not_fit_into_one_process():
+    size, measured = settings.QWEN3_17B, GpuBenchSettings().training
+    both = room.learner_bytes(size, measured) + room.plain_bytes(size, measured.plain_rows * measured.row_tokens)
+    assert both > 1.2 * H100_BYTES
+
+
+def test_the_learner_s_figures_stay_where_the_plain_loop_fails():
+    speed = Speed(1.0, 100.0, 1.0, 0.4, None)
+
+    def time_one(loop, case, ends, *further):
+        if loop is training.time_plain_loop:
+            raise MeasurementFailed("out of memory")
+        return training.Timed(speed, 1.0)
+
+    case = training._measured(Case(model="1.7B", rows="equal", options={}), time_one, 1, 0.0)
+    assert (case.learner, case.plain, case.ratio, case.problem) == (speed, None, None, "the plain loop: out of memory")
+    assert training._targets([case]) == {"1.7B: MFU 0.4": True}
+    assert "100 tokens/s" in run._of_case(case)
+    assert "out of memory" in run._of_case(case)
+
+
+@pytest.mark.usefixtures("forked")
+def test_both_loops_train_on_the_same_rows():
+    small = msgspec.structs.replace(GpuBenchSettings.small().training, variants_of="")
+    with subject.all_folders():
+        result = training.measure(small, 240)
+    assert [case.rows for case in result.cases] == ["equal", "lognormal"]
+    for case in result.cases:
+        assert not case.problem
+        assert case.gradient_gap is not None
+        assert case.gradient_gap < (1e-4 if result.device == "cpu" else 2e-2)
+        assert case.ratio == pytest.approx(case.learner.tokens_per_s / case.plain.tokens_per_s)
 
 
 def test_an_engine_that_is_not_installed_is_missing_and_no_failure(monkeypatch):

@@ -171,6 +171,6 @@ def _of_case(case: training.Case) -> str:
     if case.learner is None:
         return f"{name}: {case.problem}"
     mfu = "" if case.learner.mfu is None else f", MFU {case.learner.mfu:.2f}"
-    beside = "" if case.ratio is None else f", {case.ratio:.2f} x the plain loop"
+    beside = f"; {case.problem}" if case.problem else "" if case.ratio is None else f", {case.ratio:.2f} x the plain loop"
     memory = "" if case.learner.peak_bytes is None else f", {case.learner.peak_bytes / 1e9:.1f} GB"
     return f"{name}: {case.learner.tokens_per_s:,.0f} tokens/s{mfu}{memory}{beside}"

@@ -1,17 +1,21 @@
-"""Part 2: training steps of the learner beside a plain loop of Hugging Face's model and torch, on the same rows."""
+"""Part 2: training steps of the learner beside a plain loop of Hugging Face's model and torch, on the same rows.
+
+Each loop has a process of its own, because a GPU does not have room for both: of 1.7 B, they would take 108 GB.
+"""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 
 from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
+from asyncrl.bench.gpu.room import learner_bytes, plain_bytes, plain_rows, recomputed
 from asyncrl.bench.gpu.settings import ModelSize, TrainingSettings
 from asyncrl.bench.gpu.subject import (
     at_version,
@@ -31,8 +35,6 @@ Result = TypeVar("Result")
 
 EQUAL_RATIO, LOGNORMAL_RATIO, LEAST_MFU = 0.95, 1.5, 0.40
 """The targets: the learner's tokens per second over the plain loop's, and the share of the device's peak at 1.7 B."""
-STATE_BYTES = 18
-"""Bytes a weight that a learner of one rank needs: bfloat16 weights, float32 gradient, master weights and two moments."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         learner, plain: the speed of either loop; ``plain`` is None where only variants of the learner are compared.
         ratio: the learner's tokens per second over the plain loop's.
         gradient_gap: relative difference of the two loops' gradient norms before the first step.
-        problem: why there is no figure; empty if there is.
+        problem: why there is no figure of the learner, or none of the plain loop beside it; empty if there are all.
     """
 
     model: str
@@ -83,17 +85,26 @@ class TrainingResult(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
 
 
+class Timed(msgspec.Struct, frozen=True):
+    """What a loop did: its speed, and its gradient norm before the first step."""
+
+    speed: Speed
+    grad_norm: float
+
+
 def measure(settings: TrainingSettings, seconds: float) -> TrainingResult:
     """Measure all cases that fit on the device, the smallest model first, until the time is over."""
     ends, cases, missing = time.monotonic() + seconds, [], []
+    there = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     for size in settings.models:
-        if torch.cuda.is_available():
-            there = torch.cuda.get_device_properties(0).total_memory
-            if size.parameters * STATE_BYTES > 0.9 * there:
-                missing.append(
-                    f"{size.name}: its training state needs {size.parameters * STATE_BYTES >> 30} GiB of {there >> 30}"
-                )
-                continue
+        if (fitting := recomputed(size, settings, there)) is None:
+            least = learner_bytes(size, settings, recompute="full")
+            missing.append(f"{size.name}: its learner needs {least >> 30} GiB of {(there or 0) >> 30}")
+            continue
+        rows_at_once = plain_rows(size, settings, there)
+        if not rows_at_once:
+            needed = plain_bytes(size, settings.row_tokens)
+            missing.append(f"{size.name}: the plain loop beside it needs {needed >> 30} GiB of {(there or 0) >> 30}")
         with folder_for(size) as folder:
             try:
                 isolated(make_model, folder, size, seconds=max(1.0, ends - time.monotonic()))
@@ -101,16 +112,9 @@ def measure(settings: TrainingSettings, seconds: float) -> TrainingResult:
                 missing.append(f"{size.name}: {failure}")
                 continue
             for rows, options, beside in _cases_of(size, settings):
-                left = ends - time.monotonic()
-                case = Case(model=size.name, rows=rows, options=options)
-                if left < 1:
-                    cases.append(msgspec.structs.replace(case, problem="there was no time left"))
-                    continue
-                try:
-                    cases.append(isolated(one_case, folder, size, settings, case, beside, seconds=left))
-                except MeasurementFailed as failure:
-                    cases.append(msgspec.structs.replace(case, problem=str(failure)))
-    if not torch.cuda.is_available():
+                case = Case(model=size.name, rows=rows, options=fitting | options)
+                cases.append(_measured(case, partial(_time_one, folder, size, settings), rows_at_once if beside else 0, ends))
+    if there is None:
         missing.append("a GPU: the figures are of a CPU and mean nothing")
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return TrainingResult(
@@ -119,50 +123,81 @@ def measure(settings: TrainingSettings, seconds: float) -> TrainingResult:
 
 
 def _cases_of(size: ModelSize, settings: TrainingSettings) -> list[tuple[str, dict[str, str], bool]]:
-    """Rows and options of each case, and whether the plain loop runs beside the learner."""
+    """Rows and options of each case, and whether the plain loop is measured beside the learner."""
     cases: list[tuple[str, dict[str, str], bool]] = [("equal", {}, True), ("lognormal", {}, True)]
     if size.name == settings.variants_of:
         cases += [("shared", {}, False), ("equal", {"recompute": "full"}, False), ("equal", {"fp8": "hybrid"}, False)]
     return cases
 
 
-def one_case(folder: Path, size: ModelSize, settings: TrainingSettings, case: Case, beside: bool) -> Case:
-    """Measure one case in this process."""
-    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+def _measured(case: Case, time_one: "_TimeOne", rows_at_once: int, ends: float) -> Case:
+    """Measure the learner and then, unless ``rows_at_once`` is 0, the plain loop. If that fails, the learner's figures stay."""
+    try:
+        ours = time_one(time_learner, case, ends)
+    except MeasurementFailed as failure:
+        return msgspec.structs.replace(case, problem=str(failure))
+    case = msgspec.structs.replace(case, learner=ours.speed)
+    if not rows_at_once:
+        return case
+    try:
+        plain = time_one(time_plain_loop, case, ends, rows_at_once)
+    except MeasurementFailed as failure:
+        return msgspec.structs.replace(case, problem=f"the plain loop: {failure}")
+    ratio = plain.speed.step_seconds / ours.speed.step_seconds
+    speed = msgspec.structs.replace(  # the same model FLOPs in another time
+        plain.speed, tflops=ours.speed.tflops / ratio, mfu=None if ours.speed.mfu is None else ours.speed.mfu / ratio
+    )
+    return msgspec.structs.replace(case, plain=speed, ratio=ratio, gradient_gap=abs(plain.grad_norm / ours.grad_norm - 1))
+
+
+class _TimeOne(Protocol):
+    """Runs one loop in a process of its own."""
+
+    def __call__(self, loop: Callable[..., Timed], case: Case, ends: float, *further: int) -> Timed: ...
+
+
+def _time_one(
+    folder: Path, size: ModelSize, settings: TrainingSettings, loop: Callable[..., Timed], case: Case, ends: float, *further: int
+) -> Timed:
+    left = ends - time.monotonic()
+    if left < 1:
+        raise MeasurementFailed("there was no time left")
+    return isolated(loop, folder, size, settings, case, *further, seconds=left)
+
+
+def time_learner(folder: Path, size: ModelSize, settings: TrainingSettings, case: Case) -> Timed:
+    """Measure the learner's steps in this process."""
     batch, rows = _rows(size, settings, case.rows)
     lengths = [row.length for row in batch.rows]
-    budget = max(settings.micro_batch_tokens, max(lengths))
-    learner = make_learner(folder, budget, dtype=dtype, **case.options)
-    plain = PlainLoop(folder, settings.plain_rows, device()) if beside else None
-    first = values_of(learner.step(at_version(batch, 0), rows))
-    gap = None if plain is None else abs(plain.step(batch, rows) / first["learner/grad_norm"] - 1)
-    ours: list[dict[str, float]] = []
-    of_learner, of_plain, peaks = [], [], [0, 0]
-    for number in range(settings.repetitions):
-        values, took, peaks[0] = _timed(partial(learner.step, at_version(batch, number + 1), rows))
-        ours.append(values_of(values))
-        of_learner.append(took)
-        if plain is not None:
-            _, took, peaks[1] = _timed(partial(plain.step, batch, rows))
-            of_plain.append(took)
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+    learner = make_learner(folder, max(settings.micro_batch_tokens, max(lengths)), dtype=dtype, **case.options)
+    steps = [_timed(partial(learner.step, at_version(batch, number), rows)) for number in range(settings.repetitions + 1)]
     learner.close()
-    tokens, seconds = sum(lengths), statistics.median(of_learner)
-    tflops = statistics.median(values["learner/tflops_per_rank"] for values in ours)
-    mfu = ours[-1].get("learner/mfu")
-    on_gpu = torch.cuda.is_available()
-    speed = Speed(seconds, tokens / seconds, tflops, mfu, peaks[0] if on_gpu else None)
-    if not of_plain:
-        return msgspec.structs.replace(case, learner=speed)
-    seconds_plain = statistics.median(of_plain)
-    scale = seconds / seconds_plain  # the same model FLOPs in another time
-    beside_it = Speed(
-        seconds_plain,
-        tokens / seconds_plain,
-        tflops * scale,
-        None if mfu is None else mfu * scale,
-        peaks[1] if on_gpu else None,
+    values = [values_of(report) for report, _, _ in steps]
+    return Timed(
+        speed=_speed(
+            steps,
+            sum(lengths),
+            statistics.median(each["learner/tflops_per_rank"] for each in values[1:]),
+            values[-1].get("learner/mfu"),
+        ),
+        grad_norm=values[0]["learner/grad_norm"],
     )
-    return msgspec.structs.replace(case, learner=speed, plain=beside_it, ratio=seconds_plain / seconds, gradient_gap=gap)
+
+
+def time_plain_loop(folder: Path, size: ModelSize, settings: TrainingSettings, case: Case, rows_at_once: int) -> Timed:
+    """Measure the plain loop's steps in this process; how many model FLOPs they are, the learner knows."""
+    batch, rows = _rows(size, settings, case.rows)
+    plain = PlainLoop(folder, rows_at_once, device())
+    steps = [_timed(partial(plain.step, batch, rows)) for _ in range(settings.repetitions + 1)]
+    return Timed(_speed(steps, sum(row.length for row in batch.rows), 0.0, None), grad_norm=steps[0][0])
+
+
+def _speed(steps: Sequence[tuple[object, float, int]], tokens: int, tflops: float, mfu: float | None) -> Speed:
+    """The speed of all steps but the first, which warms up."""
+    seconds = statistics.median(took for _, took, _ in steps[1:])
+    peak = steps[-1][2] if torch.cuda.is_available() else None
+    return Speed(step_seconds=seconds, tokens_per_s=tokens / seconds, tflops=tflops, mfu=mfu, peak_bytes=peak)
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float, int]:
