@@ -213,7 +213,12 @@ class Learner:
 
         Not collective: nothing is gathered. The shards of all ranks cover every tensor exactly once. Read each shard
         before the next training step, because it may be a view of the weights.
+
+        On a GPU that is shared with an engine, memory that torch keeps for later is given back first: the engine needs more
+        than its share while it loads the weights.
         """
+        if self._config.gpu == "shared":
+            torch.cuda.empty_cache()
         return self._trainer.published()
 
     def save_pretrained(self, folder: Path) -> None:

@@ -21,15 +21,20 @@ from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
 from asyncrl.run.nodes import Nodes
 from asyncrl.run.parts import LEARNER, learner_part
 from asyncrl.run.placement import NoRoom, place
-from asyncrl.run.process_sizes import learner_bytes
+from asyncrl.run.process_sizes import beside_learner, gpu_bytes, learner_bytes
 from asyncrl.run.units import memory
 
 MOST_RUNNING = 256
-"""vLLM's own default for the sequences that an engine runs at once."""
+"""vLLM's own default for the sequences that an engine runs at once, on a CPU and on small GPUs."""
+MOST_RUNNING_ON_LARGE_GPUS = 1024
+"""vLLM's own default on GPUs of at least :data:`LARGE_GPU_BYTES` that are newer than an A100."""
+LARGE_GPU_BYTES = 70 << 30
 LEAST_CACHE_MB = 64
 CACHE_SHARE = 0.2
 """The largest share of free memory for the key-value caches of all engines together."""
 MICRO_BATCH_TOKENS = 8192
+LEAST_MICRO_BATCH_TOKENS = 1024
+"""The fewest that are chosen where a GPU has little memory: smaller products do not keep it busy."""
 SHARED_MEMORY = 0.4
 """The share of a GPU's memory for an engine that shares the GPU with the learner."""
 FEW_CORES = 2
@@ -137,14 +142,19 @@ def _role(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[s
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     size, engines = recipe.batch.group_size, sum(pool.count for pool in recipe.generators.training.values()) or 1
     groups = ceil((recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step / engines)
-    ranks = recipe.generators.data_parallel
-    most = max(1, ranks * MOST_RUNNING // size) * size
+    ranks, default = recipe.generators.data_parallel, _most_running(machine)
+    most = max(1, ranks * default // size) * size
     if groups * size <= most:
         return groups * size, "an engine's share of the episodes that may be outstanding"
     return (
         most,
-        f"{most // size} groups: vLLM's own default is {MOST_RUNNING} sequences for each {'rank' if ranks > 1 else 'engine'}",
+        f"{most // size} groups: vLLM's own default here is {default} sequences for each {'rank' if ranks > 1 else 'engine'}",
     )
+
+
+def _most_running(machine: Machine) -> int:
+    large = machine.gpus and machine.gpu_memory >= LARGE_GPU_BYTES and "A100" not in machine.gpu_name
+    return MOST_RUNNING_ON_LARGE_GPUS if large else MOST_RUNNING
 
 
 def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
@@ -161,9 +171,23 @@ def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
 
 
 def _micro_batch_tokens(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
-    if recipe.model.max_context > MICRO_BATCH_TOKENS:
-        return recipe.model.max_context, "holds the longest episode"
-    return MICRO_BATCH_TOKENS, "enough to keep the processor busy"
+    longest = recipe.model.max_context
+    if longest >= MICRO_BATCH_TOKENS:
+        return longest, "holds the longest episode"
+    if shape is None or not (machine.gpus and machine.gpu_memory):
+        return MICRO_BATCH_TOKENS, "enough to keep the processor busy"
+    room = machine.gpu_memory - beside_learner(recipe, shape, machine.gpu_memory)
+    tokens = MICRO_BATCH_TOKENS
+    while tokens > LEAST_MICRO_BATCH_TOKENS and not _fits(recipe.learner, shape, tokens, room):
+        tokens //= 2
+    if tokens == MICRO_BATCH_TOKENS:
+        return tokens, "enough to keep the GPU busy"
+    return max(tokens, longest), f"the learner has {memory(room)} of the GPU, and its activations have to fit beside its state"
+
+
+def _fits(learner: LearnerConfig, shape: ModelShape, tokens: int, room: int) -> bool:
+    """Whether a learner rank with micro-batches of so many tokens needs at most ``room`` bytes of a GPU."""
+    return gpu_bytes(msgspec.structs.replace(learner, micro_batch_tokens=tokens), shape) <= room
 
 
 def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
@@ -176,8 +200,9 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     spare = machine.cores // cores // layout.ranks
     most = min(spare, recipe.batch.groups_per_step) // least * least
     because = f"{busy}at most one rank for every {'core' if cores == 1 else f'{cores} cores'}"
+    tokens = max(recipe.learner.micro_batch_tokens, recipe.model.max_context)  # at least: it may be chosen after this
     for ranks in range(most, least, -least):
-        learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks)
+        learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks, micro_batch_tokens=tokens)
         if machine.cluster is not None:
             if _have_cores(learner, machine.cluster, shape, cores):
                 return ranks, f"{because} of its node, and for each group of a step"
@@ -223,11 +248,11 @@ _Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | float | str, 
 _RULES: Mapping[str, _Rule] = {
     "model.tool_parser": _tool_parser,
     "learner.dtype": _learner_dtype,
-    "learner.micro_batch_tokens": _micro_batch_tokens,
+    "generators.dtype": _dtype,
     "learner.data_parallel": _data_parallel,
     "learner.gpu": _gpu,
     "generators.gpu_memory_share": _gpu_memory_share,
-    "generators.dtype": _dtype,
+    "learner.micro_batch_tokens": _micro_batch_tokens,
     "generators.count": _count,
     "generators.role": _role,
     "generators.max_running": _max_running,

@@ -26,7 +26,7 @@ class Machine(msgspec.Struct, frozen=True):
         gpus: number of NVIDIA GPUs that this process may use and the installed packages can use.
         bfloat16: whether the processor has instructions for bfloat16; without them vLLM computes it several times slower than
             float32.
-        gpu_memory: memory of the smallest GPU, in bytes; 0 if it is not known.
+        gpu_memory, gpu_name: memory of the smallest GPU, in bytes, and its name; 0 and empty if they are not known.
         idle_gpus: how many GPUs are there but not used, and why; empty if there are none.
         cluster: the nodes of the cluster that a run would join, whose memory, cores and GPUs are counted together; None for one
             machine.
@@ -38,6 +38,7 @@ class Machine(msgspec.Struct, frozen=True):
     gpus: int = 0
     bfloat16: bool = False
     gpu_memory: int = 0
+    gpu_name: str = ""
     idle_gpus: str = ""
     cluster: Nodes | None = None
 
@@ -79,13 +80,15 @@ class Machine(msgspec.Struct, frozen=True):
         """This machine."""
         found = psutil.virtual_memory()
         usable, visible = gpus.usable(), gpus.count_visible()
+        smallest = min(gpus.describe_visible(), key=lambda gpu: gpu.memory, default=None) if usable else None
         return cls(
             memory=found.total,
             free=found.available,
             cores=len(os.sched_getaffinity(0)),
             gpus=usable,
             bfloat16=not BFLOAT16_INSTRUCTIONS.isdisjoint(_instructions()),
-            gpu_memory=min((gpu.memory for gpu in gpus.describe_visible()), default=0) if usable else 0,
+            gpu_memory=smallest.memory if smallest else 0,
+            gpu_name=smallest.name if smallest else "",
             idle_gpus=f"{visible}, because {gpus.why_unused()}" if visible and not usable else "",
         )
 

@@ -30,7 +30,7 @@ from asyncrl.run.nodes import Nodes
 from asyncrl.run.parts import LEARNER, parts_of, remedies
 from asyncrl.run.placement import Node, Part, place
 from asyncrl.run.preflight import play_first_tasks
-from asyncrl.run.process_sizes import Processes, learner_state_bytes, outstanding_groups, processes_of, sizes_of
+from asyncrl.run.process_sizes import Processes, beside_learner, gpu_bytes, outstanding_groups, processes_of, sizes_of
 from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.tiny_lessons import remarks_on
@@ -256,12 +256,11 @@ def _remarks_on_gpus(recipe: Recipe, shape: ModelShape, machine: Machine) -> Ite
             "not use tensor cores; set learner.dtype=bfloat16, which keeps fp32 master weights, unless you compare numbers"
         )
     if machine.gpu_memory:
-        state = learner_state_bytes(recipe.learner, shape)
-        engine = int(recipe.generators.gpu_memory_share * machine.gpu_memory) if recipe.learner.gpu == "shared" else 0
-        if state + engine > machine.gpu_memory:
+        learner, engine = gpu_bytes(recipe.learner, shape), beside_learner(recipe, shape, machine.gpu_memory)
+        if learner + engine > machine.gpu_memory:
             beside = f" and {memory(engine)} for the engine beside it" if engine else ""
             yield (
-                f"a learner rank needs about {memory(state)} of GPU memory{beside}, and a GPU here has "
+                f"a learner rank needs about {memory(learner)} of GPU memory{beside}, and a GPU here has "
                 f"{memory(machine.gpu_memory)}: lower learner.micro_batch_tokens or generators.gpu_memory_share, set "
                 "learner.recompute=full, train adapters (learner.lora), or use more ranks"
             )

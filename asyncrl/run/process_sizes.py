@@ -27,6 +27,9 @@ ENGINE_PROCESS_BYTES = 750 << 20
 LEARNER_BYTES = 600 << 20
 """A process with torch, Megatron and Ray, without the model."""
 TRAJECTORY_BYTES_A_TOKEN = 9
+GPU_WORK_BYTES = 4 << 30
+"""What a learner rank takes of a GPU beside its state and activations, estimated: CUDA's context and libraries, tiles of logits,
+and memory that the allocator holds in pieces that are too small."""
 
 
 class Processes(msgspec.Struct, frozen=True):
@@ -116,9 +119,8 @@ def learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
 
     Only trained weights have gradients, moments and master weights. Moments and master weights are divided over the
     ranks that hold the same weights: the data- and context-parallel ranks, and for experts the ranks of a pipeline
-    stage that hold the same part of the same experts. Activations are those of one micro-batch: 17 elements per token,
-    layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices), and the
-    logits, their exponentials and their gradient in float32.
+    stage that hold the same part of the same experts. Activations are those of one micro-batch. Logits are not among them:
+    a few tiles of them exist at a time.
     """
     layout = learner.layout
     element = ELEMENT_BYTES[learner.dtype]
@@ -138,7 +140,30 @@ def learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
         state += share * 4 + share * (8 + master) // holders
     layers = shape.num_hidden_layers // layout.pipeline
     # Only the input of a layer that is computed again is kept; one layer at a time has all its activations.
-    kept = layers + 16 if learner.recompute == "full" else 17 * layers
-    hidden = kept * shape.hidden_size * element // layout.tensor
-    logits = 3 * shape.vocab_size * 4 // layout.tensor
-    return state + learner.micro_batch_tokens // layout.context * (hidden + logits)
+    full = learner.recompute == "full"
+    kept = layers * shape.hidden_size + activations(shape) if full else layers * activations(shape)
+    return state + learner.micro_batch_tokens // layout.context * kept * element // layout.tensor
+
+
+def activations(shape: ModelShape) -> int:
+    """Numbers that a layer keeps of each token for its backward pass: what norms, rotations, products and the gated activation
+    were given (as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, but attention keeps no matrices)."""
+    queries, keys = shape.num_attention_heads * shape.head_size, shape.key_value_heads * shape.head_size
+    attention = (queries + 2 * keys) + 2 * (queries + keys) + queries
+    return 4 * shape.hidden_size + attention + 3 * shape.intermediate_size
+
+
+def gpu_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
+    """Bytes of GPU memory that one learner rank takes."""
+    return learner_state_bytes(learner, shape) + GPU_WORK_BYTES
+
+
+def beside_learner(recipe: Recipe, shape: ModelShape, gpu_memory: int) -> int:
+    """Bytes of a GPU of ``gpu_memory`` bytes that an engine takes which shares it with the learner; 0 if none does.
+
+    That is the engine's share and, while it loads new weights layer by layer, twice its largest tensor, the embedding.
+    """
+    if recipe.learner.gpu != "shared":
+        return 0
+    pool = recipe.generators
+    return int(pool.gpu_memory_share * gpu_memory) + 2 * shape.vocab_size * shape.hidden_size * ELEMENT_BYTES[pool.dtype]

@@ -103,3 +103,11 @@ def grouped_experts(spec: RankSpec, recipe: Recipe, folder: Path, saved: Path) -
         learner.save_pretrained(saved)
         learner.close()
     return shards
+
+
+def gives_memory_back(spec: RankSpec, recipe: Recipe, folder: Path) -> int:
+    """Publish once; how often the memory that torch keeps for later was given back before the first shard was read."""
+    learner = new_learner(spec, recipe, folder)
+    with mock.patch.object(torch.cuda, "empty_cache") as give_back:
+        next(learner.shards())
+        return give_back.call_count

@@ -4,6 +4,7 @@ import gpu_side
 import pytest
 import torch
 from learner_samples import assemble, make_model
+from msgspec.structs import replace
 from ranks import run_ranks
 from test_layouts import recipe_and_grid
 from test_learner_checkpoint import AFTER, BEFORE, assert_identical, readings_of
@@ -42,6 +43,13 @@ def test_the_fused_adam_goes_on_to_the_bit_from_a_checkpoint_that_gloo_gathered(
     # Either kind of optimizer goes on from the other's checkpoint.
     _, crossed = train(target, False, True)
     assert distance(crossed, plain) < 1e-5
+
+
+@pytest.mark.parametrize(("gpu", "times"), [("own", 0), ("shared", 1)])
+def test_a_learner_that_shares_its_gpu_gives_memory_back_before_it_publishes(folder, gpu, times):
+    recipe, grid = recipe_and_grid(folder)
+    recipe = replace(recipe, learner=replace(recipe.learner, gpu=gpu))
+    assert run_ranks(gpu_side.gives_memory_back, recipe, folder, **grid) == [times]
 
 
 @pytest.mark.parametrize("layout", [{}, {"data": 2, "expert": 2}, {"tensor": 2, "expert_tensor": 2}], ids=["one", "ep2", "etp2"])

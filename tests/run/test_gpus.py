@@ -1,21 +1,30 @@
 """Which GPUs a run needs, and what is said where there are too few."""
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.bench.gpu.settings import QWEN3_06B, QWEN3_4B, QWEN3_17B
 from asyncrl.core.errors import ProcessDied, RecipeError
 from asyncrl.run.compose import compose, compose_for
 from asyncrl.run.dead_rank import explained, probable_cause
 from asyncrl.run.gpus import parse
 from asyncrl.run.machine import Machine
+from asyncrl.run.model_shape import read_shape
 from asyncrl.run.parts import parts_of, pools_of
 from asyncrl.run.plan import make_plan, place_on
+from asyncrl.run.process_sizes import learner_state_bytes
 
 ONE = Machine(memory=64 << 30, free=60 << 30, cores=8, gpus=1, gpu_memory=80 << 30)
 TOLD = """\
 0, GPU-aaaa-1, NVIDIA H100 80GB HBM3, 81559, 580.95.05
 1, GPU-bbbb-2, NVIDIA H100 80GB HBM3, 81559, 580.95.05
 """
+
+
+def remarks_on_memory(recipe, machine):
+    return [remark for remark in make_plan(recipe, machine).remarks if "of GPU memory" in remark]
 
 
 def gpus_of(recipe):
@@ -45,6 +54,81 @@ def test_two_gpus_are_not_shared():
     recipe, _ = compose_for(replace(ONE, gpus=2), "quickstart", [])
     assert (recipe.learner.gpu, recipe.generators.gpu_memory_share, recipe.generators.count) == ("own", 0.85, 1)
     assert gpus_of(recipe) == 2
+
+
+def folder_of(tmp_path, size):
+    """A folder with the configuration of one of the benchmark's models, which are Qwen3's."""
+    shape = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": size.hidden,
+        "intermediate_size": size.feed_forward,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.key_value_heads,
+        "head_dim": size.head_dim,
+        "vocab_size": size.vocabulary,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": size.tied,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    return tmp_path
+
+
+H100 = replace(ONE, gpu_memory=81_559 << 20, gpu_name="NVIDIA H100 80GB HBM3")
+CARELESS_TOKEN = 2_100_000
+"""Bytes that a token of a micro-batch takes with 1.7 B, read from the layers' code: 28 layers of 37 KB."""
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "overrides", "tokens"),
+    [
+        (QWEN3_06B, 1, [], 8192),
+        (QWEN3_17B, 1, [], 4096),
+        (QWEN3_17B, 1, ["model.max_context=6000"], 6000),
+        (QWEN3_17B, 1, ["learner.recompute=full"], 8192),
+        (QWEN3_17B, 1, ["generators.gpu_memory_share=0.3"], 8192),
+        (QWEN3_17B, 2, [], 8192),
+        (QWEN3_4B, 2, [], 1024),
+        (QWEN3_4B, 2, ["learner.micro_batch_tokens=8192"], 8192),
+    ],
+)
+def test_a_micro_batch_is_as_large_as_the_gpu_has_room_for(tmp_path, size, gpus, overrides, tokens):
+    path = f"model.path={folder_of(tmp_path, size)}"
+    recipe, _ = compose_for(replace(H100, gpus=gpus), "quickstart", [path, *overrides])
+    assert recipe.learner.micro_batch_tokens == tokens
+
+
+def test_what_was_chosen_for_a_shared_gpu_fits_into_it(tmp_path):
+    recipe, _ = compose_for(H100, "quickstart", [f"model.path={folder_of(tmp_path, QWEN3_17B)}"])
+    state = QWEN3_17B.parameters * 18
+    engine = recipe.generators.gpu_memory_share * H100.gpu_memory + 2 * 2 * QWEN3_17B.vocabulary * QWEN3_17B.hidden
+    work_and_contexts = 4 << 30
+    assert state + recipe.learner.micro_batch_tokens * CARELESS_TOKEN + engine + work_and_contexts < H100.gpu_memory
+    assert state + 8192 * CARELESS_TOKEN + engine + work_and_contexts > H100.gpu_memory
+    assert not list(remarks_on_memory(recipe, H100))
+    crowded = replace(recipe, learner=replace(recipe.learner, micro_batch_tokens=8192))
+    assert list(remarks_on_memory(crowded, H100))
+
+
+def test_no_memory_is_counted_for_logits_which_never_exist_at_once(tmp_path):
+    shape = read_shape(str(folder_of(tmp_path, QWEN3_17B)))
+    learner = replace(compose("quickstart").learner, dtype="bfloat16", micro_batch_tokens=8192)
+    more = learner_state_bytes(replace(learner, micro_batch_tokens=16384), shape) - learner_state_bytes(learner, shape)
+    assert more / 8192 == pytest.approx(CARELESS_TOKEN, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("machine", "running"),
+    [
+        (H100, 1024),
+        (replace(H100, gpu_name="NVIDIA A100-SXM4-80GB"), 256),
+        (replace(H100, gpu_memory=24 << 30, gpu_name="NVIDIA L4"), 256),
+        (replace(H100, gpus=0), 256),
+    ],
+)
+def test_an_engine_runs_as_many_episodes_at_once_as_vllm_s_default_has_it_there(machine, running):
+    recipe, _ = compose_for(machine, "quickstart", ["batch.groups_per_step=200"])
+    assert recipe.generators.max_running == running
 
 
 def test_a_run_that_needs_more_is_refused_with_both_numbers():
