@@ -1,12 +1,14 @@
-"""A SQLite database that a model may query and not change: one connection, opened for one episode.
+"""A SQLite database that a model may query and not change.
 
 What always holds: a query reads and does nothing else. No table is written, no file attached or made, no pragma set, no extension
-loaded; a query ends at its deadline, and returns at most so many rows and characters.
+loaded; a query returns at most so many rows and bytes, and ends at its deadline, unless it is within a function of SQLite, which
+looks at no clock: :mod:`asyncrl.envs.task_database` has it in a process that can be killed.
 """
 
+import contextlib
 import sqlite3
-import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ CHECKED_EVERY = 1000
 """Instructions of SQLite's virtual machine between looks at the clock."""
 LARGEST_VALUE = 1_000_000
 """Bytes of the largest text or blob, and of a query: no function can ask for more memory."""
+LARGEST_RESULT = 64 << 20
+"""Bytes of the texts and blobs of all rows that a query returns."""
+MEMORY = 1 << 30
+"""Bytes that SQLite may use in a process."""
 LONGEST_CELL = 1000
 """Characters of a value that are shown."""
 
@@ -46,12 +52,18 @@ class Table(msgspec.Struct, frozen=True):
         return "\n".join([*lines, "(more rows)"] if self.more else lines)
 
 
+def limit_memory() -> None:
+    """Limit what SQLite may use in this process, once and for all."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"PRAGMA hard_heap_limit={MEMORY}")
+
+
 class Database:
-    """An open database. Queries of several threads run one after another."""
+    """An open database, for use in one thread."""
 
     def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
         self._connection, self._seconds, self._ends = connection, seconds, 0.0
-        self._lock = threading.Lock()
+        connection.execute("PRAGMA temp_store=MEMORY")  # what is sorted must not fill the disk
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
         connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LARGEST_VALUE)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -68,7 +80,7 @@ class Database:
         if not path.is_file():
             raise DatabaseError(f"there is no database file {path}; name one that SQLite made")
         try:
-            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         except sqlite3.Error as error:
             raise DatabaseError(f"cannot read {path}: {error}; name a file that SQLite made") from error
@@ -81,7 +93,7 @@ class Database:
         Raises:
             DatabaseError: the script fails, attaches a file or takes too long.
         """
-        connection = sqlite3.connect(":memory:", check_same_thread=False)
+        connection = sqlite3.connect(":memory:")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         ends = time.monotonic() + seconds
@@ -89,7 +101,7 @@ class Database:
         try:
             connection.executescript(script)
             connection.commit()
-        except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
             connection.close()
             late = f"it took longer than {seconds:g} s" if time.monotonic() > ends else str(error)
             raise DatabaseError(f"the script of the database fails: {late}; the script begins with {short(script)}") from error
@@ -101,14 +113,10 @@ class Database:
         Raises:
             QueryRefused: it failed; the text says why.
         """
-        with self._lock:
-            return self._query(sql, rows)
-
-    def _query(self, sql: str, rows: int) -> Table:
         self._ends = time.monotonic() + self._seconds
         try:
             cursor = self._connection.execute(sql)
-            found = cursor.fetchmany(rows + 1)
+            found = _fetched(cursor, rows + 1)
         except sqlite3.OperationalError as error:
             if "interrupted" in str(error):
                 raise QueryRefused(f"the query took longer than {self._seconds:g} s") from error
@@ -118,15 +126,26 @@ class Database:
             raise QueryRefused(f"{error}{only}") from error
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, UnicodeError) as error:
             raise QueryRefused(str(error)) from error
+        except MemoryError as error:
+            raise QueryRefused(f"the query needs more than {MEMORY:,} bytes of memory") from error
         if cursor.description is None:
             raise QueryRefused("this is no query; only SELECT is allowed")
         return Table(tuple(column for column, *_ in cursor.description), tuple(found[:rows]), len(found) > rows)
 
     def close(self) -> None:
-        """Close the connection, and interrupt a query that runs. May wait for it, so an event loop must not call this."""
-        self._connection.interrupt()
-        with self._lock:
-            self._connection.close()
+        """Close the connection."""
+        self._connection.close()
+
+
+def _fetched(cursor: sqlite3.Cursor, most: int) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for row in islice(cursor, most):
+        rows.append(row)
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if size > LARGEST_RESULT:
+            raise QueryRefused(f"its rows have more than {LARGEST_RESULT:,} bytes; select fewer of them")
+    return rows
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:

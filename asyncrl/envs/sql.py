@@ -5,10 +5,8 @@ The database is a file that all tasks share (option ``database``), a file or a s
 ``answer``, a text or number that the final answer has to be; or ``rows``, the rows that the final answer, a query, has to return.
 """
 
-from collections import Counter
+import os
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -18,16 +16,14 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.answers import same_number
 from asyncrl.envs.base import Observation
-from asyncrl.envs.database import Database, DatabaseError, QueryRefused
+from asyncrl.envs.database import DatabaseError, QueryRefused
 from asyncrl.envs.staff import make_tasks
-from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.task_database import DatabaseSource, TaskDatabase
+from asyncrl.envs.tool_processes import ToolProcesses
 from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons
-
-MOST_EXPECTED = 10_000
-"""Rows that a result set may have which is compared."""
 
 
 class Sql(ToolEnvironment):
@@ -46,22 +42,24 @@ class Sql(ToolEnvironment):
         query_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 5.0,
     ) -> None:
         self._path, self._max_rows, self._seconds = database, max_rows, query_timeout_s
-        self._database: Database | None = None
+        self._database: TaskDatabase | None = None
+        self._own: ToolProcesses | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Open the task's database."""
         try:
-            self._database = await run_in_daemon_thread(partial(self._open, task), name="opening a database")
+            self._database = TaskDatabase(self._processes(), self._source(task))
+            await self._database.check()
         except DatabaseError as error:
             raise EnvironmentBroken(f"task {task.id}: {error}") from error
         _check_expected(task)
         return await super().reset(task)
 
     @tool
-    def query(self, sql: str) -> str:
+    async def query(self, sql: str) -> str:
         """The result of one SQLite SELECT."""
         try:
-            return str(self._opened.query(sql, self._max_rows))
+            return await self._opened.show(sql, self._max_rows)
         except QueryRefused as error:
             raise ToolError(str(error)) from error
 
@@ -71,27 +69,32 @@ class Sql(ToolEnvironment):
         if rows is None:  # also where a column `rows` is empty, because other tasks of the file have rows
             return float(_same(task.data["answer"], answer.strip()))
         try:
-            found = await run_in_daemon_thread(partial(self._opened.query, answer, MOST_EXPECTED), name="comparing rows")
+            return float(await self._opened.returns(answer, rows))
         except QueryRefused:
             return 0.0
-        return float(not found.more and Counter(found.rows) == Counter(map(tuple, rows)))
 
     async def close(self) -> None:
-        """Close the database."""
-        if self._database is not None:
-            await run_in_daemon_thread(self._database.close, name="closing a database")
+        """End the process that was started outside a run."""
+        if self._own is not None:
+            self._own.close()
 
     @property
-    def _opened(self) -> Database:
+    def _opened(self) -> TaskDatabase:
         assert self._database is not None, "reset() opens the database"
         return self._database
 
-    def _open(self, task: Task) -> Database:
+    def _processes(self) -> ToolProcesses:
+        if self.provided.processes is not None:
+            return self.provided.processes
+        self._own = self._own or ToolProcesses(type(self).__name__, most=1)
+        return self._own
+
+    def _source(self, task: Task) -> DatabaseSource:
         script, path = task.data.get("script"), task.data.get("database") or self._path
         if isinstance(script, str) and script:
-            return Database.of_script(script, self._seconds)
+            return DatabaseSource(script, "", self._seconds)
         if isinstance(path, str) and path:
-            return Database.of_file(Path(path), self._seconds)
+            return DatabaseSource("", os.path.abspath(path), self._seconds)
         raise DatabaseError("it has no database; give the task `script` or `database`, or set environment.options.database")
 
     @classmethod

@@ -1,5 +1,6 @@
 """Queries read and do nothing else; what a task expects is compared as an answer or as rows; bad databases are named."""
 
+import asyncio
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from asyncrl.core.task import Task
 from asyncrl.envs import Action
 from asyncrl.envs.database import Database, DatabaseError, QueryRefused
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
+from asyncrl.envs.provided import Provided
 from asyncrl.envs.sql import Sql
+from asyncrl.envs.tool_processes import ToolProcesses
 
 SCRIPT = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y'), (3, NULL), (4, x'00ff');"
 
@@ -118,12 +121,14 @@ def test_bad_databases_are_named(tmp_path: Path):
 
 
 async def rewarded(data: dict[str, Any], *answers: str) -> list[float]:
-    rewards = []
+    rewards, processes = [], ToolProcesses("tests", most=1)
     for answer in answers:
         environment = Sql(query_timeout_s=0.5)
+        environment.provided = Provided(processes=processes)
         await environment.reset(Task(id=TaskId("1"), prompt="?", data={"script": SCRIPT, **data}))
         rewards.append((await environment.step(Action(answer, ()))).reward)
         await environment.close()
+    processes.close()
     return rewards
 
 
@@ -175,6 +180,49 @@ async def test_the_model_is_told_what_went_wrong_and_calls_may_run_side_by_side(
     result = await environment.step(Action("", tuple(ToolCall("query", {"sql": sql}) for sql in queries)))
     shown = [message.content for message in result.observation.messages]
     assert shown == ["a\n1\n(more rows)", "error: not authorized; only SELECT is allowed", "error: no such column: c"]
+    await environment.close()
+
+
+INSTR = "select instr(printf('%.*c', 999999, 'a'), printf('%.*c', 499999, 'a') || 'b')"
+"""Compares half a million bytes half a million times within one function, which SQLite does not interrupt."""
+
+
+async def test_a_query_that_sqlite_cannot_interrupt_ends_soon_after_its_deadline_and_takes_nothing_along(file: Path):
+    environment = Sql(database=str(file), query_timeout_s=0.2)
+    await environment.reset(Task(id=TaskId("1"), prompt="?", data={"rows": [[4]]}))
+    async with asyncio.timeout(60):
+        asked = [ToolCall("query", {"sql": sql}) for sql in (INSTR, "select max(a) from t")]
+        result = await environment.step(Action("", tuple(asked)))
+        assert [message.content for message in result.observation.messages] == [
+            "error: the query took longer than 0.2 s",
+            "max(a)\n4",
+        ]
+        assert (await environment.step(Action(INSTR, ()))).reward == 0.0
+        assert (await environment.step(Action("select max(a) from t", ()))).reward == 1.0
+        await environment.close()
+
+
+async def test_a_query_has_bounds_of_memory():
+    environment = Sql(query_timeout_s=20.0)
+    await environment.reset(Task(id=TaskId("1"), prompt="?", data={"answer": 1, "script": SCRIPT}))
+    numbers = "with recursive n(i) as (select 1 union all select i + 1 from n limit {}) select {} from n {}"
+    result = await environment.step(
+        Action(
+            "",
+            tuple(
+                ToolCall("query", {"sql": numbers.format(*parts)})
+                for parts in (
+                    (40, ", ".join(["printf('%.*c', 900000, 'x')"] * 2), ""),
+                    (2000, "printf('%.*c', 900000, 'x') || i", "order by 1"),
+                )
+            ),
+        )
+    )
+    shown = [message.content for message in result.observation.messages]
+    assert shown == [
+        "error: its rows have more than 67,108,864 bytes; select fewer of them",
+        "error: the query needs more than 1,073,741,824 bytes of memory",
+    ]
     await environment.close()
 
 
