@@ -20,7 +20,7 @@ from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
 from asyncrl.run.nodes import Nodes
 from asyncrl.run.parts import LEARNER, learner_part
-from asyncrl.run.placement import NoRoom, place
+from asyncrl.run.placement import Node, NoRoom, place
 from asyncrl.run.process_sizes import beside_learner, gpu_bytes, learner_bytes
 from asyncrl.run.units import memory
 
@@ -40,7 +40,7 @@ SHARED_MEMORY = 0.4
 FEW_CORES = 2
 """With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
-"""On CPU, one learner rank for this many cores of its node; the others are for engines, tools and the run's own processes."""
+"""On CPU, one learner rank for this many cores of a node; the others are for engines, tools and the run's own processes."""
 COSTLY_EPISODE = {"bfloat16": 16e9, "float32": 12e9}
 """Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine, by the learner's
 data type.
@@ -49,9 +49,9 @@ On two cores, with models of 1 M and of 6 M parameters, two ranks in bfloat16 we
 0.9 to 1.0 at 15e9, and 1.17 at 17e9; in float32, without AVX-512, 0.87 at 2.5e9, 1.0 at 10e9 and 1.26 at 15e9.
 """
 CORES_A_BUSY_RANK = 2
-"""As :data:`CORES_A_RANK`, where training an episode costs so much; with :data:`FEW_CORES`, each core has a rank."""
+"""As :data:`CORES_A_RANK`, where training an episode costs so much; the first :data:`FEW_CORES` cores have a rank each."""
 LEARNER_SHARE = 0.5
-"""The largest share of free memory for more learner ranks than the model needs."""
+"""The largest share of a node's free memory for more learner ranks than the model needs."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -196,48 +196,62 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     least = experts // gcd(experts, layout.stage_ranks)
     if machine.gpus:
         return least, "further GPUs are for engines; raise it where the learner is the bottleneck"
-    cores, busy = _cores_a_rank(recipe, machine, shape)
-    spare = machine.cores // cores // layout.ranks
-    most = min(spare, recipe.batch.groups_per_step) // least * least
-    because = f"{busy}at most one rank for every {'core' if cores == 1 else f'{cores} cores'}"
+    costly = _costly_episode(recipe, shape)
+    nodes = _nodes(machine)
+    room = sum(_room(node, costly=bool(costly)) for node in nodes.alive)
+    most = min(room // layout.ranks, recipe.batch.groups_per_step) // least * least
     tokens = max(recipe.learner.micro_batch_tokens, recipe.model.max_context)  # at least: it may be chosen after this
     for ranks in range(most, least, -least):
         learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks, micro_batch_tokens=tokens)
-        if machine.cluster is not None:
-            if _have_cores(learner, machine.cluster, shape, cores):
-                return ranks, f"{because} of its node, and for each group of a step"
-        elif shape is None or learner.layout.ranks * learner_bytes(learner, shape) <= LEARNER_SHARE * machine.free:
-            return ranks, f"{because} of {machine.cores}, and for each group of a step"
+        if _fits(learner, nodes, shape, costly=bool(costly)):
+            cores = "the cores of its nodes" if machine.cluster else f"{machine.cores} cores"
+            return ranks, f"{costly}{cores} have room for {room} ranks, and there is at most one for each group of a step"
     return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
 
 
-def _cores_a_rank(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
-    """How many cores there are to be for each learner rank on CPU, and why so few."""
-    if shape is None:
-        return CORES_A_RANK, ""
-    cost = _training_cost(shape, recipe.model.max_context)
+def _costly_episode(recipe: Recipe, shape: ModelShape | None) -> str:
+    """Say that an episode costs so much to train that a learner of one rank is slower than its engine; empty if it does not."""
+    cost = 0 if shape is None else _training_cost(shape, recipe.model.max_context)
     if cost < COSTLY_EPISODE[recipe.learner.dtype]:
-        return CORES_A_RANK, ""
-    busy = f"one rank would keep engines waiting, with up to {cost / 1e9:,.1f} GFLOP to train an episode: "
-    return (1 if machine.cores <= FEW_CORES else CORES_A_BUSY_RANK), busy
+        return ""
+    return f"one rank would keep engines waiting, with up to {cost / 1e9:,.1f} GFLOP to train an episode: "
 
 
 def _training_cost(shape: ModelShape, tokens: int) -> int:
     """Floating-point operations of training an episode of ``tokens``: two for each multiplication in the forward pass, and twice
-    that in the backward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). A token sees half of the episode on average."""
+    that in the backward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). A token sees half of the episode on average,
+    and of a mixture its own experts."""
     attention = shape.num_hidden_layers * shape.num_attention_heads * shape.head_size * tokens
-    return 6 * tokens * (shape.parameters + attention)
+    return 6 * tokens * (shape.active_parameters + attention)
 
 
-def _have_cores(learner: LearnerConfig, cluster: Nodes, shape: ModelShape | None, cores: int) -> bool:
-    """Whether the nodes on which the learner's ranks would be placed have so many ``cores`` for each."""
+def _nodes(machine: Machine) -> Nodes:
+    """The nodes on which a run's processes may be; a machine alone is one."""
+    if machine.cluster is not None:
+        return machine.cluster
+    room = {"CPU": float(machine.cores), "memory": float(machine.free)}
+    return Nodes((Node(id="", host="", has=room, free=room),), "")
+
+
+def _room(node: Node, *, costly: bool) -> int:
+    """How many learner ranks a node's cores have room for beside all else that runs there; with more cores, never fewer."""
+    cores = int(node.has.get("CPU", 0))
+    return max(min(cores, FEW_CORES), cores // CORES_A_BUSY_RANK) if costly else cores // CORES_A_RANK
+
+
+def _fits(learner: LearnerConfig, nodes: Nodes, shape: ModelShape | None, *, costly: bool) -> bool:
+    """Whether the nodes on which the learner's ranks would be placed have the cores and the memory for them."""
     size = 0 if shape is None else learner_bytes(learner, shape)
     part = learner_part(learner, on_gpus=False, sizes={LEARNER: size})
     try:
-        ranks_on = Counter(place((part,), cluster.alive, cluster.driver)[LEARNER])
+        ranks_on = Counter(place((part,), nodes.alive, nodes.driver)[LEARNER])
     except NoRoom:
         return False
-    return all(ranks_on[node.id] * cores <= node.has.get("CPU", 0) for node in cluster.alive)
+    return all(
+        ranks_on[node.id] <= _room(node, costly=costly) and ranks_on[node.id] * size <= LEARNER_SHARE * node.free.get("memory", 0)
+        for node in nodes.alive
+        if ranks_on[node.id]
+    )
 
 
 def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:

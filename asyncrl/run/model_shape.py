@@ -40,6 +40,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool = False
     num_experts: Count = 0
     num_local_experts: Count = 0
+    num_experts_per_tok: int | None = 8  # as in Hugging Face
     moe_intermediate_size: Count = 0
     decoder_sparse_step: Size = 1
     mlp_only_layers: tuple[int, ...] | None = None
@@ -99,6 +100,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return layers * attention + feed_forward + routers + self.expert_parameters + embeddings
 
+    @property
+    def active_parameters(self) -> int:
+        """Number of weights that one token is multiplied by: those of its own experts, and all that are no expert's."""
+        chosen = min(self.num_experts_per_tok or 0, self.experts)
+        return self.parameters - self.expert_parameters + self.expert_parameters // max(1, self.experts) * chosen
+
     def adapter_parameters(self, lora: LoraConfig) -> int:
         """Number of weights in low-rank adapters."""
         queries, keys = self.num_attention_heads * self.head_size, self.key_value_heads * self.head_size
@@ -119,10 +126,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """What decides whether the learner can train a model. As in Hugging Face, the default is 8 experts per token."""
+    """What decides whether the learner can train a model, beside its shape."""
 
     quantization_config: object = None
-    num_experts_per_tok: int | None = 8
 
 
 TINY_SHAPE = ModelShape(
@@ -158,7 +164,7 @@ def read_shape(path: str) -> ModelShape:
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
     if check_architecture(shape.architectures, kind.quantization_config) == WITH_EXPERTS:
-        check_routing(shape.experts, shape.moe_intermediate_size, kind.num_experts_per_tok or 0)
+        check_routing(shape.experts, shape.moe_intermediate_size, shape.num_experts_per_tok or 0)
     return shape
 
 

@@ -1,5 +1,7 @@
 """What a recipe leaves to the machine is chosen for it, said, and kept."""
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
@@ -8,6 +10,7 @@ from asyncrl.core.recipe.decode import AUTOMATIC_KEYS
 from asyncrl.run.automatic import MICRO_BATCH_TOKENS
 from asyncrl.run.compose import compose, compose_for, resolved_yaml
 from asyncrl.run.machine import Machine
+from asyncrl.run.model_shape import read_shape
 from asyncrl.run.nodes import Nodes
 from asyncrl.run.placement import Node
 
@@ -98,6 +101,47 @@ def test_a_learner_that_has_much_to_compute_gets_more_ranks_where_there_is_memor
     assert chosen(LAPTOP, long, "model.path=elsewhere")["learner.data_parallel"] == 1, "nothing is known of the model"
 
 
+@pytest.mark.parametrize("costly", [(), ("model.max_context=3200",)], ids=["usual", "costly"])
+def test_more_cores_never_have_fewer_ranks(costly):
+    ranks = [chosen(replace(LAPTOP, cores=cores, free=64 << 30), *costly)["learner.data_parallel"] for cores in range(1, 17)]
+    assert ranks == sorted(ranks)
+    assert ranks[-1] > 1
+
+
+def test_three_cores_have_as_many_ranks_as_two():
+    assert chosen(replace(LAPTOP, cores=3), "model.max_context=3200")["learner.data_parallel"] == 2
+
+
+def mixture(folder, **sizes):
+    """The folder of a model of 8 experts, of which a token has 2."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "intermediate_size": 384,
+        "moe_intermediate_size": 384,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+    }
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    return folder
+
+
+def test_a_token_costs_what_its_own_experts_cost(tmp_path):
+    """The mixture's episode costs about as much as that of a dense model with the channels of two experts."""
+    of_two = read_shape(str(mixture(tmp_path))).active_parameters
+    dense = mixture(tmp_path, architectures=["Qwen3ForCausalLM"], num_experts=0, intermediate_size=2 * 384)
+    assert of_two == read_shape(str(dense)).parameters + 4 * 8 * 128, "the routers of four layers beside"
+    for experts, ranks in ((2, 1), (8, 2)):
+        folder = mixture(tmp_path, num_experts_per_tok=experts, num_hidden_layers=2)
+        found = chosen(LAPTOP, f"model.path={folder}", "model.max_context=1500")
+        assert found["learner.data_parallel"] == ranks
+
+
 def test_in_float32_less_is_much():
     between = "model.max_context=2300"
     assert chosen(LAPTOP, between)["learner.data_parallel"] == 2
@@ -105,11 +149,11 @@ def test_in_float32_less_is_much():
     assert chosen(replace(LAPTOP, bfloat16=True), between, "learner.dtype=float32")["learner.data_parallel"] == 2
 
 
-def cluster_of(*cores):
+def cluster_of(*cores, memory=64 << 30):
     """A cluster of nodes without GPUs, of which the driver's is the first."""
     nodes = tuple(
         Node(str(number), f"10.0.0.{number}", has, has)
-        for number, has in enumerate({"CPU": float(each), "memory": float(64 << 30)} for each in cores)
+        for number, has in enumerate({"CPU": float(each), "memory": float(memory)} for each in cores)
     )
     return LAPTOP.in_cluster(Nodes(nodes, "0"))
 
@@ -127,6 +171,19 @@ def test_in_a_cluster_there_are_as_many_ranks_as_their_own_nodes_have_cores_for(
     assert ranks(cluster_of(16, 16), "learner.placement.strategy=spread", "learner.tensor_parallel=4") == 2
     assert ranks(cluster_of(2, 2, 2, 2, 2, 2)) == 1
     assert ranks(cluster_of(16), "learner.placement.resources={rack: 1}") == 1, "the plan refuses it, and says why"
+
+
+def test_in_a_cluster_of_small_nodes_each_node_s_own_cores_count():
+    long = ("model.max_context=3200", "learner.placement.strategy=spread")
+    assert chosen(cluster_of(2, 2, 2), *long)["learner.data_parallel"] == 6
+    assert chosen(cluster_of(3, 3), *long)["learner.data_parallel"] == 4
+
+
+def test_in_a_cluster_further_ranks_leave_half_of_their_node_s_memory():
+    def ranks(gib):
+        return chosen(cluster_of(16, memory=gib << 30))["learner.data_parallel"]
+
+    assert (ranks(64), ranks(6), ranks(2)) == (4, 3, 1)
 
 
 def test_engines_have_the_gpus_that_the_learner_leaves():
