@@ -203,7 +203,7 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     tokens = max(recipe.learner.micro_batch_tokens, recipe.model.max_context)  # at least: it may be chosen after this
     for ranks in range(most, least, -least):
         learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks, micro_batch_tokens=tokens)
-        if _fits(learner, nodes, shape, costly=bool(costly)):
+        if _have_room(learner, nodes, shape, costly=bool(costly)):
             cores = "the cores of its nodes" if machine.cluster else f"{machine.cores} cores"
             return ranks, f"{costly}{cores} have room for {room} ranks, and there is at most one for each group of a step"
     return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
@@ -239,7 +239,7 @@ def _room(node: Node, *, costly: bool) -> int:
     return max(min(cores, FEW_CORES), cores // CORES_A_BUSY_RANK) if costly else cores // CORES_A_RANK
 
 
-def _fits(learner: LearnerConfig, nodes: Nodes, shape: ModelShape | None, *, costly: bool) -> bool:
+def _have_room(learner: LearnerConfig, nodes: Nodes, shape: ModelShape | None, *, costly: bool) -> bool:
     """Whether the nodes on which the learner's ranks would be placed have the cores and the memory for them."""
     size = 0 if shape is None else learner_bytes(learner, shape)
     part = learner_part(learner, on_gpus=False, sizes={LEARNER: size})
