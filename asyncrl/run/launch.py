@@ -38,7 +38,7 @@ from asyncrl.run.publisher import Publisher
 from asyncrl.run.ray_cluster import starting_ray, stop_ray
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
-from asyncrl.run.run_memory import free_memory_of
+from asyncrl.run.run_memory import free_memory_of, memory_held
 from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import load_held_out_tasks
@@ -122,7 +122,7 @@ async def supervise(
             running.cancel()
 
     loop = asyncio.get_running_loop()
-    with hearing(lambda number: loop.call_soon_threadsafe(interrupt, number)):
+    with memory_held(run_id), hearing(lambda number: loop.call_soon_threadsafe(interrupt, number)):
         try:
             await running
         except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:

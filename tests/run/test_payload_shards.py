@@ -56,7 +56,7 @@ def shards(nodes, tmp_path):
     for shard, node in enumerate((nodes[0], nodes[0], nodes[1])):
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = RemotePayloadShard.options(num_cpus=0, max_concurrency=10, scheduling_strategy=where).remote(
-            RECIPE.buffer, shard, tmp_path / f"shard-{shard}", tmp_path / "log"
+            RECIPE.buffer, shard, tmp_path / f"shard-{shard}", tmp_path.name, tmp_path / "log"
         )
         places.append(ShardPlace(shard, node, tmp_path / f"shard-{shard}", actor))
     yield places

@@ -8,6 +8,7 @@ from pathlib import Path
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from asyncrl.core.memory_owners import MemoryOwner
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournal
 from asyncrl.core.recipe.schema import Recipe
@@ -45,6 +46,7 @@ class BufferActor:
     def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path, tls: TlsKeys | None = None) -> None:
         route_output(log_file)
         self._recipe, self._log_file, self._tls = recipe, log_file, tls
+        self._run_id, self._memory = run_id, MemoryOwner(run_id)
         self._folder = BufferFolder.of(recipe.buffer, run, run_id)
         self._shard = PayloadShard(recipe.buffer, 0, self._folder.shard(0))
         self._places: list[ShardPlace] = []
@@ -103,7 +105,7 @@ class BufferActor:
         log_file = self._log_file.with_stem(f"{self._log_file.stem}-shard-{shard}")
         actor = RemotePayloadShard.options(
             num_cpus=0, max_concurrency=100, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(self._recipe.buffer, shard, folder, log_file)
+        ).remote(self._recipe.buffer, shard, folder, self._run_id, log_file)
         return ShardPlace(shard, node, folder, actor)
 
     async def _started_shard(self, place: ShardPlace) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import ray
 
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.memory_owners import MemoryOwner
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import this_node
@@ -27,6 +28,7 @@ class DiskMirrorActor:
         route_output(log_file)
         if before is not None:
             DiskMirror.remove_left_behind(before)
+        self._memory = MemoryOwner(run_id)
         self._node = this_node()
         self._mirror = DiskMirror(run_id, self._node, folder, delta)
 

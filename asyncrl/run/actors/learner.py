@@ -20,6 +20,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.long_import import long_import
 from asyncrl.core.memory_files import memory_file_system
+from asyncrl.core.memory_owners import MemoryOwner
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
@@ -72,7 +73,7 @@ class LearnerActor:
 
         self._trajectories = trajectories
         self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank
-        self._run_id, self._sharing = run_id, sharing
+        self._run_id, self._sharing, self._memory = run_id, sharing, MemoryOwner(run_id)
         self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
         self._broadcasts_by_nccl = nccl
         self._sender: BroadcastSender | None = None

@@ -6,6 +6,7 @@ from pathlib import Path
 import ray
 
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.memory_owners import MemoryOwner
 from asyncrl.core.publication import WeightFile
 from asyncrl.core.tls import TlsKeys
 from asyncrl.run.actors.output import route_output
@@ -31,6 +32,7 @@ class MirrorActor:
         route_output(log_file)
         if before is not None:
             Mirror.remove_left_behind(before)
+        self._memory = MemoryOwner(run_id)
         self._mirror = Mirror(run_id, this_node(), secret, ray.util.get_node_ip_address(), tls=tls)
 
     def address(self) -> Address:

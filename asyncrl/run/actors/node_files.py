@@ -6,10 +6,19 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.run.node_files import NodeFiles
+from asyncrl.run.run_memory import sweep_memory
 
 _CALLS_AT_ONCE = 8
 
-RemoteNodeFiles = ray.remote(NodeFiles)
+
+class NodeFilesActor(NodeFiles):
+    """The files of the node that Ray started it on, from whose memory it first removes what killed runs have left."""
+
+    def __init__(self) -> None:
+        sweep_memory()
+
+
+RemoteNodeFiles = ray.remote(NodeFilesActor)
 
 
 def start_node_files(node: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from asyncrl.core.memory_owners import MemoryOwner
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.run.actors.output import route_output
@@ -76,10 +77,11 @@ class PayloadShard:
 
 
 class PayloadShardActor(PayloadShard):
-    """A shard in a process of its own, which logs to ``log_file``."""
+    """A shard of run ``run_id`` in a process of its own, which logs to ``log_file``."""
 
-    def __init__(self, buffer: BufferConfig, shard: int, folder: Path, log_file: Path) -> None:
+    def __init__(self, buffer: BufferConfig, shard: int, folder: Path, run_id: str, log_file: Path) -> None:
         route_output(log_file)
+        self._memory = MemoryOwner(run_id)
         super().__init__(buffer, shard, folder)
 
 

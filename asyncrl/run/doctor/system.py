@@ -39,7 +39,11 @@ def check_shared_memory() -> Iterator[Finding]:
         yield fine("shared memory", found)
     left = sorted(path.name for path in folder.glob("asyncrl-*"))
     if left:
-        yield note("shared memory", f"{len(left)} files of runs, e.g. {left[0]}", f"if no run is live: rm {folder}/asyncrl-*")
+        yield note(
+            "shared memory",
+            f"{len(left)} files of runs, e.g. {left[0]}",
+            f"the next launch removes those of killed runs: {folder}/asyncrl-*",
+        )
 
 
 def check_descriptors() -> Iterator[Finding]:
