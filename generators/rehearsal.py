@@ -54,14 +54,18 @@ def _check_shown(observation: Observation) -> None:
     """Check what the model is shown at the start: messages of text, and tools whose parameters are a JSON schema.
 
     Raises:
-        TypeError: something cannot be shown.
+        TypeError, ValueError: something cannot be shown.
     """
     for message in observation.messages:
         if not isinstance(message, Message) or not isinstance(message.content, str):
             raise TypeError(f"its observation has the message {message!r}, which must be a Message whose content is text")
+    names: set[str] = set()
     for tool in observation.tools:
         if not isinstance(tool, ToolSpec):
             raise TypeError(f"its observation has the tool {tool!r}, which must be a ToolSpec")
+        if tool.name in names:
+            raise ValueError(f"two of its tools are named {tool.name!r}, so a call would not say which it means; rename one")
+        names.add(tool.name)
         try:
             schema = msgspec.json.decode(msgspec.json.encode(tool.parameters))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:

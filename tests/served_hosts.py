@@ -23,7 +23,7 @@ from asyncrl.envs.mcp.calculator import make_tasks, reward
 from asyncrl.envs.python_programs import RUN_CODE, python_command, python_folders
 from asyncrl.envs.sandbox.told import told
 from asyncrl.envs.sandboxed import SandboxedEnvironment, write_files
-from asyncrl.envs.tools import tool
+from asyncrl.envs.tool_marks import tool
 from asyncrl.run.summary import Status, Summary
 from buffers.payload import SUFFIX
 

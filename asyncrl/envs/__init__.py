@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
-    from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
+    from asyncrl.envs.tool_marks import tool
+    from asyncrl.envs.tools import ToolEnvironment, ToolError
 
 __all__ = ["Action", "Environment", "Fault", "Observation", "StepResult", "ToolEnvironment", "ToolError", "tool"]
 
@@ -20,7 +21,7 @@ _MODULE_OF = {
     "StepResult": "asyncrl.envs.base",
     "ToolEnvironment": "asyncrl.envs.tools",
     "ToolError": "asyncrl.envs.tools",
-    "tool": "asyncrl.envs.tools",
+    "tool": "asyncrl.envs.tool_marks",
 }
 
 

@@ -21,7 +21,7 @@ from types import CodeType, FrameType
 
 import msgspec
 
-from asyncrl.envs import contained, hosted, shared_part, tools
+from asyncrl.envs import contained, hosted, shared_part, tool_results, tools
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ TOLD_S = 1.0
 
 _CONTAINED = contained.contained.__code__
 _TOOL = tools.Tool.__call__.__code__
-_BETWEEN = {contained.__file__, contextlib.__file__, hosted.__file__, shared_part.__file__, tools.__file__}
+_BETWEEN = {contained.__file__, contextlib.__file__, hosted.__file__, shared_part.__file__, tool_results.__file__, tools.__file__}
 """Files whose frames lie between the contained call and the user's code."""
 _LOOPS = str(Path(asyncio.__file__).parent)
 

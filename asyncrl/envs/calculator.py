@@ -16,7 +16,8 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.answers import is_answer
 from asyncrl.envs.splits import split_of
-from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
+from asyncrl.envs.tool_marks import tool
+from asyncrl.envs.tools import ToolEnvironment, ToolError
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons

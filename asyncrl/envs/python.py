@@ -23,7 +23,7 @@ from asyncrl.envs.sandbox.messages import Choice, Finished, Reason
 from asyncrl.envs.sandbox.told import told
 from asyncrl.envs.sandboxed import SandboxedEnvironment, data_of, encoded, write_files
 from asyncrl.envs.splits import different_tasks
-from asyncrl.envs.tools import tool
+from asyncrl.envs.tool_marks import tool
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons

@@ -22,7 +22,8 @@ from asyncrl.core.text import short
 from asyncrl.envs.corpus import Index, read_corpus
 from asyncrl.envs.people import documents, questions
 from asyncrl.envs.threads import run_in_daemon_thread
-from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
+from asyncrl.envs.tool_marks import tool
+from asyncrl.envs.tools import ToolEnvironment, ToolError
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons

@@ -19,8 +19,9 @@ from asyncrl.envs.base import Observation
 from asyncrl.envs.database import DatabaseError, QueryRefused
 from asyncrl.envs.staff import make_tasks
 from asyncrl.envs.task_database import DatabaseSource, TaskDatabase
+from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tool_processes import ToolProcesses
-from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
+from asyncrl.envs.tools import ToolEnvironment, ToolError
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons

@@ -19,7 +19,7 @@ from asyncrl.envs.sandbox.messages import Finished, Reason
 from asyncrl.envs.sandbox.told import told
 from asyncrl.envs.sandboxed import SandboxedEnvironment, checked, data_of, write_files
 from asyncrl.envs.splits import different_tasks
-from asyncrl.envs.tools import tool
+from asyncrl.envs.tool_marks import tool
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons

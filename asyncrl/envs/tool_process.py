@@ -6,7 +6,6 @@ sends is only read; and when the worker is gone, so are this process and all tha
 
 import asyncio
 import importlib
-import inspect
 import os
 import queue
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.users_error import UsersError
+from asyncrl.envs.tool_results import is_pending, settled, text_of_result
 
 HEADER_BYTES = 4
 LARGEST_MESSAGE = 64 << 20
@@ -111,14 +111,10 @@ def _answer(request: Request, classes: dict[Load, Any]) -> Answer:
 
 
 def _run(tool: Any, arguments: Mapping[str, Any]) -> str:
-    result = tool.method(**tool.parameters.convert(arguments))
-    if inspect.isawaitable(result):
-        result = asyncio.run(_awaited(result))
-    return result if isinstance(result, str) else msgspec.json.encode(result).decode()
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
+    returned = tool.method(**tool.parameters.convert(arguments))
+    if is_pending(returned):
+        returned = asyncio.run(settled(returned))
+    return text_of_result(tool.method, returned)
 
 
 def _read(connection: socket.socket, requests: "queue.SimpleQueue[bytes]") -> None:

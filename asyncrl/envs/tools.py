@@ -28,7 +28,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -42,76 +42,21 @@ from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.core.users_error import UsersError, WrongResult
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.contained import Overdue, Raised, contained, contained_within
-from asyncrl.envs.signature import Parameters
+from asyncrl.envs.signature import Parameters, finite
 from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.tool_marks import Marks, marked_methods
 from asyncrl.envs.tool_process import Answered, Load, Refused
 from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
+from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
+from asyncrl.envs.usage import choices
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-_MARK, _CALLS, _PROCESSES = "__asyncrl_tool__", "__asyncrl_calls__", "__asyncrl_processes__"
+_CALLS, _PROCESSES = "__asyncrl_calls__", "__asyncrl_processes__"
 AT_ONCE = 16
 """The most calls of one turn that run at the same time."""
 
 
 class ToolError(Exception):
     """Raised by a tool to tell the model what went wrong. It is an expected failure, so it is not logged."""
-
-
-class _Marks(msgspec.Struct, frozen=True):
-    """What :func:`tool` says of a method."""
-
-    timeout_s: float | None = None
-    max_calls: int | None = None
-    process: bool = False
-
-
-@overload
-def tool(method: Method) -> Method: ...
-
-
-@overload
-def tool(
-    *, timeout_s: float | None = None, max_calls: int | None = None, process: bool = False
-) -> Callable[[Method], Method]: ...
-
-
-def tool(
-    method: Method | None = None, *, timeout_s: float | None = None, max_calls: int | None = None, process: bool = False
-) -> Method | Callable[[Method], Method]:
-    """Mark a method of a :class:`ToolEnvironment` as a tool that the model may call.
-
-    The model is told the method's name, docstring and typed parameters; describe a parameter by
-    ``Annotated[str, msgspec.Meta(description=...)]``. The method returns text, or anything that JSON can carry. An ``async``
-    method runs in an asyncio task of its own, in the event loop of all episodes, and must not block the loop. A plain method
-    runs in a thread of its own; if it misses its deadline, it is interrupted some seconds later, at its next Python instruction.
-
-    The calls of one turn run side by side. Tools that must run in the order of the calls can share an ``asyncio.Lock``, which
-    lets them in as they come.
-
-    Args:
-        method: the method; a ``staticmethod`` gets no ``self``.
-        timeout_s: deadline of a call in seconds, in place of the recipe's ``tool_timeout_s``.
-        max_calls: the most calls in an episode; a further one is answered with an error.
-        process: run the calls in processes of the worker, for code that computes for long or cannot be trusted to end: a call
-            that misses its deadline is killed, with the processes that it started. It must be a ``staticmethod``, since nothing
-            of the environment is there, and its class must be one that a module has by name. Time in which all processes are
-            busy does not count.
-
-    Raises:
-        TypeError, ValueError: an argument is not of its type or not above 0.
-    """
-    for name, value in (("timeout_s", timeout_s), ("max_calls", max_calls)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
-            raise ValueError(f"@tool({name}={value!r}): it must be a number above 0, or left out")
-    if isinstance(max_calls, float):
-        raise ValueError(f"@tool(max_calls={max_calls!r}): it must be an integer")
-
-    def mark(marked: Method) -> Method:
-        function = marked.__func__ if isinstance(marked, staticmethod) else marked
-        setattr(function, _MARK, _Marks(timeout_s, max_calls, process))
-        return marked
-
-    return mark if method is None else mark(method)
 
 
 class Tool:
@@ -126,8 +71,7 @@ class Tool:
         TypeError: the method's signature cannot be described, or it needs ``self`` where there is none; the message says why.
     """
 
-    def __init__(self, name: str, method: Callable[..., Any], is_static: bool) -> None:
-        marks: _Marks = getattr(method, _MARK)
+    def __init__(self, name: str, method: Callable[..., Any], marks: Marks, is_static: bool) -> None:
         self.name = name
         self.timeout_s, self.max_calls, self.in_process = marks.timeout_s, marks.max_calls, marks.process
         if self.in_process and not is_static:
@@ -143,11 +87,21 @@ class Tool:
     async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
         """Run the tool on ``environment`` with ``arguments`` that :attr:`parameters` has converted."""
         bound = partial(self.method, **arguments) if self._is_static else partial(self.method, environment, **arguments)
-        if inspect.iscoroutinefunction(self.method):
-            result = await bound()
-        else:
-            result = await run_in_daemon_thread(bound, name=f"tool-{self.name}")
-        return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+        if inspect.iscoroutinefunction(self.method) or inspect.isasyncgenfunction(self.method):
+            return text_of_result(self.method, await settled(bound()))
+        return await self._in_thread(bound)
+
+    async def _in_thread(self, bound: Callable[[], object]) -> str:
+        """Call a plain method in a thread. It may be a decorator above an ``async`` one, and then gives something to wait for."""
+
+        def call() -> str | Pending:
+            returned = bound()
+            return Pending(returned) if is_pending(returned) else text_of_result(self.method, returned)
+
+        returned = await run_in_daemon_thread(call, name=f"tool-{self.name}")
+        if isinstance(returned, Pending):
+            return text_of_result(self.method, await settled(returned.returned))
+        return returned
 
 
 def _require_self(method: Callable[..., Any], name: str) -> None:
@@ -157,7 +111,9 @@ def _require_self(method: Callable[..., Any], name: str) -> None:
         TypeError: the method has no parameter, or its first one is typed and not called ``self``.
     """
     first = next(iter(inspect.signature(method).parameters.values()), None)
-    if first is None or (first.name != "self" and first.annotation is not first.empty):
+    if first is not None and (first.name == "self" or first.annotation is first.empty):
+        return
+    if first is None or first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise TypeError(f"{name}: its first parameter must be `self`; write it, or make the tool a @staticmethod")
 
 
@@ -189,7 +145,7 @@ _FAULTS = {
 
 
 class ToolEnvironment(Environment):
-    """The base class of environments made of tools: mark methods with :func:`tool`, and define :meth:`reward`.
+    """The base class of environments made of tools: mark methods with ``@tool``, and define :meth:`reward`.
 
     A turn with calls is answered with their results; a turn without calls is the final answer and ends the episode. The metrics
     of an episode are ``tool_calls`` (calls that reached a tool), ``tool_errors`` (calls that raised or timed out),
@@ -212,11 +168,11 @@ class ToolEnvironment(Environment):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        marked = {name: method for name, method in inspect.getmembers(cls, inspect.isfunction) if hasattr(method, _MARK)}
+        # Also what is only annotated, such as `task`.
+        reserved = {*dir(ToolEnvironment), *ToolEnvironment.__annotations__}
         try:
             cls.tools = {
-                name: Tool(name, method, isinstance(inspect.getattr_static(cls, name), staticmethod))
-                for name, method in marked.items()
+                name: Tool(name, method, marks, is_static) for name, method, marks, is_static in marked_methods(cls, reserved)
             }
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: tool {error}") from error
@@ -306,12 +262,12 @@ class ToolEnvironment(Environment):
     def _begin(self, call: ToolCall | MalformedCall) -> "_Answer | _Ready":
         """Return what is to be run for a call, or the answer to a call that reaches no tool."""
         if isinstance(call, MalformedCall):
-            return self._malformed("", f"unreadable call: {call.problem}; use {self._usages()}")
+            return self._malformed("", f"unreadable call: {call.problem}; use {self._choices('')}")
         tool = self.tools.get(call.name)
         if tool is None:
-            return self._malformed(call.name, f"no tool {call.name!r}; use {self._usages()}")
+            return self._malformed(call.name, f"no tool {short(call.name)}; use {self._choices(call.name)}")
         try:
-            arguments = tool.parameters.convert(call.arguments)
+            arguments = tool.parameters.convert(finite(call.arguments))
         except msgspec.ValidationError as error:
             return self._malformed(call.name, f"{error}; use {tool.parameters.usage}")
         if tool.max_calls is not None and self._count_call(tool.name) > tool.max_calls:
@@ -377,8 +333,8 @@ class ToolEnvironment(Environment):
     def _malformed(self, called: str, problem: str) -> _Answer:
         return _Answer(error_text(problem), CallRecord(called, 0.0, CallOutcome.MALFORMED, problem))
 
-    def _usages(self) -> str:
-        return ", ".join(tool.parameters.usage for tool in self.tools.values()) or "no tool: there are none"
+    def _choices(self, called: str) -> str:
+        return choices(called, {name: tool.parameters.usage for name, tool in self.tools.items()})
 
 
 def _count(records: Sequence[CallRecord]) -> dict[str, float]:

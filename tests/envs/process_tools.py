@@ -1,14 +1,27 @@
 """An environment whose tools run in processes of their own, and do what such tools should not."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from asyncrl.core.task import Task
 from asyncrl.envs import ToolEnvironment, ToolError, tool
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An ordinary decorator."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    return wrapper
 
 
 class Computing(ToolEnvironment):
@@ -24,6 +37,32 @@ class Computing(ToolEnvironment):
     async def process_number() -> int:
         """The process that runs this."""
         return os.getpid()
+
+    @tool(process=True)
+    @staticmethod
+    def letters(word: str) -> Iterator[str]:
+        """Letters."""
+        yield from word
+
+    @tool(process=True)
+    @staticmethod
+    async def letters_one_by_one(word: str) -> AsyncIterator[str]:
+        """Letters."""
+        for letter in word:
+            yield letter
+
+    @tool(process=True)
+    @staticmethod
+    @logged
+    async def upper(word: str) -> str:
+        """Upper case."""
+        return word.upper()
+
+    @tool(process=True)
+    @staticmethod
+    def bytes_of(word: str) -> bytes:
+        """No text."""
+        return word.encode()
 
     @tool(process=True)
     @staticmethod

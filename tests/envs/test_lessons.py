@@ -15,7 +15,7 @@ from asyncrl.envs.demonstrations import Demonstration, LessonUnfit, demonstrate,
 from asyncrl.envs.lessons import Lessons, Script
 from asyncrl.envs.lessons.calculator import CalculatorLessons
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
-from asyncrl.envs.tools import tool
+from asyncrl.envs.tool_marks import tool
 
 SORTING = {"families": {"number_sorting": {"options": {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0}}}}
 PATIENT = {"limits": {"wall_s": 120.0, "cpu_s": 60.0}}

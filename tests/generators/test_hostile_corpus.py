@@ -12,7 +12,8 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, StepResult
-from asyncrl.envs.tools import ToolEnvironment, tool
+from asyncrl.envs.tool_marks import tool
+from asyncrl.envs.tools import ToolEnvironment
 from generators.chat import ChatFormat
 from generators.control_tokens import is_control
 from generators.tool_calls import ToolCallReader

@@ -83,6 +83,11 @@ class NoSchema(Sound):
         return Observation((Message("user", "x"),), (ToolSpec("find", "", {"type": "object", "properties": {"x": str}}),))
 
 
+class TwoOfOneName(Sound):
+    async def reset(self, task: Task) -> Observation:  # TwoOfOneName
+        return Observation((Message("user", "x"),), (ToolSpec("find", "", {"type": "object"}),) * 2)
+
+
 class Infinite(Sound):
     async def step(self, action: Action) -> StepResult:  # Infinite
         return StepResult(Observation(()), float("inf"), done=True)
@@ -172,7 +177,7 @@ def test_what_a_method_raises_is_told_with_its_line_and_the_users_frames(environ
         assert f"{environment.__name__}.{environment.__name__.lower()} raised" in refusal.problem
 
 
-@pytest.mark.parametrize("environment", [NoReward, NoObservation, NoText, NoSchema, Infinite])
+@pytest.mark.parametrize("environment", [NoReward, NoObservation, NoText, NoSchema, TwoOfOneName, Infinite])
 def test_a_wrong_result_is_told_with_the_line_of_its_method(environment: type[Environment]):
     assert f"({__file__}:{line_of(environment.__name__)})" in refused(environment).problem
 

@@ -1,0 +1,168 @@
+"""The mark that makes a method a tool, and the methods of a class that have it.
+
+What always holds: a method that was marked is a tool, or its class is refused. It is not lost under a decorator, behind another
+tool of its name, or among the methods that an environment has for other ends.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
+from functools import partial
+from types import FunctionType
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+_MARK = "__asyncrl_tool__"
+_PLAIN = "mark a plain method, which may call what it decorates now"
+_DEEPEST = 5
+"""How many decorators deep a marked method is looked for."""
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """What :func:`tool` says of a method."""
+
+    timeout_s: float | None = None
+    max_calls: int | None = None
+    process: bool = False
+
+
+@overload
+def tool(method: Method) -> Method: ...
+
+
+@overload
+def tool(
+    *, timeout_s: float | None = None, max_calls: int | None = None, process: bool = False
+) -> Callable[[Method], Method]: ...
+
+
+def tool(
+    method: Method | None = None, *, timeout_s: float | None = None, max_calls: int | None = None, process: bool = False
+) -> Method | Callable[[Method], Method]:
+    """Mark a method of a :class:`~asyncrl.envs.tools.ToolEnvironment` as a tool that the model may call.
+
+    The model is told the method's name, docstring and typed parameters; describe a parameter by ``Annotated[str, "the word"]``.
+    docs/tool-types.md has every type. The method returns text, or anything that JSON can carry. An ``async`` method runs in an
+    asyncio task of its own, in the event loop of all episodes, and must not block the loop. A plain method runs in a thread of
+    its own; if it misses its deadline, it is interrupted some seconds later, at its next Python instruction.
+
+    The calls of one turn run side by side. Tools that must run in the order of the calls can share an ``asyncio.Lock``, which
+    lets them in as they come.
+
+    Args:
+        method: the method; a ``staticmethod`` gets no ``self``.
+        timeout_s: deadline of a call in seconds, in place of the recipe's ``tool_timeout_s``.
+        max_calls: the most calls in an episode; a further one is answered with an error.
+        process: run the calls in processes of the worker, for code that computes for long or cannot be trusted to end: a call
+            that misses its deadline is killed, with the processes that it started. It must be a ``staticmethod``, since nothing
+            of the environment is there, and its class must be one that a module has by name. Time in which all processes are
+            busy does not count.
+
+    Raises:
+        TypeError: what is marked is no plain function, or its class has a tool of that name already.
+        ValueError: an argument is not of its type or not above 0.
+    """
+    for name, value in (("timeout_s", timeout_s), ("max_calls", max_calls)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
+            raise ValueError(f"@tool({name}={value!r}): it must be a number above 0, or left out")
+    if isinstance(max_calls, float):
+        raise ValueError(f"@tool(max_calls={max_calls!r}): it must be an integer")
+    marks = Marks(timeout_s, max_calls, process)
+    return partial(_marked, marks=marks) if method is None else _marked(method, marks)
+
+
+def _marked(method: Method, marks: Marks) -> Method:
+    function = _function(method)
+    if not inspect.isfunction(function):
+        remedy = "make it a @staticmethod, or a method with `self`" if isinstance(method, classmethod) else _PLAIN
+        raise TypeError(f"@tool stands above {_what(method)}, not above a plain method; {remedy}")
+    body = _class_body()
+    earlier = _function(body.get(function.__name__))
+    if earlier is not function and hasattr(earlier, _MARK):
+        raise TypeError(f"{body['__qualname__']} has two tools named {function.__name__!r}; rename one of them")
+    setattr(function, _MARK, marks)
+    return method
+
+
+def _class_body() -> Mapping[str, Any]:
+    """What the body of the class in which a method is being marked has defined so far; nothing outside of a class."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return {} if frame is None or "__qualname__" not in frame.f_locals else frame.f_locals
+
+
+def _what(marked: object) -> str:
+    name = getattr(marked, "__name__", "")
+    return f"{name + ', ' if name else ''}an object of class {type(marked).__qualname__}"
+
+
+def marked_methods(environment: type, reserved: Set[str]) -> Iterator[tuple[str, Callable[..., Any], Marks, bool]]:
+    """The tools of a class, by name: the function, what its mark says, and whether it is a ``staticmethod``.
+
+    Args:
+        reserved: what environments have methods or attributes of.
+
+    Raises:
+        TypeError: a marked method would be no tool, or more than a tool.
+    """
+    for name, value in inspect.getmembers_static(environment):
+        function = _function(value)
+        marks = getattr(function, _MARK, None) if inspect.isfunction(function) else None
+        if marks is None:
+            _refuse_lost(environment, name, value)
+        elif name in reserved:
+            problem = f"a tool cannot be named {name!r}, which an environment has for another end, so it would be used for both"
+            raise TypeError(f"{problem}; rename it")
+        else:
+            yield name, function, marks, isinstance(value, staticmethod)
+
+
+def _function(value: Any) -> Any:
+    return value.__func__ if isinstance(value, staticmethod) else value
+
+
+def _refuse_lost(environment: type, name: str, value: object) -> None:
+    """Refuse what hides a marked method.
+
+    Raises:
+        TypeError: it does.
+    """
+    if any(inner.__name__ == name for inner in _marked_within(value, _DEEPEST)):
+        what = "a decorator" if inspect.isfunction(value) else _what(value)
+        raise TypeError(f"{name} was marked, but {what} stands above @tool and hides it; write @tool above everything else")
+    for base in environment.__mro__[1:]:
+        inherited = _function(vars(base).get(name))
+        if inspect.isfunction(value) and inspect.isfunction(inherited) and hasattr(inherited, _MARK):
+            remedy = f"write @tool above this one too, or `{name} = None` to do without"
+            raise TypeError(f"{name} is a tool of {base.__name__}, and what replaces it is not marked; {remedy}")
+
+
+def _marked_within(value: object, depth: int) -> Iterator[Callable[..., Any]]:
+    """The marked functions that an object holds as decorators do. None of the author's code is called."""
+    if inspect.isfunction(value) and hasattr(value, _MARK):
+        yield value
+    elif depth and not isinstance(value, type):
+        for each in _held(value):
+            if callable(each) or isinstance(each, classmethod | staticmethod):
+                yield from _marked_within(each, depth - 1)
+
+
+def _held(value: object) -> Iterator[object]:
+    match value:
+        case classmethod() | staticmethod():
+            yield value.__func__
+        case property():
+            yield value.fget
+        case partial():
+            yield value.func
+        case FunctionType():
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # not set yet
+                    yield cell.cell_contents
+        case _:
+            with suppress(AttributeError):
+                yield from object.__getattribute__(value, "__dict__").values()
