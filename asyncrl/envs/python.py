@@ -4,9 +4,7 @@ Tasks come from files, or are made here for the tiny model: small computations w
 model runs in the sandbox only, and what it does wrong is told to the model or costs the reward, never breaks the episode.
 """
 
-import json
 import random
-import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +15,10 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.answers import is_answer
 from asyncrl.envs.base import Observation
-from asyncrl.envs.python_programs import RUN_CODE, RUN_TESTS, code_in, python_command, python_folders
+from asyncrl.envs.judging.judge import Judge
+from asyncrl.envs.python_programs import RUN_CODE, code_in, python_command, python_folders
 from asyncrl.envs.sandbox.limits import Limits
-from asyncrl.envs.sandbox.messages import Choice, Finished, Reason
+from asyncrl.envs.sandbox.messages import Choice, Finished
 from asyncrl.envs.sandbox.told import told
 from asyncrl.envs.sandboxed import SandboxedEnvironment, data_of, encoded, write_files
 from asyncrl.envs.splits import different_tasks
@@ -77,11 +76,7 @@ class Python(SandboxedEnvironment):
         if self._data.tests is None:
             assert self._data.answer is not None
             return float(is_answer(answer, self._data.answer))
-        passed = secrets.token_hex(16)
-        typed = json.dumps([passed, code_in(answer), self._data.tests]).encode()
-        finished = await self._run_python(RUN_TESTS, typed)
-        well = finished.reason is Reason.EXITED and finished.exit_code == 0
-        return float(well and finished.stdout.endswith(b"\n" + passed.encode()))
+        return float(await Judge(self.run, self.limits, self.packages).passes(task, code_in(answer), self._data.tests))
 
     async def _run_python(self, program: str, typed: bytes) -> Finished:
         return await self.run(python_command(program, self.packages), typed, python_folders(self.packages))

@@ -44,37 +44,6 @@ run()
 Of a traceback it prints the last line, with its place.
 """
 
-RUN_TESTS = """
-import json, sys
-
-def run():
-    passed, code, tests = json.load(sys.stdin)
-    names = {"__name__": "answer"}
-    exec(compile(code, "<answer>", "exec"), names)
-    exec(compile(tests, "<tests>", "exec"), names)
-    sys.__stdout__.write("\\n" + passed)
-
-run()
-"""
-"""Runs an answer and then its tests, and prints the word that says that no test failed, which the answer is not told."""
-
-
-RUN_CALLS = """
-import json, sys
-code, calls = json.load(sys.stdin)
-output = open("results", "w")
-names = {"__name__": "answer"}
-exec(compile(code, "<answer>", "exec"), names)
-for call in calls:
-    try:
-        line = json.dumps([eval(compile(call, "<test>", "eval"), names)])
-    except Exception:
-        line = "null"
-    output.write(line + "\\n")
-    output.flush()
-"""
-"""Runs an answer, and writes the value of each call to the file ``results``, a line of JSON for each."""
-
 RUN_ANSWER = "code = open('answer.py').read(); exec(compile(code, '<answer>', 'exec'), {'__name__': '__main__'})"
 """Runs the answer in the file ``answer.py`` as a program of its own, which reads standard input and prints."""
 

@@ -47,8 +47,15 @@ class SandboxedEnvironment(ToolEnvironment):
         if self._own is not None:
             await self._own.__aexit__(None, None, None)
 
-    async def run(self, command: Sequence[str], stdin: bytes = b"", readable: Sequence[Path] = ()) -> Finished:
-        """Run a command in the episode's folder.
+    async def run(
+        self,
+        command: Sequence[str],
+        stdin: bytes = b"",
+        readable: Sequence[Path] = (),
+        limits: Limits | None = None,
+        folder: Path | None = None,
+    ) -> Finished:
+        """Run a command in the episode's folder or another, within the limits of a call or others.
 
         Raises:
             EnvironmentBroken: the sandbox failed.
@@ -58,7 +65,7 @@ class SandboxedEnvironment(ToolEnvironment):
             self._own = self._own or await Sandbox(self.sandbox).__aenter__()
             sandbox = self._own
         assert isinstance(sandbox, Sandbox)
-        return await sandbox.run(command, self.workspace, self.limits, stdin, readable)
+        return await sandbox.run(command, folder or self.workspace, limits or self.limits, stdin, readable)
 
 
 def checked(text: str, what: str) -> str:

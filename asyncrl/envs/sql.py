@@ -134,6 +134,18 @@ def _same(expected: str | float, answer: str) -> bool:
     if str(expected).strip().casefold() == answer.casefold():
         return True  # also for names that Python reads as numbers, such as Nan and Infinity
     try:
-        return same_number(float(answer), float(expected))
-    except (ValueError, OverflowError):
+        return same_number(answer, _number(expected) if isinstance(expected, str) else expected)
+    except ValueError:
         return False
+
+
+def _number(text: str) -> float:
+    """The number that a text is: an integer if it is written as one, since a float does not tell 10^17 from its successor.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

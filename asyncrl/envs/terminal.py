@@ -1,11 +1,14 @@
 """Built-in environment: a folder of files and a shell in a sandbox; the reward is what the folder looks like in the end.
 
 Tasks come from files, or are made here for the tiny model: one-line errands with files of numbers. What always holds: commands of
-the model run in the sandbox only, and what it leaves in the folder is looked at from inside the sandbox too.
+the model run in the sandbox only, and what it leaves in the folder is looked at from inside the sandbox too,
+by programs that find nothing there that could tell them what to do.
 """
 
 import random
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,11 +23,21 @@ from asyncrl.envs.sandbox.told import told
 from asyncrl.envs.sandboxed import SandboxedEnvironment, checked, data_of, write_files
 from asyncrl.envs.splits import different_tasks
 from asyncrl.envs.tool_marks import tool
+from asyncrl.envs.workspaces import remove_after_episode
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons
 
 SHELL = "/bin/sh"
+
+CHECK = """
+cp -RP "$1/." model && cd model || exit 1
+(cd "$1" && find . -type f -perm -u+x -print0) | xargs -0 -r chmod +x || exit 1
+export CHECK="$2" PYTHONPATH="$2" PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1
+exec /bin/sh -c "$0"
+"""
+"""Runs the check in a copy of the model's folder. The home of the check, and all that it is configured by, is of our own making,
+and Python imports nothing from the folder."""
 
 
 class TerminalData(msgspec.Struct, frozen=True):
@@ -32,19 +45,23 @@ class TerminalData(msgspec.Struct, frozen=True):
 
     Attributes:
         files: files that the folder has in the beginning, by path.
-        check: a shell command that must end with exit status 0 in the end.
+        check: a shell command that must end with exit status 0 in the end; see :data:`CHECK`.
+        check_files: files of the check, by path in the folder ``$CHECK``, where the model can never write.
         expected: what files must contain in the end, by path; spaces and empty lines at the end do not matter.
         answer: what the final answer must be; see :func:`~asyncrl.envs.answers.is_answer`.
     """
 
     files: dict[str, str] = {}
     check: str | None = None
+    check_files: dict[str, str] = {}
     expected: dict[str, str] = {}
     answer: float | int | str | None = None
 
     def __post_init__(self) -> None:
         if self.check is None and self.answer is None and not self.expected:
             raise ValueError("say what is expected: `check`, `expected` or `answer`")
+        if self.check_files and self.check is None:
+            raise ValueError("there are `check_files` and no `check` that uses them; give the task both")
 
 
 class Terminal(SandboxedEnvironment):
@@ -71,7 +88,19 @@ class Terminal(SandboxedEnvironment):
         for name, content in data.expected.items():
             if _printed(await self.run(["/bin/cat", "--", f"./{name}"])) != content.rstrip():
                 return 0.0
-        return float(data.check is None or _printed(await self._sh(data.check)) is not None)
+        return float(data.check is None or await self._checks(data.check, data.check_files))
+
+    async def _checks(self, check: str, files: Mapping[str, str]) -> bool:
+        """Whether the check ends well, in folders that the model has never seen, whose names it cannot know."""
+        folders = [Path(tempfile.mkdtemp(prefix="check-", dir=self.workspace.parent)) for _ in range(2)]
+        home, own = folders
+        try:
+            await write_files(own, files)
+            command = [SHELL, "-c", CHECK, check, str(self.workspace.resolve()), str(own.resolve())]
+            return _printed(await self.run(command, readable=[self.workspace, own], folder=home)) is not None
+        finally:
+            for each in folders:
+                await remove_after_episode(each)
 
     async def _sh(self, command: str) -> Finished:
         return await self.run([SHELL, "-c", command])

@@ -42,8 +42,8 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         ("def add(a, b):\n    return a - b", CALLS, 0.0),
         ("def add(a, b", CALLS, 0.0),
         ("import sys\nsys.exit(0)", CALLS, 0.0),
-        ("open('results', 'w').write('[3]\\n[0]\\n')\nimport os\nos._exit(0)", CALLS, 2 / 3),
-        ("open('results', 'w').write('[3]\\n' + '\\n' * 10**6)\nimport os\nos._exit(0)", CALLS, 1 / 3),
+        ("open('results', 'w').write('[3]\\n[0]\\n')\nimport os\nos._exit(0)", CALLS, 0.0),
+        ("def add(a, b):\n    return a + b if a == 1 else __import__('os')._exit(0)", CALLS, 1 / 3),
         ("import os\nos.makedirs('a/b')\nos.chmod('a', 0)\ndef add(a, b):\n    return a + b", CALLS, 1.0),
         ("a, b = map(int, input().split())\nprint(a + b)", PRINTS, 1.0),
         ("print(3)", PRINTS, 0.5),
@@ -64,6 +64,12 @@ async def test_the_share_of_passed_tests(
 async def test_a_program_that_does_not_end_passes_nothing(sandbox: Sandbox):
     reward = CodeTests(sandbox, limits=Limits(wall_s=0.5))
     assert await reward(task(CALLS), "while True: pass") == 0.0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_calls_that_passed_before_one_that_does_not_end_count(sandbox: Sandbox):
+    reward = CodeTests(sandbox, all_or_nothing=False, limits=Limits(wall_s=5.0, cpu_s=1.0))
+    assert await reward(task(CALLS), "def add(a, b):\n    while a == -1: pass\n    return a + b") == pytest.approx(1 / 3)
 
 
 @pytest.mark.asyncio(loop_scope="module")

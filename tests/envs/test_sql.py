@@ -134,6 +134,8 @@ async def rewarded(data: dict[str, Any], *answers: str) -> list[float]:
 
 async def test_answers():
     assert await rewarded({"answer": 3}, "3", " 3.0 ", "three", "", "nan") == [1, 1, 0, 0, 0]
+    assert await rewarded({"answer": 10**17 + 1}, "100000000000000001", "100000000000000000", "1e17") == [1, 0, 0]
+    assert await rewarded({"answer": str(10**17 + 1)}, "100000000000000001.0", "100000000000000000") == [1, 0]
     assert await rewarded({"answer": "Ada Berg"}, "ada berg\n", "Ada") == [1, 0]
     assert await rewarded({"answer": "0.3333333333"}, "0.33333333", "0.33") == [1, 0]
     assert await rewarded({"answer": "Infinity"}, "infinity", "inf", "5", "x") == [1, 0, 0, 0]

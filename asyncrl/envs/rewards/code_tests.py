@@ -1,15 +1,13 @@
 """The reward of a program that passes its task's tests, run in the sandbox.
 
-What always holds: the expected results never enter the sandbox, so a program can only pass by producing them.
+What always holds: the process that runs the program is never told the expected results, so it can only pass by producing them.
 """
 
 import asyncio
-import json
 import tempfile
-from collections.abc import Mapping
-from functools import partial
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,12 +15,12 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
-from asyncrl.envs.python_programs import RUN_ANSWER, RUN_CALLS, code_in, python_command, python_folders
+from asyncrl.envs.judging.judge import Judge
+from asyncrl.envs.python_programs import RUN_ANSWER, code_in, python_command, python_folders
 from asyncrl.envs.rewards.base import Reward, expected
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
 from asyncrl.envs.sandbox.sandbox import Sandbox
-from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.workspaces import remove_after_episode
 
 _USUAL = Limits()
@@ -62,11 +60,11 @@ class CodeTests(Reward):
         """Run the tests."""
         tests = self._tests(task)
         code = code_in(answer)
-        calls = [test for test in tests if isinstance(test, CallTest)]
+        calls = [(test.call, test.returns) for test in tests if isinstance(test, CallTest)]
         printing = [test for test in tests if isinstance(test, OutputTest)]
         try:
             async with asyncio.TaskGroup() as group:
-                called = group.create_task(self._passed_calls(code, calls))
+                called = group.create_task(Judge(self._run, self._limits).returned(task, code, calls))
                 printed = [group.create_task(self._prints(code, test)) for test in printing]
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
@@ -85,48 +83,28 @@ class CodeTests(Reward):
             raise EnvironmentBroken(f"task {short(task.id)}: data[{self._key!r}] holds no test; give at least one")
         return tests
 
-    async def _passed_calls(self, code: str, tests: list[CallTest]) -> int:
-        if not tests:
-            return 0
-        given = json.dumps([code, [test.call for test in tests]]).encode()
-        _, lines = await self._run(RUN_CALLS, code, given, len(tests))
-        results = [_decoded(line) for line in lines]
-        return sum(result == [test.returns] for result, test in zip(results, tests, strict=False))
-
     async def _prints(self, code: str, test: OutputTest) -> bool:
-        finished, _ = await self._run(RUN_ANSWER, code, test.stdin.encode())
+        command, readable = python_command(RUN_ANSWER, packages=False), python_folders(packages=False)
+        finished = await self._run(command, test.stdin.encode(), readable, self._limits, {"answer.py": code})
         printed = finished.stdout.decode(errors="replace")
         return finished.exit_code == 0 and _stripped(printed) == _stripped(test.stdout)
 
-    async def _run(self, program: str, code: str, stdin: bytes, results: int = 0) -> tuple[Finished, list[str]]:
-        """Run ``program``; returns how it ended, and the first lines of ``results`` that it wrote.
-
-        What the program leaves in its folder may be much, so it is read and removed in a thread.
-        """
-        command, folders = python_command(program, packages=False), python_folders(packages=False)
+    async def _run(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        readable: Sequence[Path],
+        limits: Limits,
+        files: Mapping[str, str] = MappingProxyType({}),
+    ) -> Finished:
+        """Run a command in a folder of its own, which holds the files."""
         folder = Path(tempfile.mkdtemp(prefix="asyncrl-tests-"))
         try:
-            (folder / "answer.py").write_text(code, errors="replace")
-            finished = await self._sandbox.run(command, folder, self._limits, stdin, folders)
-            read = partial(_lines, folder / "results", results)
-            return finished, await run_in_daemon_thread(read, "reading results of tests") if results else []
+            for name, content in files.items():
+                (folder / name).write_text(content, errors="replace")
+            return await self._sandbox.run(command, folder, limits, stdin, readable)
         finally:
             await remove_after_episode(folder)
-
-
-def _lines(results: Path, count: int) -> list[str]:
-    """The first lines of a file that the program wrote. A link could lead out of its folder; what is no file might never end."""
-    if results.is_symlink() or not results.is_file():
-        return []
-    with results.open(errors="replace") as lines:
-        return list(islice(lines, count))
-
-
-def _decoded(line: str) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _stripped(text: str) -> list[str]:

@@ -1,0 +1,140 @@
+"""Plain data as JSON, with their Python types: what the process of an answer and the process that judges it tell each other.
+
+What always holds: what was unpacked is of built-in types, or an array of numbers, or what the caller's ``other`` made of a
+reference. Nothing of the other process is run by unpacking, comparing or printing it.
+"""
+
+import builtins
+import json
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+LONGEST = 64 << 20
+"""Bytes of one message."""
+_LENGTH = struct.Struct("!I")
+_SMALL = 1 << 62
+"""Larger integers travel in hexadecimal: their decimal digits take quadratic time, and Python refuses more than 4,300."""
+_NUMERIC = "biufc"
+
+
+class Ended(BaseException):
+    """The other process has ended, or sent what is no message."""
+
+
+class Channel:
+    """Messages over two pipes: JSON, behind its length in 4 bytes."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        body = json.dumps(message).encode()
+        if len(body) > LONGEST:
+            raise ValueError(f"{len(body)} bytes are more than the {LONGEST} of a message")
+        left = memoryview(_LENGTH.pack(len(body)) + body)
+        try:
+            while left:
+                left = left[os.write(self._writing, left) :]
+        except OSError as error:
+            raise Ended from error
+
+    def receive(self) -> Any:
+        """Wait for the next message.
+
+        Raises:
+            Ended: there is none.
+        """
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if size > LONGEST:
+            raise Ended
+        try:
+            return json.loads(self._read(size))
+        except (ValueError, RecursionError) as error:
+            raise Ended from error
+
+    def _read(self, size: int) -> bytes:
+        chunks = []
+        while size:
+            try:
+                chunk = os.read(self._reading, min(size, 1 << 20))
+            except OSError as error:
+                raise Ended from error
+            if not chunk:
+                raise Ended
+            chunks.append(chunk)
+            size -= len(chunk)
+        return b"".join(chunks)
+
+
+def pack(value: Any, other: Callable[[Any], dict[str, Any]]) -> Any:
+    """The JSON of a value; what is no plain data is left to ``other``."""
+    match value:
+        case None | bool() | float():
+            return value if value is None or isinstance(value, bool) else float(value)
+        case int():
+            return int(value) if -_SMALL < value < _SMALL else {"int": hex(value)}
+        case str():
+            return str.__str__(value)
+        case list():
+            return [pack(each, other) for each in list.__iter__(value)]
+        case dict():
+            return {"dict": [[pack(key, other), pack(held, other)] for key, held in dict.items(value)]}
+        case tuple() | set() | frozenset():
+            kind: Any = next(each for each in (tuple, set, frozenset) if isinstance(value, each))
+            return {kind.__name__: [pack(each, other) for each in kind.__iter__(value)]}
+        case bytes() | bytearray():
+            return {"bytearray" if isinstance(value, bytearray) else "bytes": value.hex()}
+        case complex():
+            return {"complex": [value.real, value.imag]}
+        case range():
+            return {"range": [value.start, value.stop, value.step]}
+    if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in _NUMERIC:
+        return {"array": [value.dtype.str, list(value.shape), pack(value.tolist(), other)]}
+    return other(value)
+
+
+def unpack(message: Any, other: Callable[[str, Any], Any]) -> Any:
+    """The value of which ``message`` is the JSON; a tag that is none of plain data's is left to ``other``.
+
+    Raises:
+        Ended: it is no message of :func:`pack`.
+    """
+    if message is None or isinstance(message, bool | int | float | str):
+        return message
+    if isinstance(message, list):
+        return [unpack(each, other) for each in message]
+    try:
+        ((tag, held),) = message.items()
+        match tag:
+            case "tuple" | "set" | "frozenset":
+                kind: Any = getattr(builtins, tag)
+                return kind(unpack(each, other) for each in held)
+            case "dict":
+                return {unpack(key, other): unpack(each, other) for key, each in held}
+            case "int":
+                return int(held, 16)
+            case "bytes" | "bytearray":
+                return getattr(builtins, tag).fromhex(held)
+            case "complex" | "range":
+                return getattr(builtins, tag)(*held)
+            case "array":
+                return _array(*held)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Ended from error
+    return other(tag, held)
+
+
+def _array(kind: str, shape: list[int], values: Any) -> Any:
+    import numpy  # which is only there with ``packages``
+
+    made = numpy.dtype(kind)
+    if made.kind not in _NUMERIC:
+        raise ValueError(kind)
+    return numpy.array(unpack(values, _nothing), dtype=made).reshape(shape)[() if not shape else ...]
+
+
+def _nothing(tag: str, _: Any) -> Any:
+    raise ValueError(tag)
