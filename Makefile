@@ -42,15 +42,20 @@ setup-dev: $(INSTALLED_DEV)
 
 $(INSTALLED): requirements/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "asyncrl needs Python 3.11 to 3.13 (tested: 3.11); set PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up $(VENV) (once, about two minutes) ..."
+	@echo "Setting up $(VENV), once, in about three minutes. It takes 4.4 GB of disk; a run of the quickstart takes 5 GiB of memory."
+	@echo "  1 of 4: a virtual environment of $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) setuptools==$$(sed -n 's/^setuptools==//p' requirements/cpu.txt) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@echo "  2 of 4: $(TORCH), the build for CPUs"
 	@$(PIP) $(TORCH) 2>$(VENV)/pip.log || $(PIP) --index-url $(TORCH_INDEX) $(TORCH) 2>>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@echo "  3 of 4: vLLM, Megatron, Ray, MLflow and what they need ($$(grep -c == requirements/cpu.txt) packages; the longest step)"
 	@$(PIP) --requirement requirements/cpu.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@echo "  4 of 4: asyncrl itself"
 	@$(PIP) --no-build-isolation --editable . 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@touch $@
 
 $(INSTALLED_DEV): $(INSTALLED) requirements/dev.txt
+	@echo "  for the tests: $$(grep -c == requirements/dev.txt) further packages"
 	@$(PIP) --requirement requirements/dev.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@touch $@
 
