@@ -92,8 +92,7 @@ def _live(run: Path) -> None:
     recipe = compose(str(folder.recipe), [])
     summary = msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
     history = metric_history(folder, recipe.tracking)
-    bottleneck = "" if summary.bottleneck is None else summary.bottleneck.sentence
-    step_s = summary.wall_s / recipe.steps
+    step_s = summary.training_s / recipe.steps
     now = [0.0]
     console = _recording()
     view = LiveView(console, recipe.name, clock=lambda: now[0])
@@ -126,9 +125,9 @@ def _live(run: Path) -> None:
                 pause_seconds=value(metrics.PUBLISH_PAUSE),
                 idle_generators=value(metrics.GENERATORS_IDLE),
                 idle_learner=value(metrics.LEARNER_IDLE),
-                shares=Shares(**dict.fromkeys(Shares.__struct_fields__, 0.0)),
+                shares=Shares(),
                 pipeline_depth=int(value(metrics.PIPELINE_DEPTH)),
-                bottleneck=bottleneck,
+                bottleneck=summary.bottleneck,
                 eta_s=(recipe.steps - step) * step_s,
                 evaluation=_evaluation(step, value(metrics.EVALUATION_REWARD)),
             )

@@ -87,7 +87,9 @@ def _sampled(episode: EpisodeRecord) -> str:
     by = f"by version {first}" if first == last else f"by versions {first} to {last}"
     if episode.kind is Kind.EVALUATION:
         return f"{by}, at {at}"
-    return f"{by}, at {at}; trained into {episode.version + 1}, staleness {mean(staleness):.2g} (at most {max(staleness)})"
+    over = "; those too stale entered no loss" if TokenFate.STALE in episode.fate_counts() else ""
+    told = f"staleness {mean(staleness):.2g} (at most {max(staleness)}{over})"
+    return f"{by}, at {at}; trained into {episode.version + 1}, {told}"
 
 
 def _truncation(episode: EpisodeRecord) -> str:

@@ -48,7 +48,7 @@ def test_a_page_shows_everything_in_its_place(run, capsys):
         "-0.5",
         "tool_errors 1",
         "max_turns",
-        "by version 1, at temperature 1; trained into 4, staleness 2 (at most 2)",
+        "by version 1, at temperature 1; trained into 4, staleness 2 (at most 2; those too stale",
         "5.0 s (queued 0.1 s, reset 0.2 s, generating 1.5 s, environment 3.2 s)",
         "10: 6 given, 1 trained, 3 too stale",
         "mean 0.01 nats",

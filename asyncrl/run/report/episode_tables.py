@@ -3,6 +3,7 @@
 What always holds: turns are read bit by bit, so that memory is bounded by the number of episodes and calls, not by their text.
 """
 
+import re
 from collections import Counter
 from itertools import islice
 
@@ -19,6 +20,7 @@ from asyncrl.run.metric_history import Series
 ROWS = 10
 """How many rows a table has at most."""
 PROBLEM_CHARACTERS = 160
+_NUMBER = re.compile(r"\d+")
 _TRAINING = Choice(kind=Kind.TRAIN)
 
 
@@ -161,11 +163,21 @@ def _tasks(rows: pa.Table, seconds: np.ndarray) -> tuple[TaskRow, ...]:
 
 
 def _problems(calls: pa.Table) -> tuple[Count, ...]:
-    """Count what went wrong in calls, by tool, outcome and what the model was told."""
+    """Count what went wrong in calls, by tool, outcome and what the model was told.
+
+    Problems that differ by numbers alone, such as a position in the text, are one, told by the most frequent of them.
+    """
     if not len(calls):
         return ()
     wrong = calls.filter(pc.not_equal(calls["outcome"], CallOutcome.OK.value))
     told = pc.utf8_slice_codeunits(pc.fill_null(wrong["problem"], ""), 0, PROBLEM_CHARACTERS)
     called = pc.if_else(pc.equal(wrong["tool"], ""), "(unreadable)", wrong["tool"])
     sentences = pc.binary_join_element_wise(called, wrong["outcome"], told, ": ")
-    return _counts(Counter(dict(_value_counts(sentences))), len(calls)) if len(wrong) else ()
+    alike: dict[str, Counter[str]] = {}
+    for sentence, count in _value_counts(sentences) if len(wrong) else ():
+        alike.setdefault(_NUMBER.sub("0", sentence), Counter())[sentence] = count
+    counted = Counter[str]()
+    for several in alike.values():
+        ((most, _),) = several.most_common(1)
+        counted[most if len(several) == 1 else f"{most} ({len(several)} variants)"] = several.total()
+    return _counts(counted, len(calls))

@@ -14,6 +14,10 @@ import numpy as np
 from asyncrl.run.metric_history import Series
 
 SIZE = 10_000
+DOTS = 40
+"""A curve of at most so many points has a dot at each; one of more has its running means drawn over it."""
+WINDOW = 20
+"""Running means are over this part of a curve."""
 COLOURS = 8
 """How many colours the page has; a figure with more lines repeats them."""
 
@@ -26,13 +30,20 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One curve. ``points`` as ``x,y x,y``; ``last`` is its last value."""
+    """One curve. ``points`` as ``x,y x,y``; ``last`` is its last value.
+
+    Attributes:
+        smooth: running means of a curve of many points, in the same form; empty for one of few.
+        dots: the points of a curve of few, each a line of no length, as a path; empty for one of many.
+    """
 
     name: str
     colour: int
     points: str
     last: str
     dashed: bool = False
+    smooth: str = ""
+    dots: str = ""
 
 
 class Chart(msgspec.Struct, frozen=True):
@@ -130,14 +141,15 @@ def chart(
     """
     thinned = [(name, *_thinned(each.steps, each.values, points), colour, dashed) for name, each, colour, dashed in series]
     low, high = _range(np.concatenate([values for _, _, values, _, _ in thinned]))
-    lines = tuple(
-        Line(
-            name, colour % COLOURS, _points(_across(steps, span), _up((values - low) / (high - low))), number(float(last)), dashed
-        )
-        for (name, steps, values, colour, dashed), last in zip(
-            thinned, (each.values[-1] for _, each, _, _ in series), strict=True
-        )
-    )
+
+    def line(name: str, steps: np.ndarray, values: np.ndarray, colour: int, dashed: bool, last: float) -> Line:
+        x, y = _across(steps, span), _up((values - low) / (high - low))
+        many = len(x) > DOTS
+        smooth = _points(x, _up((_running_means(values) - low) / (high - low))) if many else ""
+        return Line(name, colour % COLOURS, _points(x, y), number(last), dashed, smooth, "" if many else _dots(x, y))
+
+    lasts = [float(each.values[-1]) for _, each, _, _ in series]
+    lines = tuple(line(*each, last) for each, last in zip(thinned, lasts, strict=True))
     ticks = tuple(Tick(round((value - low) / (high - low) * 100, 2), number(value)) for value in _round_values(low, high))
     return Chart(title, unit, meaning, lines, ticks, *span, low, high)
 
@@ -239,6 +251,20 @@ def _across(steps: np.ndarray, span: tuple[int, int]) -> np.ndarray:
 
 def _up(shares: np.ndarray) -> np.ndarray:
     return (1 - shares) * SIZE
+
+
+def _running_means(values: np.ndarray) -> np.ndarray:
+    """Return for each value the mean of those around it: a :data:`WINDOW`-th of all, fewer at both ends."""
+    reach = max(1, len(values) // WINDOW // 2)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    reaches = np.minimum(reach, np.minimum(places, places[::-1]))
+    means: np.ndarray = (sums[places + reaches + 1] - sums[places - reaches]) / (2 * reaches + 1)
+    return means
+
+
+def _dots(x: np.ndarray, y: np.ndarray) -> str:
+    return "".join(f"M{a:.0f},{b:.0f}h0" for a, b in zip(x, np.clip(y, 0, SIZE), strict=True))
 
 
 def _points(x: np.ndarray, y: np.ndarray) -> str:

@@ -7,7 +7,7 @@ for (const figure of document.querySelectorAll(".chart:not(.histogram)")) {
   const first = +figure.dataset.first, last = +figure.dataset.last;
   const toStep = (x) => Math.round(first + x * (last - first));
   const nearest = (places, x) => places.reduce((best, place, i) => Math.abs(place - x) < Math.abs(places[best] - x) ? i : best, 0);
-  const lines = () => [...figure.querySelectorAll("polyline")].map((line) => {
+  const lines = () => [...figure.querySelectorAll("polyline:not(.smooth)")].map((line) => {
     const points = line.getAttribute("points").split(" ").map((pair) => pair.split(",").map((n) => n / 10000));
     const low = +figure.dataset.low, high = +figure.dataset.high;
     return { x: points.map((p) => p[0]), told: points.map((p) => number(high - p[1] * (high - low))) };
@@ -171,7 +171,8 @@ function viewer(data) {
       const e = data.episodes[index], item = make("li"), button = make("button", e.title);
       const told = [`reward ${e.reward === null ? "not finite" : number(e.reward)}`, `${e.length} tokens`];
       if (e.gap !== null) told.push(`gap ${number(e.gap)}`);
-      if (e.staleness) told.push(`staleness ${number(e.staleness)}`);
+      const tooStale = e.fates.some(([fate]) => data.fates[fate] === "too stale");
+      if (e.staleness) told.push(`staleness ${number(e.staleness)}${tooStale ? "; tokens over the bound entered no loss" : ""}`);
       if (data.runs.length > 1) told.push(data.runs[e.run]);
       button.type = "button";
       button.append(make("small", told.join(", ")));

@@ -4,12 +4,13 @@ What always holds: it is one file that loads nothing, which its own content secu
 hold is text in it, never markup or script.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jinja2
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from asyncrl.core.text import listed, writable
 from asyncrl.episodes.measures import Measure
@@ -69,7 +70,7 @@ def report_page(runs: Sequence[RunRecord]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "duration": duration}
+    environment.filters |= {"number": number, "percent": percent, "duration": duration, "breakable": breakable}
     page = environment.get_template("page.html.j2").render(
         style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_HERE / "page.js").read_text(encoding="utf-8")),
@@ -89,6 +90,11 @@ def report_page(runs: Sequence[RunRecord]) -> str:
         episodes=_script_data(runs),
     )
     return writable(page)
+
+
+def breakable(name: str) -> Markup:
+    """Return a name as text that may go on in the next line after ``/``, ``_`` and ``.``, and nowhere else if there is room."""
+    return Markup(re.sub(r"([/_.])(?=\w)", r"\1<wbr>", str(escape(visible(name)))))
 
 
 def changed_keys(runs: Sequence[RunRecord]) -> list[Compared]:

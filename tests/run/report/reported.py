@@ -82,7 +82,7 @@ class Checked(HTMLParser):
         data: the content of the script element with this id.
     """
 
-    VOID = ("meta", "br", "img", "input", "link")
+    VOID = ("meta", "br", "img", "input", "link", "wbr")
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -91,12 +91,14 @@ class Checked(HTMLParser):
         self.texts: list[str] = []
         self.scripts: list[str] = []
         self._open: list[str] = []
+        self._goes_on = False
         self.feed(page)
         self.close()
         assert not self._open, self._open
 
     def handle_starttag(self, tag, attributes):
         self._see(tag, attributes)
+        self._goes_on = tag == "wbr"  # what follows is a part of the same word
         if tag not in self.VOID:
             self._open.append(tag)
 
@@ -108,7 +110,11 @@ class Checked(HTMLParser):
         self._open.pop()
 
     def handle_data(self, data):
-        (self.scripts if self._open[-1:] == ["script"] else self.texts).append(data)
+        if self._goes_on:
+            self.texts[-1] += data
+        else:
+            (self.scripts if self._open[-1:] == ["script"] else self.texts).append(data)
+        self._goes_on = False
 
     def _see(self, tag, attributes):
         self.tags[tag] = self.tags.get(tag, 0) + 1

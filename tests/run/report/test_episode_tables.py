@@ -28,3 +28,19 @@ def test_a_tool_of_a_mixture_is_named_with_its_member(tmp_path):
 def test_a_tool_of_the_only_environment_has_its_own_name(tmp_path):
     write(tmp_path, [episodes("slow", "mine:Own"), episodes("flaky", "mine:Own")], "train")
     assert [each.tool for each in episode_tables(EpisodeReader(tmp_path / "trajectories")).tools] == ["add", ""]
+
+
+def test_problems_that_differ_by_a_number_are_one(tmp_path):
+    told = [
+        "not JSON: line 1 column 7 (char 6)",
+        "not JSON: line 1 column 9 (char 8)",
+        "not JSON: line 1 column 9 (char 8)",
+        "no arguments",
+    ]
+    turns = [turn(PROMPT_TOKENS, calls=[("", 0.0, "malformed", problem) for problem in told])]
+    write(tmp_path, [row(1, turns=turns)], "train")
+    problems = episode_tables(EpisodeReader(tmp_path / "trajectories")).problems
+    assert [(each.what, each.count) for each in problems] == [
+        ("(unreadable): malformed: not JSON: line 1 column 9 (char 8) (2 variants)", 3),
+        ("(unreadable): malformed: no arguments", 1),
+    ]

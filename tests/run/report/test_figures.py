@@ -33,6 +33,18 @@ def test_a_curve_is_where_its_values_are():
     assert [tick.label for tick in made.ticks] == ["0", "0.25", "0.5", "0.75", "1"]
 
 
+def test_few_points_have_dots_and_many_their_running_means():
+    few = chart("c", [("a", Series(tuple(range(9)), tuple(map(float, range(9)))), 0, False)], (0, 8)).lines[0]
+    assert (few.dots.count("M"), few.smooth) == (9, "")
+    noisy = [float(step + 10 * (-1) ** step) for step in range(200)]
+    many = chart("c", [("a", Series(tuple(range(200)), tuple(noisy)), 0, False)], (0, 199))
+    assert many.lines[0].dots == ""
+    heights = [many.low + (SIZE - y) / SIZE * (many.high - many.low) for _, y in points(many.lines[0].smooth)]
+    assert heights[0] == pytest.approx(noisy[0], abs=0.1)
+    for step in range(5, 195):  # a window of 11 values, of which one more is high or low
+        assert heights[step] == pytest.approx(step + 10 * (-1) ** (step + 1) / 11, abs=0.1)
+
+
 @given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=300))
 def test_bands_that_add_up_fill_the_whole(drawn):
     shares = np.array(drawn) + 0.01
