@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.envs.tool_marks import marked_methods
 from asyncrl.envs.tool_process import Answered, Load, Refused
 from asyncrl.envs.tool_processes import ToolProcesses
 from asyncrl.envs.tools import Tool, ToolError
@@ -18,8 +19,7 @@ class ProcessFunctions:
     tools: ClassVar[Mapping[str, Tool]] = {}
 
     def __init_subclass__(cls) -> None:
-        marked = {name: value.__func__ for name, value in vars(cls).items() if isinstance(value, staticmethod)}
-        cls.tools = {name: Tool(name, function, is_static=True) for name, function in marked.items()}
+        cls.tools = {name: Tool(name, *marked) for name, *marked in marked_methods(cls, reserved=frozenset())}
 
     @classmethod
     async def call(cls, processes: ToolProcesses, name: str, arguments: Mapping[str, Any], seconds: float) -> str:

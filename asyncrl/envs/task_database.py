@@ -15,8 +15,9 @@ import msgspec
 from asyncrl.envs.contained import Overdue
 from asyncrl.envs.database import LARGEST_VALUE, Database, DatabaseError, QueryRefused, limit_memory
 from asyncrl.envs.process_functions import ProcessFunctions
+from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
-from asyncrl.envs.tools import ToolError, tool
+from asyncrl.envs.tools import ToolError
 
 _YES, _NO = "yes", "no"
 OPEN_AT_ONCE = 16
