@@ -19,7 +19,7 @@ class ProcessFunctions:
     tools: ClassVar[Mapping[str, Tool]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.tools = {name: Tool(name, *marked) for name, *marked in marked_methods(cls, reserved=frozenset())}
+        cls.tools = {marked.name: Tool(marked) for marked in marked_methods(cls, reserved=frozenset())}
 
     @classmethod
     async def call(cls, processes: ToolProcesses, name: str, arguments: Mapping[str, Any], seconds: float) -> str:

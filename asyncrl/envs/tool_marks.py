@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import partial
 from types import FunctionType
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -27,6 +27,15 @@ class Marks(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     max_calls: int | None = None
     process: bool = False
+
+
+class MarkedMethod(NamedTuple):
+    """A method that is a tool: its name and function, what its mark says, and whether it is a ``staticmethod``."""
+
+    name: str
+    function: Callable[..., Any]
+    marks: Marks
+    is_static: bool
 
 
 @overload
@@ -100,8 +109,8 @@ def _what(marked: object) -> str:
     return f"{name + ', ' if name else ''}an object of class {type(marked).__qualname__}"
 
 
-def marked_methods(environment: type, reserved: Set[str]) -> Iterator[tuple[str, Callable[..., Any], Marks, bool]]:
-    """The tools of a class, by name: the function, what its mark says, and whether it is a ``staticmethod``.
+def marked_methods(environment: type, reserved: Set[str]) -> Iterator[MarkedMethod]:
+    """The tools of a class, in the order of their names.
 
     Args:
         reserved: what environments have methods or attributes of.
@@ -118,7 +127,7 @@ def marked_methods(environment: type, reserved: Set[str]) -> Iterator[tuple[str,
             problem = f"a tool cannot be named {name!r}, which an environment has for another end, so it would be used for both"
             raise TypeError(f"{problem}; rename it")
         else:
-            yield name, function, marks, isinstance(value, staticmethod)
+            yield MarkedMethod(name, function, marks, isinstance(value, staticmethod))
 
 
 def _function(value: Any) -> Any:

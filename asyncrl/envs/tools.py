@@ -44,7 +44,7 @@ from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResul
 from asyncrl.envs.contained import Overdue, Raised, contained, contained_within
 from asyncrl.envs.signature import Parameters, finite
 from asyncrl.envs.threads import run_in_daemon_thread
-from asyncrl.envs.tool_marks import Marks, marked_methods
+from asyncrl.envs.tool_marks import MarkedMethod, marked_methods
 from asyncrl.envs.tool_process import Answered, Load, Refused
 from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
@@ -71,18 +71,16 @@ class Tool:
         TypeError: the method's signature cannot be described, or it needs ``self`` where there is none; the message says why.
     """
 
-    def __init__(self, name: str, method: Callable[..., Any], marks: Marks, is_static: bool) -> None:
-        self.name = name
+    def __init__(self, marked: MarkedMethod) -> None:
+        self.name, self.method, marks, self._is_static = marked
         self.timeout_s, self.max_calls, self.in_process = marks.timeout_s, marks.max_calls, marks.process
-        if self.in_process and not is_static:
+        if self.in_process and not self._is_static:
             problem = "runs in another process, where there is no `self`"
-            raise TypeError(f"{name}: process=True {problem}; make it a @staticmethod that gets all it needs from the model")
-        if not is_static:
-            _require_self(method, name)
-        self._is_static = is_static
-        self.parameters = Parameters(method, name, is_static)
-        self.spec = ToolSpec(name, inspect.getdoc(method) or "", self.parameters.schema)
-        self.method = method
+            raise TypeError(f"{self.name}: process=True {problem}; make it a @staticmethod that gets all it needs from the model")
+        if not self._is_static:
+            _require_self(self.method, self.name)
+        self.parameters = Parameters(self.method, self.name, self._is_static)
+        self.spec = ToolSpec(self.name, inspect.getdoc(self.method) or "", self.parameters.schema)
 
     async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
         """Run the tool on ``environment`` with ``arguments`` that :attr:`parameters` has converted."""
@@ -171,9 +169,7 @@ class ToolEnvironment(Environment):
         # Also what is only annotated, such as `task`.
         reserved = {*dir(ToolEnvironment), *ToolEnvironment.__annotations__}
         try:
-            cls.tools = {
-                name: Tool(name, method, marks, is_static) for name, method, marks, is_static in marked_methods(cls, reserved)
-            }
+            cls.tools = {marked.name: Tool(marked) for marked in marked_methods(cls, reserved)}
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: tool {error}") from error
 
