@@ -67,13 +67,13 @@ _WARM_UP_TOKENS = 16
 class VllmEngine:
     """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
 
-    def __init__(self, llm: "AsyncLLM", adapters: AdapterSettings | None = None) -> None:
+    def __init__(self, llm: "AsyncLLM", name: str, answer_s: float, adapters: AdapterSettings | None = None) -> None:
         self._llm, self._adapters = llm, adapters
         self._slots = VersionSlots(1 if adapters is None else adapters.versions)
         self._installing = asyncio.Lock()
         self._failure: str | None = None
         self._row_numbers = count()
-        self._ranks = EngineRanks(llm)
+        self._ranks = EngineRanks(llm, name, answer_s)
         self._turns = TurnRequests(llm)
         self._params = lru_cache(1024)(partial(sampling_params, llm.input_processor))
         self._share = LoopShare()
@@ -96,6 +96,7 @@ class VllmEngine:
         max_context: int,
         seed: int,
         start_s: float,
+        answer_s: float,
         server: EngineProcessServer | None = None,
         adapters: AdapterSettings | None = None,
         yields: bool = False,
@@ -108,6 +109,7 @@ class VllmEngine:
             max_context: most tokens of a prompt and its completion together.
             seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
             start_s: deadline of the start, in seconds.
+            answer_s: deadline of each answer of vLLM's processes, in seconds, such as that new weights are in use.
             server: where vLLM's process is forked from; without one it is started afresh.
             adapters: what is published are adapters with these settings; None if it is whole weights.
             yields: on a CPU, whether the engine has a lower priority than this process and those beside it.
@@ -124,7 +126,7 @@ class VllmEngine:
                 # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
                 await asyncio.to_thread(_import_vllm)
                 llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets, yields)
-                engine = cls(llm, adapters)
+                engine = cls(llm, name, answer_s, adapters)
                 await engine._warm_up(name, max_context)
         return engine
 

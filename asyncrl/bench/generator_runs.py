@@ -146,7 +146,13 @@ class Measured:
             close_timeout_s=10.0,
         )
         engine = await VllmEngine.start(
-            config, str(model), name="the measured generator", max_context=limits.max_context, seed=0, start_s=start_s
+            config,
+            str(model),
+            name="the measured generator",
+            max_context=limits.max_context,
+            seed=0,
+            start_s=start_s,
+            answer_s=start_s,
         )
         gc.freeze()  # as a generator does
         return cls(engine, chat, limits)

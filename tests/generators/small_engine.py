@@ -70,7 +70,15 @@ async def started(folder: Path, adapters: AdapterSettings | None = None, config:
     """An engine as a generator starts it: its process is forked from one that imports vLLM meanwhile, or has done so."""
     server, name = EngineProcessServer.start(), "generator-0"
     return await VllmEngine.start(
-        config, str(folder), name=name, max_context=LONGEST, seed=0, start_s=600.0, server=server, adapters=adapters
+        config,
+        str(folder),
+        name=name,
+        max_context=LONGEST,
+        seed=0,
+        start_s=600.0,
+        answer_s=300.0,
+        server=server,
+        adapters=adapters,
     )
 
 

@@ -45,7 +45,7 @@ def client() -> Client:
 
 @pytest.fixture
 def ranks(client: Client) -> EngineRanks:
-    return EngineRanks(SimpleNamespace(engine_core=client))
+    return EngineRanks(SimpleNamespace(engine_core=client), "generator-0", 60.0)
 
 
 async def test_all_ranks_answer_before_anybody_goes_on(client: Client, ranks: EngineRanks) -> None:
@@ -80,6 +80,23 @@ async def test_a_dead_process_ends_the_question(client: Client, ranks: EngineRan
             answer.set_exception(EngineDeadError())
     with pytest.raises(ProcessDied, match="the vLLM engine died during load"):
         await asking
+
+
+async def test_a_coordinator_that_died_is_noticed_though_every_rank_answers(client: Client, ranks: EngineRanks) -> None:
+    asking = await asked(client, ranks)
+    client.resources.coordinator = SimpleNamespace(proc=SimpleNamespace(is_alive=lambda: False))
+    for answer in client.answers.values():
+        answer.set_result(0)
+    with pytest.raises(ProcessDied, match="the vLLM engine died during load"):
+        await asking
+
+
+async def test_a_rank_that_does_not_answer_in_time_is_as_good_as_dead(client: Client, monkeypatch) -> None:
+    monkeypatch.setattr("generators.engine_ranks._ALIVE_S", 0.01)
+    asking = await asked(client, EngineRanks(SimpleNamespace(engine_core=client), "generator-0", 0.05))
+    client.answers[b"a"].set_result(0)
+    with pytest.raises(ProcessDied, match=r"generator-0: the vLLM engine did not answer load within 0.05 s; .*deadlines.publish"):
+        await asyncio.wait_for(asking, 60)
 
 
 def test_an_episode_begins_in_a_rank_with_the_fewest(ranks: EngineRanks) -> None:

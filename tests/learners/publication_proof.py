@@ -94,7 +94,9 @@ async def gaps(engine: VllmEngine, versions: list[Published]) -> list[tuple[floa
 async def started(folder: Path, tensor_parallel: int, dtype: str) -> VllmEngine:
     config = GeneratorsConfig(count=1, dtype=dtype, max_running=8, kv_cache_mb=16, tensor_parallel=tensor_parallel)
     server = EngineProcessServer.start()
-    return await VllmEngine.start(config, str(folder), name="generator-0", max_context=100, seed=0, start_s=400.0, server=server)
+    return await VllmEngine.start(
+        config, str(folder), name="generator-0", max_context=100, seed=0, start_s=400.0, answer_s=120.0, server=server
+    )
 
 
 async def table(chosen: list[str]) -> None:

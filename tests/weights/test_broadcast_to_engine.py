@@ -107,7 +107,9 @@ async def test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_
     config = GeneratorsConfig(count=1, dtype="float32", max_running=8, kv_cache_mb=64, tensor_parallel=2)
     path = str(tmp_path / "model")
     server = GlooEngineServer()
-    engine = await VllmEngine.start(config, path, name="generator-0", max_context=1024, seed=0, start_s=240.0, server=server)
+    engine = await VllmEngine.start(
+        config, path, name="generator-0", max_context=1024, seed=0, start_s=240.0, answer_s=120.0, server=server
+    )
     try:
         with ExitStack() as stack:
             ranks = Ranks(tmp_path, stack)

@@ -118,6 +118,7 @@ async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
         max_context=2 * (settings.prompt_tokens + settings.new_tokens),
         seed=0,
         start_s=600,
+        answer_s=120,
     )
     started = time.perf_counter() - began
     random = np.random.default_rng(0)

@@ -122,6 +122,7 @@ class GeneratorActor:
                 max_context=recipe.model.max_context,
                 seed=recipe.seed + self._number,
                 start_s=recipe.deadlines.start,
+                answer_s=recipe.deadlines.publish,
                 server=self._server,
                 adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
                 yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
