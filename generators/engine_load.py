@@ -22,9 +22,12 @@ REPORT_LOAD = "report_load"
 
 
 def register() -> None:
-    """Add to vLLM's engine process the methods that generators call. Safe to call again."""
+    """Add to vLLM's engine process the methods that generators call, and own the queues of all processes. Safe to call again."""
     from vllm.v1.engine.core import EngineCoreProc
 
+    from generators.owned_queues import own_queues  # imports of vLLM what the line before did
+
+    own_queues()
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
     setattr(EngineCoreProc, HOLD_OUTPUTS, hold_outputs)
     setattr(EngineCoreProc, KEEP_PARTIAL_BLOCKS, keep_partial_blocks)

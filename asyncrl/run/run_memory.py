@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asyncrl.core.memory_owners import MemoryOwner, abandoned_runs, remove_owner_file
+from asyncrl.core.owned_memory import remove_abandoned_memory
+from asyncrl.core.text import counted
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.weights.disk_mirror import DiskMirror
 from asyncrl.weights.memory_file import OF_RANKS, remove_memory_files
@@ -35,7 +37,9 @@ def memory_held(run_id: str) -> Iterator[None]:
 
 
 def sweep_memory() -> None:
-    """Remove what runs of which no process lives any more have left in this node's memory file system."""
+    """Remove what runs and engines of which no process lives any more have left in this node's memory file system."""
     for run_id in abandoned_runs():
         free_memory_of(run_id)
         logger.warning("removed what run %s, which was killed, had left in memory", run_id)
+    if queues := remove_abandoned_memory():
+        logger.warning("removed %s that killed engines had left in memory", counted(len(queues), "queue"))

@@ -1,0 +1,51 @@
+"""Shared memory whose name says that it is of asyncrl, and whose lock says whether the process that made it lives.
+
+What always holds: who makes such memory holds a shared lock on its file as long as it has it open, which the kernel gives back
+however the process ends; and a name is only removed by who made the memory, or by who holds that lock alone.
+"""
+
+import fcntl
+import os
+import secrets
+import stat
+import time
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+from asyncrl.core.memory_files import memory_file_system
+
+BEGINNING = "asyncrl-queue-"
+YOUNG_S = 60.0
+"""Memory that was made less than so many seconds ago is left alone: it may not be locked yet."""
+
+
+class OwnedMemory(SharedMemory):
+    """Shared memory that is given a name of ours where it is made without one."""
+
+    def __init__(self, name: str | None = None, create: bool = False, size: int = 0) -> None:
+        super().__init__(name or f"{BEGINNING}{secrets.token_hex(8)}", create, size)
+        if create:
+            opened: Any = self
+            fcntl.flock(opened._fd, fcntl.LOCK_SH)
+
+
+def remove_abandoned_memory() -> list[str]:
+    """Remove this user's shared memory that no living process has made; returns the names."""
+    removed = []
+    for path in sorted(memory_file_system().glob(f"{BEGINNING}*")):
+        try:
+            opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # it is gone meanwhile, or another user's
+        try:
+            found = os.fstat(opened)
+            is_ours = found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode)
+            if is_ours and time.time() - found.st_mtime > YOUNG_S:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        except BlockingIOError:
+            continue  # it is in use
+        finally:
+            os.close(opened)
+    return removed

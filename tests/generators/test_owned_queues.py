@@ -1,0 +1,94 @@
+"""Queues of vLLM's processes are removed once the engine that made them was killed, and not before."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vllm.distributed.device_communicators import shm_broadcast
+
+from asyncrl.core.memory_files import memory_file_system
+from asyncrl.core.owned_memory import BEGINNING, OwnedMemory, remove_abandoned_memory
+from generators import engine_load
+
+MAKER = """
+import sys
+from generators import engine_load
+engine_load.register()
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+queue = MessageQueue(1, 1)
+print(queue.buffer.shared_memory.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def maker() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has made a queue whose readers are still starting, and the queue's file."""
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            # vLLM logs to the same place.
+            name = next(line.strip() for line in process.stdout if line.startswith(BEGINNING))
+            yield process, memory_file_system() / name
+        finally:
+            kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill the process and Python's own process beside it, which would remove what it has left."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def make_old(path: Path) -> None:
+    an_hour_ago = time.time() - 3600
+    os.utime(path, (an_hour_ago, an_hour_ago))
+
+
+def test_a_queue_of_a_killed_engine_is_removed_by_the_next_launch(maker: tuple[subprocess.Popen[str], Path]) -> None:
+    process, queue = maker
+    make_old(queue)
+    assert queue.name not in remove_abandoned_memory(), "its engine lives"
+    kill(process)
+    assert queue.exists(), "nobody else removes it"
+    os.utime(queue)
+    assert queue.name not in remove_abandoned_memory(), "it is so young that its maker may not have locked it yet"
+    make_old(queue)
+    assert queue.name in remove_abandoned_memory()
+    assert not queue.exists()
+
+
+def test_readers_find_a_queue_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_broadcast, "shared_memory", shm_broadcast.shared_memory)
+    engine_load.register()
+    made = shm_broadcast.ShmRingBuffer(1, 1024, 2)
+    assert isinstance(made.shared_memory, OwnedMemory)
+    read = shm_broadcast.ShmRingBuffer(*made.handle())
+    with made.get_data(0) as ours, read.get_data(0) as theirs:
+        ours[0] = 7
+        assert theirs[0] == 7
+    path = memory_file_system() / made.shared_memory.name
+    del read
+    assert path.exists()
+    del made
+    assert not path.exists()
+
+
+def test_a_name_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+    target, link = tmp_path / "of somebody", memory_file_system() / f"{BEGINNING}{tmp_path.name}"
+    target.touch()
+    make_old(target)
+    link.symlink_to(target)
+    try:
+        assert link.name not in remove_abandoned_memory()
+        assert target.exists()
+    finally:
+        link.unlink()
