@@ -6,13 +6,18 @@ follows the marker's end-of-turn token. So the stream is only ever extended, wha
 template would render it again. Text right after the end-of-turn token (often a newline) is part of the delta, so it is
 not lost.
 
+A template that asks for the date always gets the same one (:data:`DATE`): else a prompt would change at midnight, in each worker
+at another time, and a run that is resumed would train on other prompts than before.
+
 No text in a message or in the description of a tool becomes a control token (see :mod:`generators.control_tokens`), so
 it cannot begin or end a turn. A template that separates turns by ordinary text alone is refused.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +42,12 @@ _REMEMBERED_BYTES = 64 * 2**20
 """Bytes of the cache of token ids: all episodes of a group share one prompt, and short tool responses often repeat."""
 _LONG = 8_000
 """A text of this many bytes or more is tokenized in a thread, so that other episodes need not wait for it."""
+
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
+"""Files of which at least one holds a tokenizer's vocabulary."""
+
+DATE = datetime(2026, 1, 1, 12)
+"""The date and time that templates are told, whatever the day."""
 
 _USER, _ASSISTANT, _TOOL = ({"role": role, "content": "Look it up."} for role in ("user", "assistant", "tool"))
 _PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
@@ -74,7 +85,8 @@ class ChatFormat:
         self._control = self._control_tokens()
         self._template = self._control.named(tokenizer.get_chat_template())
         self._template_with_tools = self._control.named(tokenizer.get_chat_template(tools=[]))
-        self._variables = {name: self._control.named(token) for name, token in tokenizer.special_tokens_map.items()}
+        special = {name: self._control.named(token) for name, token in tokenizer.special_tokens_map.items()}
+        self._variables: Mapping[str, Any] = {**special, "strftime_now": DATE.strftime}
         self._remembered = RememberedIds(_REMEMBERED_BYTES)
         self._tokenizing = asyncio.Lock()
         self._end_name, self.end_of_turn = self._find_end_of_turn()
@@ -83,11 +95,23 @@ class ChatFormat:
 
     @classmethod
     def load(cls, model_path: str) -> "ChatFormat":
-        """Load the chat format from the tokenizer in a Hugging Face folder."""
+        """Load the chat format from the tokenizer in a Hugging Face folder.
+
+        Raises:
+            TemplateUnsuitable: as the constructor, or the folder has no tokenizer, or one that cannot be loaded.
+        """
+        remedy = "save the model's tokenizer there (tokenizer.json and tokenizer_config.json)"
+        if not any((Path(model_path) / name).is_file() for name in _VOCABULARIES):
+            # transformers would make an empty one, of which it only says that it has no special tokens
+            raise TemplateUnsuitable(f"{model_path} holds no tokenizer; {remedy}")
         with without_sklearn():
             from transformers import AutoTokenizer  # takes seconds; a process that only starts generators does not need it
 
-        return cls(AutoTokenizer.from_pretrained(model_path))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model_path)
+        except Exception as error:
+            raise TemplateUnsuitable(f"the tokenizer in {model_path} cannot be loaded: {_first_line(error)}; {remedy}") from error
+        return cls(tokenizer)
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Return the first tokens of an episode: messages, tools, and the start of an assistant turn."""
@@ -161,7 +185,12 @@ class ChatFormat:
 
     def _find_end_of_turn(self) -> tuple[str, int]:
         """Find the token that ends an assistant turn; returns its private name and its id."""
-        ending = self._after_marker((), generation=False)
+        try:
+            ending = self._after_marker((), generation=False)
+        except TemplateUnsuitable:
+            raise
+        except Exception as error:  # a syntax error, or whatever the template's own code raises
+            raise self._unsuitable(f"it does not render a turn of each of user and assistant ({_first_line(error)})") from error
         name = self._control.first_name(ending)
         ids = self._control.encode(name)
         if not ids or ids[0] not in {*self.tokenizer.all_special_ids, self.tokenizer.eos_token_id}:
@@ -206,7 +235,7 @@ class ChatFormat:
             described = [tool.as_template_input() for tool in tools]
             try:
                 usual = self.tokenizer.apply_chat_template(
-                    list(turns), described or None, add_generation_prompt=True, tokenize=False
+                    list(turns), described or None, add_generation_prompt=True, tokenize=False, strftime_now=DATE.strftime
                 )
             except (TemplateError, TypeError):
                 continue  # no system role or no tools: an environment that uses them gets an error later
@@ -224,6 +253,10 @@ class ChatFormat:
             f"{problem}; put a template into the model's folder (chat_template.jinja) that ends each turn with one special token "
             "and knows the roles system, user, assistant and tool"
         )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:

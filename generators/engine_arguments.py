@@ -185,6 +185,26 @@ def engine_arguments(
     )
 
 
+def try_engine_arguments(pool: GeneratorsConfig, place: str, model_path: str, max_context: int, seed: int) -> None:
+    """Have vLLM check the user's own arguments of a pool's engines as it does when one starts; imports vLLM.
+
+    Args:
+        place: the pool's place in the recipe.
+        model_path: a Hugging Face folder, of which the configuration is read.
+
+    Raises:
+        RecipeError: vLLM refuses them.
+    """
+    try:
+        engine_arguments(pool, model_path, max_context, seed).create_engine_config()
+    except RecipeError:
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        remedy = "correct it, or leave it out; see the engine arguments in vLLM's documentation"
+        raise RecipeError(f"{place}.engine", f"vLLM refuses {dict(pool.engine)}: {told}", remedy) from error
+
+
 def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
     from vllm.config.lora import MaxLoRARanks
 

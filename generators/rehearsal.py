@@ -18,12 +18,18 @@ from generators.episode import EpisodeLimits, checked_reset, checked_step
 
 
 async def rehearse(
-    task: Task, make_environment: Callable[[Task], Environment], limits: EpisodeLimits, at: Callable[[str], None]
-) -> None:
-    """Play ``task`` with an empty answer, within the deadlines of a real episode.
+    task: Task,
+    make_environment: Callable[[Task], Environment],
+    limits: EpisodeLimits,
+    at: Callable[[str], None],
+    *,
+    to_end: bool,
+) -> Observation:
+    """Play ``task`` within the deadlines of a real episode; returns what the model is shown at the start.
 
     Args:
         at: told the method that is called next.
+        to_end: answer with an empty text; otherwise the episode is left after its reset.
 
     Raises:
         EnvironmentBroken: a method raised, returned something invalid, or took too long.
@@ -39,9 +45,11 @@ async def rehearse(
             observation = await checked_reset(environment)
             with environment.blamed("reset"):
                 _check_shown(observation)
-            method = "step"
-            at("step() with an empty answer")
-            await checked_step(environment, Action("", ()))
+            if to_end:
+                method = "step"
+                at("step() with an empty answer")
+                await checked_step(environment, Action("", ()))
+            return observation
     except TimeoutError as error:
         limit = f"environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
         raise EnvironmentBroken(f"task {task.id}: {method}() took longer than {limit}") from error

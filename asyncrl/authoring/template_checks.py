@@ -27,11 +27,6 @@ async def check_template(model: str, name: str, played: Sequence[Played], max_co
     except TemplateUnsuitable as error:
         findings.error("template", model, str(error), "use another model, or give it a template of its own")
         return
-    except (OSError, ValueError) as error:
-        findings.error(
-            "template", model, f"its tokenizer cannot be loaded: {error}", "name the folder of a model with a tokenizer"
-        )
-        return
     special = [token for token in {*chat.tokenizer.all_special_tokens, *chat.tokenizer.get_added_vocab()} if token.strip()]
     for each in played:
         ids = await chat.prompt(each.prompt, each.tools)

@@ -47,7 +47,9 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
         lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
     failed = summary.status is Status.FAILED
     lines.append(_place("Logs", _near(folder.logs)) if failed else _place("Run folder", _near(folder.path)))
-    if summary.status is not Status.COMPLETED and journal_of(folder.path).is_dir():
+    # A run that failed before its first training step would fail again: what is wrong is in the recipe or the machine.
+    worth_resuming = summary.status is Status.INTERRUPTED or (failed and summary.steps > 0)
+    if worth_resuming and journal_of(folder.path).is_dir():
         lines.append(_place("Go on with", f"{_command('asyncrl')} launch --resume {shlex.quote(_near(folder.path))}"))
     return lines
 

@@ -6,7 +6,7 @@ What always holds: all models play the same tasks with the same limits and the s
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
@@ -19,14 +19,16 @@ from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.model_rules import ARCHITECTURES, WITH_EXPERTS
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
+from asyncrl.core.weight_files import stored_tensors
 from asyncrl.envs.load import check_members
 from asyncrl.run.compose import compose_for
 from asyncrl.run.evaluated_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation_request import EvaluationRequest
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.hub import model_file
+from asyncrl.run.hub import folder_with_weights, model_file
 from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.machine import Machine
+from asyncrl.run.model_check import ModelCheck
 from asyncrl.run.model_shape import TINY, check_ranks
 from asyncrl.run.parts import pools_of
 from asyncrl.run.plan import place_on
@@ -124,8 +126,15 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")
     skipped = remarks_on_skipped(sources, "evaluation")
-    remarks = [*skipped, *play_first_tasks(first, (("evaluation", sources),), note), *remarks_on(first)]
-    check_parsers(first.model.tool_parser, first.model.reasoning_parser)  # last: it may take seconds
+    for each in planned:
+        check_parsers(each.recipe.model.tool_parser, each.recipe.model.reasoning_parser)  # one of a plug-in takes seconds
+        if (here := folder_with_weights(each.recipe.model.path)) is not None and each.recipe.model.path != TINY:
+            stored_tensors(here, "model.path")
+    with ExitStack() as checking:
+        checks = [checking.enter_context(ModelCheck(each.recipe, None)) for each in planned]
+        rehearsed = play_first_tasks(first, (("evaluation", sources),), note)
+        tried = [remark for check in checks for remark in check.remarks(rehearsed.prompts)]
+    remarks = list(dict.fromkeys([*skipped, *rehearsed.remarks, *remarks_on(first), *tried]))
     if greedy and samples > 1:
         remarks.append(
             f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "

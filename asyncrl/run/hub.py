@@ -16,7 +16,8 @@ from asyncrl.core.errors import RecipeError
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+_WEIGHTS = "*.safetensors"
+_PATTERNS = ("*.json", _WEIGHTS, "*.jinja", "tokenizer.model", "*.txt")
 _CONFIG = "config.json"
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ANSWER_S = 10.0
@@ -46,6 +47,44 @@ def model_file(path: str, name: str, place: str) -> Path:
     with _translated(path, place):
         cached_only = not _COMMIT.fullmatch(revision or "") and not _is_reachable(repository, name, revision)
         return Path(str(hf_hub_download(repository, name, revision=revision, local_files_only=cached_only)))
+
+
+def tokenizer_folder(path: str, place: str) -> Path:
+    """Return the absolute path of a folder with all files of a model but its weights; those of the hub are fetched if it answers.
+
+    Args:
+        path: a folder or an id on the hub.
+        place: recipe key to blame.
+
+    Raises:
+        RecipeError: the hub has no such model, or cannot be asked.
+    """
+    if not is_hub_id(path):
+        return Path(path).resolve()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    repository, revision = _parts(path)
+    patterns = [pattern for pattern in _PATTERNS if pattern != _WEIGHTS]
+    with _translated(path, place):
+        cached_only = not _is_reachable(repository, _CONFIG, revision)
+        return Path(str(snapshot_download(repository, revision=revision, allow_patterns=patterns, local_files_only=cached_only)))
+
+
+def folder_with_weights(path: str) -> Path | None:
+    """Return the absolute path of a model's folder if its weights are on this machine; None if they are yet to be fetched."""
+    if not is_hub_id(path):
+        return Path(path).resolve()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    repository, revision = _parts(path)
+    try:
+        folder = Path(str(snapshot_download(repository, revision=revision, local_files_only=True)))
+    except LocalEntryNotFoundError:
+        return None
+    return None if _missing_weights(folder) else folder
 
 
 def model_folder(path: str, place: str) -> Path:

@@ -33,6 +33,7 @@ from asyncrl.run.further_trackers import TRACKING_PROCESS
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model import resolve_model
 from asyncrl.run.model_sources import with_local_reference
+from asyncrl.run.model_weights import check_model_weights
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.ray_cluster import starting_ray, stop_ray
@@ -144,6 +145,8 @@ async def _run(
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
     model_path = await resolve_model(recipe, view)
     recipe = await with_local_reference(recipe)
+    here = msgspec.structs.replace(recipe.model, path=str(model_path))
+    check_model_weights(msgspec.structs.replace(recipe, model=here))  # of a model of the hub, the plan may not have seen them
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         journaled = isinstance(recipe.buffer.journal, AppendOnlyJournal)
         config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators

@@ -1,7 +1,8 @@
 """Plans what a run will consist of, before it starts: processes, batch arithmetic, memory.
 
-Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist, and that
-the environment can play a task of each source.
+Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist, that
+the environment can play a task of each source, that the model's files are whole and suitable, and that prompts fit. What always
+holds: what a launch would refuse before its first training step, the plan refuses, as far as this machine can know.
 The memory is an estimate, good enough to tell a run that fits from one that does not.
 """
 
@@ -17,6 +18,7 @@ from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.placement_rules import pool_place
+from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import GeneratedTasks
 from asyncrl.envs.load import check_members
@@ -25,15 +27,19 @@ from asyncrl.run.certificates import check_network
 from asyncrl.run.folder_sight import FolderOnNodes, look_at_folders
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
+from asyncrl.run.model_check import ModelCheck
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_cache, check_head_size, check_sizes, read_shape
+from asyncrl.run.model_weights import check_model_weights
 from asyncrl.run.nodes import Nodes
 from asyncrl.run.parts import LEARNER, parts_of, remedies
 from asyncrl.run.placement import Node, Part, place
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.process_sizes import Processes, beside_learner, gpu_bytes, outstanding_groups, processes_of, sizes_of
 from asyncrl.run.reference_folder import check_reference
+from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.tiny_lessons import remarks_on
+from asyncrl.run.tracking_check import check_tracking
 from asyncrl.run.units import memory, quantity
 from asyncrl.run.weight_routes import by_nccl, describe_room, describe_routes, writers
 from asyncrl.run.weight_slices import WeightSlices, weight_slices
@@ -42,6 +48,7 @@ from buffers.task_files import remarks_on_skipped
 from buffers.task_stream import TaskSource
 from generators.engine_arguments import check_cpu_arguments, check_engine_arguments
 from generators.vllm_parsers import check_parsers
+from learners.supported_model import check_megatron, fp8_refusal
 
 CHECKED_TASKS = 20_000
 """If an environment makes its tasks, the plan makes and checks at most this many, so that it is ready at once."""
@@ -134,7 +141,9 @@ def make_plan(
             environment, the tool parser or a class that the recipe names is missing; they do not fit together; or the environment
             breaks when a task is played.
     """
+    check_tracking(recipe, resumed=run is not None)
     check_further_trackers(recipe.tracking)
+    check_megatron()
     check_members(recipe.environment, os.environ)
     for name, pool in recipe.generators.by_pool.items():
         check_engine_arguments(pool.engine, pool_place(name))
@@ -143,6 +152,8 @@ def make_plan(
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators.by_pool)
     check_reference(recipe, shape)
+    if isinstance(recipe.reward, ModelReward):
+        read_reward_shape(recipe.reward, recipe.model)
     check_network(recipe.network, os.environ)
     machine = machine or Machine.here()
     sizes = sizes_of(recipe, shape) if machine.cluster is not None and not machine.gpus else None
@@ -151,6 +162,8 @@ def make_plan(
     routes = _routes(recipe, machine, shape, placed, run)
     folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
     if not machine.gpus:
+        if recipe.learner.fp8 != "none":
+            raise fp8_refusal(recipe.learner.fp8, "there is no GPU here")
         check_head_size(shape)
         for name, pool in recipe.generators.by_pool.items():
             check_cpu_arguments(pool.engine, pool_place(name))
@@ -162,7 +175,11 @@ def make_plan(
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
     )
     skipped = [remark for split, sources in splits for remark in remarks_on_skipped(sources, split)]
-    played = (*skipped, *play_first_tasks(recipe, splits, note), *remarks_on(recipe))
+    check_model_weights(recipe)
+    check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # a parser of a plug-in takes seconds
+    with ModelCheck(recipe, shape) as model:
+        rehearsed = play_first_tasks(recipe, splits, note)
+        played = (*skipped, *rehearsed.remarks, *remarks_on(recipe), *model.remarks(rehearsed.prompts))
     lora, adapters = recipe.learner.lora, AdapterSettings.of(recipe)
     plan = Plan(
         processes=_with_gpus(recipe, machine, shape),
@@ -183,7 +200,6 @@ def make_plan(
         weight_routes=routes,
         remarks=(),
     )
-    check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # last: it may take seconds
     return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
 
 

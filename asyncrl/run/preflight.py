@@ -1,4 +1,5 @@
-"""Plays a task of each split and source before anything starts, so that a bug in the environment's code costs a second.
+"""Plays a task of each split and source before anything starts, so that a bug in the environment's code costs a second, and reads
+the prompts of two more.
 
 What always holds: an environment that a run could use is not refused. A source is refused only if none of its first, middle
 and last tasks can be played; slow methods have the deadlines that they have in a run; and if the generators will be on other
@@ -15,12 +16,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, EnvironmentLost, RecipeError
+from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironment, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import told
+from asyncrl.envs.base import Observation
 from asyncrl.envs.blocking import BlockingWatch, find_place
 from asyncrl.envs.hosted import CANCELLED_ENVIRONMENT_S
 from asyncrl.envs.load import load_members
@@ -40,10 +45,26 @@ NEVER_S = 1e6
 Broken = EnvironmentBroken | EnvironmentLost | DeadlineExceeded | ComponentFailed
 
 
+class Shown(msgspec.Struct, frozen=True):
+    """What a model will be shown at the start of an episode of ``task``, from a source such as ``tasks.train (generated)``."""
+
+    source: str
+    task: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+
+
+class Rehearsed(msgspec.Struct, frozen=True):
+    """What came of playing the first tasks: remarks for the user, and the prompts of up to three tasks of each source."""
+
+    remarks: tuple[str, ...]
+    prompts: tuple[Shown, ...]
+
+
 def play_first_tasks(
     recipe: Recipe, splits: Sequence[tuple[str, Sequence[TaskSource]]], note: Callable[[str], None]
-) -> tuple[str, ...]:
-    """Play a task of each source with an empty answer, and return remarks for the user.
+) -> Rehearsed:
+    """Play a task of each source with an empty answer, and begin two more.
 
     What the episodes share is set up once, as in a generator.
 
@@ -56,6 +77,7 @@ def play_first_tasks(
             not set; its notes hold the traceback.
     """
     remarks: dict[str, None] = {}
+    prompts: list[Shown] = []
     with users_code("playing a task raised", _place(recipe, ""), "correct the environment"), _quiet_logging():
         stage = _Stage(recipe, note)
         try:
@@ -63,10 +85,11 @@ def play_first_tasks(
                 for source in sources:
                     if stage.stuck:
                         stage = _Stage(recipe, note)
-                    remarks |= dict.fromkeys(_play_source(f"tasks.{split} ({source.name})", source, stage, recipe))
+                    name = f"tasks.{split} ({source.name})"
+                    remarks |= dict.fromkeys(_play_source(name, source, stage, recipe, prompts))
         finally:
             stage.close()
-    return tuple(remarks)
+    return Rehearsed(tuple(remarks), tuple(prompts))
 
 
 def _place(recipe: Recipe, member: str) -> str:
@@ -75,20 +98,25 @@ def _place(recipe: Recipe, member: str) -> str:
     return f"{member_place(member)}.name" if isinstance(spec, ClassEnvironment) else member_place(member)
 
 
-def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe) -> Iterator[str]:
+def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe, prompts: list[Shown]) -> Iterator[str]:
+    """Play the first task that can be played to its end, and the others up to their prompts, which are added to ``prompts``."""
     first: Broken | None = stage.broken
     indexes = (0, len(source.tasks) // 2, len(source.tasks) - 1) if first is None else ()
-    member = source.tasks[0].environment
+    member, before = source.tasks[0].environment, len(prompts)
     for index in dict.fromkeys(indexes):
-        broken = stage.play(source.tasks[index])
+        task = source.tasks[index]
+        outcome = stage.play(task, to_end=len(prompts) == before)
         yield from stage.blocked_by
-        if broken is None:
-            if first is not None:
-                yield f"{name}: {first}; in a run, tasks that break their environment are tried again and then left out"
-            return
-        first = first or broken
+        if isinstance(outcome, Observation):
+            prompts.append(Shown(name, task.id, outcome.messages, outcome.tools))
+        else:
+            first = first or outcome
         if stage.stuck:
             break
+    if len(prompts) > before:
+        if first is not None:
+            yield f"{name}: {first}; in a run, tasks that break their environment are tried again and then left out"
+        return
     assert first is not None
     if os.environ.get("RAY_ADDRESS"):
         yield f"{name}: {first}, on this machine; the generators will be in the cluster that RAY_ADDRESS names"
@@ -132,12 +160,17 @@ class _Stage:
         """A sentence about each place in the code that blocked the event loop for a second or longer."""
         return self._watch.told
 
-    def play(self, task: Task) -> Broken | None:
-        """Play one task, and return what broke; None if nothing did."""
+    def play(self, task: Task, *, to_end: bool) -> Observation | Broken:
+        """Play one task, and return what the model would be shown, or what broke."""
         limits = EpisodeLimits.of(self._recipe, task.environment)
-        job = partial(rehearse, task, self._environments.make, limits, self._now_at)
+        shown: list[Observation] = []
+
+        async def play() -> None:
+            shown.append(await rehearse(task, self._environments.make, limits, self._now_at, to_end=to_end))
+
         seconds = limits.episode_timeout_s + limits.close_timeout_s + CANCELLED_ENVIRONMENT_S
-        return self._do(job, seconds, f"task {task.id}", f"playing task {task.id} once, to check the environment")
+        broken = self._do(play, seconds, f"task {task.id}", f"playing task {task.id} once, to check the environment")
+        return shown[0] if broken is None else broken
 
     def close(self) -> None:
         """Tear down what the episodes share."""

@@ -9,10 +9,14 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.core.weight_files import stored_tensors
 from asyncrl.run.hub import model_file
 from asyncrl.run.model_shape import TINY, ModelShape
 
 PLACE = "reward.path"
+_HEAD = "score.weight"
+_WITH_HEAD = {"LlamaForSequenceClassification", "Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"}
+"""Classifiers whose scores come from the tensor :data:`_HEAD`."""
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -56,14 +60,14 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
     if not 0 <= config.pad_token_id < shape.vocab_size:
         problem = f"{path} has pad_token_id {config.pad_token_id}, which is not one of the model's {shape.vocab_size} tokens"
         raise RecipeError(PLACE, problem, f"set it there to one from 0 to {shape.vocab_size - 1} that no episode ends with")
-    if not any(path.parent.glob("*.safetensors")):
-        problem = f"{path.parent} holds no *.safetensors"
-        raise RecipeError(PLACE, problem, "save the model as safetensors (save_pretrained)")
     if policy.max_context > shape.max_position_embeddings:
         problem = f"its {shape.max_position_embeddings} positions cannot hold an episode of model.max_context"
         raise RecipeError(PLACE, f"{problem} {policy.max_context} tokens", "lower that, or name another model")
     if policy.path != TINY:
         check_vocabulary(reward, model_file(policy.path, "tokenizer.json", "model.path").parent)
+    stored = stored_tensors(path.parent, PLACE)
+    if _HEAD not in stored and set(config.architectures) & _WITH_HEAD:
+        raise RecipeError(PLACE, f"{path.parent} has no weights named {[_HEAD]}", "name the folder of a trained reward model")
     return shape
 
 

@@ -34,6 +34,7 @@ from asyncrl.run.metrics import REWARD
 from asyncrl.run.paced_traces import PacedTraces
 from asyncrl.run.summary import Status
 from asyncrl.run.traces import Traces
+from asyncrl.run.tracking_check import database_problem
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -350,20 +351,24 @@ def check_database(folder: RunFolder) -> None:
     if not folder.database.is_file():
         return
     remedy = "repair it or put it back; or move it away to begin the metrics of all its runs anew; then resume"
-    try:
-        with contextlib.closing(sqlite3.connect(f"{folder.database.as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as database:
-            (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            if problem == "ok" and folder.tracked_as.is_file():
-                run_id = folder.tracked_as.read_text(encoding="utf-8")
-                if not database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone():
-                    problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
-                    remedy = f"put it back; or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
-    except (sqlite3.Error, OSError, ValueError) as error:
-        problem = str(error)
-    if problem == "ok" and not os.access(folder.database, os.W_OK):
-        problem = "it is read-only"
-    if problem != "ok":
+    problem = database_problem(folder.database, whole=True)
+    if not problem and folder.tracked_as.is_file():
+        run_id = folder.tracked_as.read_text(encoding="utf-8")
+        found, problem = _finds(folder.database, run_id)
+        if not found and not problem:
+            problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
+            remedy = f"put it back; or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
+    if problem:
         raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
+
+
+def _finds(file: Path, run_id: str) -> tuple[bool, str]:
+    """Whether MLflow knows a run, and why it cannot be seen, if so."""
+    with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S)) as database:
+        try:
+            return database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone() is not None, ""
+        except sqlite3.Error as error:
+            return False, str(error)
 
 
 def _log_values(client: "MlflowClient", run_id: str, records: Sequence[_Values]) -> None:

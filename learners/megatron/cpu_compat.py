@@ -7,7 +7,6 @@ changes ``torch.cuda`` for the whole process.
 """
 
 import contextlib
-import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,30 +16,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from asyncrl.core.errors import AsyncRLError
 from learners.megatron.optional_packages import hide_unusable
+from learners.supported_model import check_megatron
 
-_KNOWN_VERSIONS = frozenset({"0.16.1"})
 _CPU = torch.device("cpu")
-
-
-class UnsupportedMegatron(AsyncRLError):
-    """The installed version of megatron-core is not one whose internals this module knows."""
 
 
 def install() -> None:
     """Prepare this process. It may be called several times.
 
     Raises:
-        UnsupportedMegatron: if this version of megatron-core has not been tested.
+        RecipeError: if this version of megatron-core has not been tested.
     """
-    version = importlib.metadata.version("megatron-core")
-    if version not in _KNOWN_VERSIONS:
-        known = ", ".join(sorted(_KNOWN_VERSIONS))
-        raise UnsupportedMegatron(
-            f"megatron-core {version} is installed, but the learner is tested with {known} only; install "
-            f"megatron-core=={max(_KNOWN_VERSIONS)}"
-        )
+    check_megatron()
     hide_unusable()
     if torch.cuda.is_available():
         return

@@ -11,16 +11,15 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import Shard
+from asyncrl.core.weight_files import check_tensor, stored_tensors
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _FILE_BYTES = 4 * 2**30
 _SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
 """Kinds of files that are copied from the source folder: configuration, tokenizer and chat template, but never
@@ -32,53 +31,25 @@ class HuggingFaceTensors(contextlib.ExitStack):
     files open.
 
     Raises:
-        RecipeError: if the folder holds no safetensors.
+        RecipeError: see :func:`.weight_files.stored_tensors`.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        if (folder / _INDEX).exists():
-            self._file_of: dict[str, str] = json.loads((folder / _INDEX).read_text())["weight_map"]
-        elif (folder / _SINGLE).exists():
-            with safe_open(folder / _SINGLE, "pt") as file:
-                self._file_of = dict.fromkeys(file.keys(), _SINGLE)
-        else:
-            raise RecipeError(
-                "model.path", f"{folder} holds neither {_SINGLE} nor {_INDEX}", "save the model as safetensors (save_pretrained)"
-            )
-        self._open: dict[str, safe_open] = {}
+        self._stored = stored_tensors(folder, "model.path")
+        self._open: dict[Path, safe_open] = {}
 
     def rectangle(self, name: str, shape: Sequence[int], start: Sequence[int], extent: Sequence[int]) -> Tensor:
         """Read one rectangle of tensor ``name``, which must have ``shape``.
 
         Raises:
-            RecipeError: if there is no such tensor, or if its shape differs or its data type is not one that weights
-                are read from.
+            RecipeError: see :func:`.weight_files.check_tensor`.
         """
-        if name not in self._file_of:
-            raise RecipeError(
-                "model.path", f"{self._folder} lacks tensor {name}", "name a folder whose weights fit its config.json"
-            )
-        file = self._file_of[name]
+        file = check_tensor(self._stored, name, shape, self._folder, "model.path").file
         if file not in self._open:
-            self._open[file] = self.enter_context(safe_open(self._folder / file, "pt"))
-        try:
-            stored = self._open[file].get_slice(name)
-        except SafetensorError as error:
-            raise RecipeError("model.path", f"{self._folder / file}: {error}", "download or save the model again") from error
-        if tuple(stored.get_shape()) != tuple(shape):
-            raise RecipeError(
-                "model.path",
-                f"tensor {name} has shape {tuple(stored.get_shape())}, but its config.json implies {tuple(shape)}",
-                "name a folder whose weights fit its config.json",
-            )
-        if stored.get_dtype() not in _DTYPES:
-            raise RecipeError(
-                "model.path",
-                f"tensor {name} in {self._folder / file} is stored as {stored.get_dtype()}, not as {', '.join(_DTYPES.values())}",
-                "name a folder of unquantised weights",
-            )
+            self._open[file] = self.enter_context(safe_open(file, "pt"))
+        stored = self._open[file].get_slice(name)
         read: Tensor = stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
         return read
 

@@ -23,7 +23,6 @@ from megatron.core.transformer.transformer_layer import (
 )
 from torch import Tensor
 
-from asyncrl.core.errors import RecipeError
 from learners.megatron.attention import PackedAttention
 from learners.megatron.elementwise import gated_silu, rms_norm
 from learners.megatron.engine import engine_layers, why_unusable
@@ -31,6 +30,7 @@ from learners.megatron.experts import Experts, Router
 from learners.megatron.model_config import has_experts
 from learners.megatron.packed_rows import PackedRows
 from learners.megatron.row_moves import take_rows
+from learners.supported_model import fp8_refusal
 
 _FP8_CAPABILITY = (8, 9)
 """Compute capability of the oldest GPUs with fp8 matrix products."""
@@ -70,11 +70,7 @@ def check_fp8(config: TransformerConfig) -> None:
     elif torch.cuda.get_device_capability() < _FP8_CAPABILITY:
         lacking = f"{torch.cuda.get_device_name()} has none"
     if lacking:
-        raise RecipeError(
-            "learner.fp8",
-            f"{config.fp8} products need TransformerEngine and a GPU of compute capability 8.9 or newer, and {lacking}",
-            "set it to none, or run the learner on such GPUs with asyncrl[gpu] installed",
-        )
+        raise fp8_refusal(config.fp8, lacking)
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -9,30 +9,15 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
 from learners.flops import ProductShapes
 from learners.megatron.engine import engine_layers
-from learners.packing import FP8_MULTIPLE
+from learners.supported_model import SCALED_ROPE, architecture_of, expert_layers_of, head_size_of, supported_config
 
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-    "decoder_sparse_step",
-)
-_SCALED_ROPE = ("linear", "llama3")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -82,30 +67,9 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
     """Read the configuration in ``folder`` for the parallel layout and data type of ``learner``.
 
     Raises:
-        RecipeError: if the architecture, or a variant of it that the folder asks for, is not supported; or if the
-            parallel layout cannot divide it.
+        RecipeError: see :func:`.supported_model.supported_config`.
     """
-    try:
-        source = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise RecipeError(
-            "model.path",
-            f"{folder} holds no readable Hugging Face config.json: {error}",
-            "name the folder of a Hugging Face model",
-        ) from error
-    _check_supported(source)
-    check_layout(
-        learner,
-        heads=source.num_attention_heads,
-        key_value_heads=source.num_key_value_heads,
-        vocabulary=source.vocab_size,
-        feed_forward=source.intermediate_size,
-        with_experts=_expert_layers(source),
-        experts=getattr(source, "num_experts", 0),
-        channels=getattr(source, "moe_intermediate_size", 0),
-    )
-    if learner.fp8 != "none":
-        _check_fp8(source, learner)
+    source = supported_config(folder, learner)
     return PolicyConfig(
         transformer=_transformer_config(source, learner),
         vocabulary=source.vocab_size,
@@ -115,73 +79,8 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
     )
 
 
-def _architecture(source: PreTrainedConfig) -> str:
-    name: str = (source.architectures or ["none"])[0]
-    return name
-
-
-def _head_dim(source: PreTrainedConfig) -> int:
-    channels: int = getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
-    return channels
-
-
-def _check_supported(source: PreTrainedConfig) -> None:
-    architecture = check_architecture(source.architectures, getattr(source, "quantization_config", None))
-    check_positive({name: getattr(source, name, None) for name in _SIZES})
-    if architecture == WITH_EXPERTS:
-        check_routing(source.num_experts, source.moe_intermediate_size, source.num_experts_per_tok)
-    rope = source.rope_parameters.get("rope_type", "default")
-    unsupported = {
-        f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
-        "attention_bias": architecture not in WITH_BIASES and bool(source.attention_bias),
-        "mlp_bias": bool(getattr(source, "mlp_bias", False)),
-        "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
-        f"rope_type {rope}": rope not in ("default", *_SCALED_ROPE),
-        # The weight of the one expert would be 1 whatever the router computes, so the router would not learn.
-        "norm_topk_prob with a single expert per token": any(_expert_layers(source))
-        and source.norm_topk_prob
-        and source.num_experts_per_tok == 1,
-    }
-    found = [variant for variant, asked in unsupported.items() if asked]
-    if found:
-        raise RecipeError(
-            "model.path",
-            f"{architecture} with {', '.join(found)} is not supported",
-            "choose a model with hidden_act silu, no biases (except Qwen2's own), no sliding windows, rope_type default, linear "
-            "or llama3, and, if it has experts, several of them per token or norm_topk_prob false",
-        )
-
-
-def _expert_layers(source: PreTrainedConfig) -> list[bool]:
-    if _architecture(source) != WITH_EXPERTS:
-        return [False] * source.num_hidden_layers
-    return expert_layers(source.num_hidden_layers, source.num_experts, source.decoder_sparse_step, source.mlp_only_layers)
-
-
-def _check_fp8(source: PreTrainedConfig, learner: LearnerConfig) -> None:
-    if any(_expert_layers(source)):
-        raise RecipeError(
-            "learner.fp8",
-            "fp8 products of experts have not been tested",
-            "set it to none, or choose a model without experts",
-        )
-    heads, groups = source.num_attention_heads, source.num_key_value_heads
-    for what, channels in (
-        ("hidden channels", source.hidden_size),
-        ("channels of queries, keys and values", _head_dim(source) * (heads + 2 * groups) // learner.tensor_parallel),
-        ("channels of attention", _head_dim(source) * heads // learner.tensor_parallel),
-        ("feed-forward channels", source.intermediate_size // learner.tensor_parallel),
-    ):
-        if channels % FP8_MULTIPLE:
-            raise RecipeError(
-                "learner.fp8",
-                f"a rank's {channels} {what} are not a multiple of {FP8_MULTIPLE}, which fp8 products need",
-                "set it to none, or choose another learner.tensor_parallel or model",
-            )
-
-
 def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> TransformerConfig:
-    architecture = _architecture(source)
+    architecture = architecture_of(source)
     dtype = _DTYPES[learner.dtype]
     on_engine = engine_layers(dtype, learner.context_parallel)
     return TransformerConfig(
@@ -190,7 +89,7 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
         ffn_hidden_size=source.intermediate_size,
         num_attention_heads=source.num_attention_heads,
         num_query_groups=source.num_key_value_heads,
-        kv_channels=_head_dim(source),
+        kv_channels=head_size_of(source),
         normalization="RMSNorm",
         layernorm_epsilon=source.rms_norm_eps,
         gated_linear_unit=True,
@@ -246,7 +145,7 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig, *, grouped
     There is no loss that balances the experts. It would be a function of all tokens of a micro-batch together, and a
     different division of the batch would give a different gradient.
     """
-    with_experts = _expert_layers(source)
+    with_experts = expert_layers_of(source)
     if not any(with_experts):
         return {}
     return {
@@ -270,9 +169,9 @@ def _inverse_frequencies(source: PreTrainedConfig) -> Tensor:
     """Inverse frequencies as Hugging Face computes them. Megatron's own scaling knows only one of Llama's four
     parameters."""
     rope = source.rope_parameters
-    if rope.get("rope_type", "default") in _SCALED_ROPE:
+    if rope.get("rope_type", "default") in SCALED_ROPE:
         scaled: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[rope["rope_type"]](source, torch.device("cpu"))
         return scaled[0]
-    exponents = torch.arange(0, _head_dim(source), 2, dtype=torch.int64).float() / _head_dim(source)
+    exponents = torch.arange(0, head_size_of(source), 2, dtype=torch.int64).float() / head_size_of(source)
     base: float = rope["rope_theta"]
     return 1.0 / (base**exponents)

@@ -71,7 +71,7 @@ def ensure_tiny_model(
     """
     root = cache_root or default_cache_root()
     entry = root / _key(environments, seed, settings)
-    if not _is_whole(entry):
+    if found_tiny_model(environments, seed, root, settings) is None:
         root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
         try:
@@ -84,6 +84,17 @@ def ensure_tiny_model(
         finally:
             shutil.rmtree(made, ignore_errors=True)
     return entry
+
+
+def found_tiny_model(
+    environments: Mapping[str, ClassEnvironment],
+    seed: int,
+    cache_root: Path | None = None,
+    settings: WarmUp = _DEFAULT_WARM_UP,
+) -> Path | None:
+    """Return the folder of the tiny model if it is in the cache. Arguments and errors: see :func:`ensure_tiny_model`."""
+    entry = (cache_root or default_cache_root()) / _key(environments, seed, settings)
+    return entry if _is_whole(entry) else None
 
 
 def _key(environments: Mapping[str, ClassEnvironment], seed: int, settings: WarmUp) -> str:

@@ -5,16 +5,18 @@ sampled.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from asyncrl.envs.demonstrations import Demonstration
 from learners.tiny.chat_template import CHAT_TEMPLATE
 from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -37,8 +39,8 @@ class PaddedRows(msgspec.Struct, frozen=True):
         spoken: bool [N, T], false on padding.
     """
 
-    token_ids: torch.Tensor
-    spoken: torch.Tensor
+    token_ids: "torch.Tensor"
+    spoken: "torch.Tensor"
 
 
 def messages(demonstration: Demonstration) -> list[dict[str, Any]]:
@@ -76,6 +78,8 @@ def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokeniz
 
 def pad(rows: Sequence[Example]) -> PaddedRows:
     """Pad the rows to one tensor. The content of the padding does not matter, because attention is causal."""
+    import torch  # takes seconds; rendering needs none of it
+
     length = max(len(row.token_ids) for row in rows)
     return PaddedRows(
         torch.tensor([row.token_ids + (0,) * (length - len(row.token_ids)) for row in rows]),

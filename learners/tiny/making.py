@@ -8,11 +8,11 @@ from statistics import fmean
 
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
-from learners.tiny.conversations import encode, render
-from learners.tiny.material import Kind, demonstrations_of, kinds_of, shown, subjects_of
+from learners.tiny.conversations import encode
+from learners.tiny.material import Kind, demonstrations_of, kinds_of, subjects_of
 from learners.tiny.settings import WarmUp
-from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import CONTEXT_LENGTH, Measurement, Rows, WarmUpFailed, warm_up
+from learners.tiny.tokenizer_alone import tokenizer_for
+from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, warm_up
 
 TOLD_EVERY_S = 1.0
 """Seconds between two looks at how many demonstrations there are."""
@@ -41,9 +41,7 @@ def make(
     subjects = subjects_of(environments, seed, settings)
     played = _Demonstrated(sum(map(demonstrations_of, subjects.values())), lambda text: progress(0.0, text))
     kinds = {name: kinds_of(subject, seed, played) for name, subject in subjects.items()}
-    texts = render([each for subject in subjects.values() for each in shown(subject, played)])
-    pieces = [piece for subject in subjects.values() for piece in subject.lessons.pieces]
-    tokenizer = fit_tokenizer(texts, CONTEXT_LENGTH, pieces)
+    tokenizer = tokenizer_for(subjects, played)
     steps = settings.steps or sum(subject.lessons.steps for subject in subjects.values())
 
     def report(measured: Measurement) -> None:

@@ -2,6 +2,9 @@
 
 import msgspec
 
+CONTEXT_LENGTH = 1024
+"""The model's context in tokens."""
+
 
 class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the tiny model's warm-up.

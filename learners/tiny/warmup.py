@@ -20,10 +20,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.core.errors import AsyncRLError
 from learners.tiny.conversations import Example, pad
-from learners.tiny.settings import WarmUp
+from learners.tiny.settings import CONTEXT_LENGTH, WarmUp
 from learners.tiny.success import measure, spoken_logits
-
-CONTEXT_LENGTH = 1024
 
 
 class WarmUpFailed(AsyncRLError):

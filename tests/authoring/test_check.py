@@ -117,7 +117,7 @@ def test_prompts_are_looked_at_through_the_template_of_a_model(tmp_path: Path):
     assert "no turn fits" in long.problem
     (missing,) = checked("Sound", model=str(tmp_path / "nothing")).findings
     assert (missing.check, missing.place) == ("template", str(tmp_path / "nothing"))
-    assert "its tokenizer cannot be loaded" in missing.problem
+    assert "holds no tokenizer" in missing.problem
     (guessed,) = checked("Wordy").findings
     assert "model.max_context is 1,024" in guessed.problem
 

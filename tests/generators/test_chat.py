@@ -107,3 +107,9 @@ async def test_long_messages_are_tokenized_beside_the_event_loop_one_at_a_time()
     go_on.set()
     assert [await prompt for prompt in prompts] == [await another.prompt(long)] * 3
     assert threads == ["tokenizing"], "rendered once, and remembered"
+
+
+def test_a_template_that_asks_for_the_date_gets_the_same_one_every_day() -> None:
+    today = "{{- '<|im_start|>system\\n' + strftime_now('%d %b %Y') + '<|im_end|>' -}}"
+    chat = ChatFormat(make_tokenizer(today + CHAT_ML))
+    assert chat.decode(prompt_ids(chat, PROMPT)).startswith("<|im_start|>system\n01 Jan 2026<|im_end|>")

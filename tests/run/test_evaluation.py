@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_folders import SMALL, write_model, write_weights
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
@@ -80,7 +81,7 @@ def test_a_model_is_evaluated_once_and_models_of_one_name_are_told_apart(run, tm
         plan_evaluation(request(str(run.path), str(run.path)))
     folders = [tmp_path / place / "model" for place in ("a", "b")]
     for folder in folders:
-        folder.mkdir(parents=True)
+        write_model(folder, SMALL)
         (folder / "config.json").write_text('{"max_position_embeddings": 256}')
     plan = plan_evaluation(request(*map(str, folders)))
     assert [each.model.name for each in plan.models] == [str(folder) for folder in folders]
@@ -101,6 +102,7 @@ def test_what_no_run_of_the_model_may_have_is_refused(overrides, place, tmp_path
 
 
 def test_a_model_that_the_learner_does_not_know_may_have_experts(tmp_path):
+    write_model(tmp_path, SMALL)
     (tmp_path / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
     plan = plan_evaluation(request(str(tmp_path), overrides=("generators.data_parallel=2",)))
     assert plan.recipe.generators.data_parallel == 2
@@ -182,10 +184,24 @@ def test_scores_that_cannot_be_written_are_a_failure(tmp_path):
     assert told.reason.endswith("could not be written: No such file or directory; make room there")
 
 
+def test_what_cannot_be_played_is_refused_before_an_engine_starts(tmp_path):
+    folder = write_model(tmp_path, SMALL)
+    with pytest.raises(RecipeError, match=r"has \d+ tokens with this model, and model.max_context is 12"):
+        plan_evaluation(request(str(folder), overrides=("model.max_context=12", "sampling.max_turn_tokens=4")))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-2])
+    with pytest.raises(RecipeError, match="is not a whole safetensors file"):
+        plan_evaluation(request(str(folder)))
+    (folder / "chat_template.jinja").unlink()
+    write_weights(folder, SMALL)
+    with pytest.raises(RecipeError, match="there is none"):
+        plan_evaluation(request(str(folder)))
+
+
 def test_a_run_s_recipe_is_read_where_the_run_was_launched(tmp_path, monkeypatch):
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
-    for folder in (project / "model", elsewhere):
-        folder.mkdir(parents=True)
+    elsewhere.mkdir()
+    write_model(project / "model", SMALL)
     (project / "model" / "config.json").write_text('{"max_position_embeddings": 256}')
     (project / "held-out.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n')
     files = "tasks={kind: files, train: [{path: train.jsonl}], evaluation: [{path: held-out.jsonl}]}"

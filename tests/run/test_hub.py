@@ -6,6 +6,7 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+from model_folders import write_model
 from test_plan import QWEN3_0_6B, ROOMY
 
 from asyncrl.core.errors import RecipeError
@@ -30,13 +31,9 @@ def cached(cache: Path, name: str = "acme/small", **changes: object) -> Path:
     """Lay a model into the cache as the hub's client does."""
     repository = cache / f"models--{name.replace('/', '--')}"
     folder = repository / "snapshots" / COMMIT
-    folder.mkdir(parents=True)
-    (repository / "refs").mkdir()
+    (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
-    (folder / "config.json").write_text(json.dumps(QWEN3_0_6B | changes))
-    (folder / "model.safetensors").write_bytes(b"")
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
-    return folder
+    return write_model(folder, QWEN3_0_6B | changes)
 
 
 def test_an_id_in_the_cache_is_pinned_to_its_commit_and_stays_so(cache: Path, tmp_path: Path):
@@ -129,8 +126,12 @@ async def test_a_reference_policy_is_checked_pinned_and_found(cache: Path, tmp_p
         (named / "config.json").write_text(json.dumps(QWEN3_0_6B | changes))
         assert told in refusal().problem
     (named / "config.json").write_text(json.dumps(QWEN3_0_6B))
-    (named / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 1, "b": 0}}}))
-    assert "the policy writes token 'a' as 0, which the tokenizer of acme/teacher" in refusal().problem
+    tokens = json.loads((named / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary["!"], vocabulary["#"] = vocabulary["#"], vocabulary["!"]
+    (named / "tokenizer.json").write_text(json.dumps(tokens))
+    assert "the policy writes token '!' as" in refusal().problem
+    assert "which the tokenizer of acme/teacher" in refusal().problem
     shutil.rmtree(cache / "models--acme--teacher")
     assert "is not in the cache of this machine" in refusal().problem
 

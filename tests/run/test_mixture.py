@@ -103,7 +103,7 @@ def test_one_task_of_each_member_and_split_is_played():
     broken = {"short": MEMBERS["short"], "bad": {"name": f"{__name__}:Bad"}}
     sound = recipe()
     splits = [(split, load_sources(sound, split)) for split in ("train", "evaluation")]
-    assert play_first_tasks(sound, splits, print) == ()
+    assert play_first_tasks(sound, splits, print).remarks == ()
     mixed = recipe({"train": 3, "evaluation": 3}, {"kind": "mixed", "members": broken})
     with pytest.raises(RecipeError, match=r"environment.members.bad.name: task bad/1.*: Bad.reset raised ZeroDivisionError"):
         play_first_tasks(mixed, [("train", load_sources(mixed, "train"))], print)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet
 import pytest
+from model_folders import write_model
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
@@ -57,13 +58,13 @@ QWEN3_30B_A3B = {
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    write_model(tmp_path, QWEN3_30B_A3B)
     return f"model.path={tmp_path}"
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
+    write_model(tmp_path, QWEN3_0_6B)
     return f"model.path={tmp_path}"
 
 
@@ -259,7 +260,7 @@ def test_what_the_plan_says_to_set_can_be_set_on_the_command_line(overrides):
 
 
 def test_attention_that_engines_on_a_cpu_cannot_compute_is_refused_there(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B | {"head_dim": 48}))
+    write_model(tmp_path, QWEN3_0_6B | {"head_dim": 48})
     recipe = compose("quickstart", [f"model.path={tmp_path}"])
     with pytest.raises(RecipeError, match=r"model\.path: the model's attention heads have 48 channels.*only 32, 64, "):
         make_plan(recipe, ROOMY)

@@ -17,7 +17,7 @@ from asyncrl.core.task import Task
 from asyncrl.envs import ToolEnvironment, hosted
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.run import preflight
-from asyncrl.run.preflight import play_first_tasks
+from asyncrl.run.preflight import Rehearsed, Shown, play_first_tasks
 from buffers.task_stream import TaskSource
 
 released = threading.Event()
@@ -27,6 +27,7 @@ class Sound(Environment):
     """A class whose methods do what a subclass says, and else what they should."""
 
     played: ClassVar[list[str]] = []
+    answered: ClassVar[list[str]] = []
 
     async def reset(self, task: Task) -> Observation:
         self.played.append(task.id)
@@ -35,6 +36,7 @@ class Sound(Environment):
 
     async def step(self, action: Action) -> StepResult:
         assert action == Action("", ())
+        self.answered.append(self.task.id)
         return StepResult(Observation(()), 0.0, done=True)
 
 
@@ -131,6 +133,7 @@ class Picky(Sound):
 def free() -> Iterator[None]:
     released.clear()
     Sound.played.clear()
+    Sound.answered.clear()
     yield
     released.set()
 
@@ -144,6 +147,10 @@ def play(
 ) -> tuple[str, ...]:
     config = ClassEnvironment(name=f"{__name__}:{environment.__name__}", **limits)  # type: ignore[arg-type]
     recipe = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=config)
+    return rehearsed(recipe, *sources, note=note).remarks
+
+
+def rehearsed(recipe: Recipe, *sources: TaskSource, note: Callable[[str], None] = print) -> Rehearsed:
     return play_first_tasks(recipe, [("train", sources or (tasks("a", "b", "c"),)), ("evaluation", (tasks("x", "y"),))], note)
 
 
@@ -159,9 +166,16 @@ def line_of(name: str) -> int:
     return line
 
 
-def test_a_sound_environment_is_played_once_for_each_source():
-    assert play(Sound, tasks("a", "b"), tasks("c")) == ()
-    assert Sound.played == ["a", "c", "x"]
+def test_a_sound_environment_is_played_once_for_each_source_and_shows_three_prompts_of_it():
+    config = ClassEnvironment(name=f"{__name__}:Sound")
+    recipe = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=config)
+    found = rehearsed(recipe, tasks("a", "b", "c", "d"), tasks("e"))
+    assert found.remarks == ()
+    assert Sound.played == ["a", "c", "d", "e", "x", "y"]
+    assert Sound.answered == ["a", "e", "x"]
+    train = "tasks.train (some.jsonl)"
+    assert [(shown.source, shown.task) for shown in found.prompts[:4]] == [(train, "a"), (train, "c"), (train, "d"), (train, "e")]
+    assert found.prompts[1] == Shown(train, "c", (Message("user", "c"),), ())
 
 
 @pytest.mark.parametrize("environment", [Constructor, Reset, Step, Close, Reward])

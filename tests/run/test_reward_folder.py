@@ -3,11 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_folders import SMALL, write_model, write_weights
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.run.compose import compose
 from asyncrl.run.machine import Machine
 from asyncrl.run.plan import Plan, make_plan
+from asyncrl.run.reward_folder import check_vocabulary
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 SHAPE = {
@@ -45,19 +48,49 @@ def plan(tmp_path: Path, config: dict[str, Any], tokens: dict[str, Any] | None =
     return make_plan(compose("quickstart", overrides), ROOMY)
 
 
+def sound(tmp_path: Path, *, head: bool = True) -> tuple[Path, Path]:
+    """Folders of a policy and of a reward model that goes with it."""
+    policy, reward = write_model(tmp_path / "policy", SMALL), write_model(tmp_path / "reward", SMALL)
+    scoring = {**SMALL, "architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1, "pad_token_id": 3}
+    (reward / "config.json").write_text(json.dumps(scoring))
+    write_weights(reward, SMALL, **({"score.weight": (1, 64)} if head else {}))
+    return policy, reward
+
+
+def plan_with(policy: Path, reward: Path) -> Plan:
+    overrides = [f"model.path={policy}", "+reward.kind=model", f"+reward.path={reward}"]
+    return make_plan(compose("quickstart", overrides), ROOMY)
+
+
 def test_a_reward_model_is_a_process_of_the_plan(tmp_path: Path):
-    (process,) = [process for process in plan(tmp_path, CLASSIFIER).processes if process.role == "reward model"]
+    plan = plan_with(*sound(tmp_path))
+    (process,) = [process for process in plan.processes if process.role == "reward model"]
     assert process.count == 1
 
 
 def test_a_reward_model_may_know_more_tokens_than_the_policy(tmp_path: Path):
-    more = {**TOKENS, "added_tokens": [*TOKENS["added_tokens"], {"id": 3, "content": "<pad>"}]}
-    plan(tmp_path, CLASSIFIER, more)
+    policy, reward = sound(tmp_path)
+    tokens = json.loads((reward / "tokenizer.json").read_text())
+    tokens["added_tokens"].append({**tokens["added_tokens"][0], "id": 511, "content": "<more>"})
+    (reward / "tokenizer.json").write_text(json.dumps(tokens))
+    plan_with(policy, reward)
 
 
 def test_tokens_of_a_unigram_model_are_numbered_by_their_place(tmp_path: Path):
     unigram = {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0]]}, "added_tokens": TOKENS["added_tokens"]}
-    plan(tmp_path, CLASSIFIER, unigram)
+    check_vocabulary(
+        ModelReward(path=str(folder(tmp_path / "reward", CLASSIFIER, unigram))), folder(tmp_path / "policy", SHAPE, TOKENS)
+    )
+
+
+def test_a_reward_model_without_a_head_or_with_half_a_file_is_refused(tmp_path: Path):
+    policy, reward = sound(tmp_path, head=False)
+    with pytest.raises(RecipeError, match=r"reward\.path: .* has no weights named \['score\.weight'\]"):
+        plan_with(policy, reward)
+    weights = reward / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-2])
+    with pytest.raises(RecipeError, match=r"reward\.path: .* is not a whole safetensors file"):
+        plan_with(policy, reward)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +138,6 @@ def test_a_folder_must_be_there(tmp_path: Path):
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path):
     reward = folder(tmp_path / "reward", CLASSIFIER, TOKENS)
     (reward / "model.safetensors").rename(reward / "pytorch_model.bin")
-    with pytest.raises(RecipeError, match=r"holds no \*\.safetensors") as caught:
+    with pytest.raises(RecipeError, match=r"holds neither model.safetensors nor") as caught:
         make_plan(compose("quickstart", ["+reward.kind=model", f"+reward.path={reward}"]), ROOMY)
     assert caught.value.place == "reward.path"

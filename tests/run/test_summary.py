@@ -6,6 +6,7 @@ from rich.console import Console
 
 from asyncrl.core.buffer_statistics import LedgerCounts
 from asyncrl.core.error_counts import CountedError
+from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.compose import compose
 from asyncrl.run.end_view import end_view
 from asyncrl.run.folder import RunFolder
@@ -205,3 +206,16 @@ def test_evaluations_that_were_left_out_are_counted_and_named(folder):
     told = " ".join(" ".join(shown(msgspec.structs.replace(SUMMARY, evaluation=ends), folder)).replace("│", "").split())
     assert "0.410 at first, 0.950 at last; episodes of up to 5 policy versions (evaluation.pinned is off)" in told
     assert "14 evaluations left out, of versions 60, 65, 70, 75, 80, 85, 90, 95, 100, 105 ... 125 (14)" in told
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "offered"),
+    [(Status.FAILED, 0, False), (Status.FAILED, 1, True), (Status.INTERRUPTED, 0, True), (Status.COMPLETED, 60, False)],
+)
+def test_a_resume_is_offered_where_it_can_help(tmp_path, status, steps, offered):
+    """A run that failed before its first training step would fail again."""
+    recipe = compose("quickstart", [f"run_dir={tmp_path}"])
+    folder = RunFolder.create(recipe)
+    journal_of(folder.path).mkdir(parents=True)
+    ended = msgspec.structs.replace(SUMMARY, status=status, steps=steps, reason="the reason")
+    assert any("launch --resume" in line for line in shown(ended, (recipe, folder))) is offered

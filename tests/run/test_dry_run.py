@@ -1,0 +1,394 @@
+"""Dry run and launch never disagree: what a part of a run refuses when it starts, the plan has refused before."""
+
+import ast
+import asyncio
+import inspect
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from model_folders import SMALL, write_model
+
+import asyncrl.core.weight_files
+import asyncrl.run.tracking
+import generators.chat
+import generators.engine_arguments
+import learners.supported_model
+from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.messages import Message
+from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.weight_files import stored_tensors
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.machine import Machine
+from asyncrl.run.model_shape import read_shape
+from asyncrl.run.plan import make_plan
+from asyncrl.run.summary import Status
+from asyncrl.run.tracking import Tracker
+from generators.chat import ChatFormat
+from generators.engine_arguments import try_engine_arguments
+from learners.supported_model import supported_config
+
+ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
+WITH_GPU = msgspec.structs.replace(ROOMY, gpus=2)
+LAYER = "model.layers.0.mlp.down_proj.weight"
+ML = "{# <tool_call> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+START = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+EXPERTS = SMALL | {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"],
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """What is wrong with a model's folder or a recipe.
+
+    Attributes:
+        breaks: does it to the folder.
+        told: what the plan's refusal says.
+        starts: does what the part of the run does, which raises; None where that takes what not every machine has.
+        overrides: of the recipe.
+        machine: that the plan is made for.
+    """
+
+    breaks: Callable[[Path], object]
+    told: str
+    starts: Callable[[Path], object] | None
+    overrides: tuple[str, ...] = ()
+    machine: Machine = ROOMY
+
+
+def template(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "chat_template.jinja").write_text(text)
+
+
+def config(**changes: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """Change the header of the weights, and leave what follows it."""
+
+    def rewrite(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        data = file.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        described = json.loads(data[8:end])
+        change(described)
+        encoded = json.dumps(described).encode()
+        file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data[end:])
+
+    return rewrite
+
+
+def index(**elsewhere: str) -> Callable[[Path], object]:
+    """Have an index name the file of each tensor, and files of other tensors."""
+
+    def write(folder: Path) -> None:
+        named = dict.fromkeys(stored_tensors(folder, ""), "model.safetensors") | elsewhere
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+
+    return write
+
+
+def both(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: [change(folder) for change in changes]
+
+
+def slow_tokenizer(folder: Path) -> None:
+    from transformers import ByT5Tokenizer
+
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    ByT5Tokenizer().save_pretrained(folder)
+    (folder / "vocab.json").write_text("{}")
+
+
+def system_messages(folder: Path) -> None:
+    for name in ("tasks.jsonl", "others.jsonl"):
+        (folder / name).write_text(
+            '{"prompt": [{"role": "system", "content": "?"}, {"role": "user", "content": "1+2?"}], "answer": "3"}'
+        )
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+def load_template(folder: Path) -> None:
+    ChatFormat.load(str(folder))
+
+
+def load_config(**learner: Any) -> Callable[[Path], object]:
+    return lambda folder: supported_config(folder, LearnerConfig(**learner))
+
+
+def load_weights(folder: Path) -> None:
+    from learners.megatron.hugging_face import HuggingFaceTensors
+
+    with HuggingFaceTensors(folder) as tensors:
+        for tensor in read_shape(str(folder)).architecture.tensors():
+            tensors.rectangle(tensor.name, tensor.shape, (0,) * len(tensor.shape), tensor.shape)
+
+
+def read_parser(name: str, *, reasoning: bool = False) -> Callable[[Path], object]:
+    def read(folder: Path) -> None:
+        from generators.reasoning import Reasoning
+        from generators.tool_calls import ToolCallReader
+
+        chat = ChatFormat.load(str(folder))
+        try:
+            Reasoning(chat, name) if reasoning else ToolCallReader(chat.tokenizer, name)
+        except RuntimeError as error:
+            raise AsyncRLError(str(error)) from error
+
+    return read
+
+
+def start_engine(folder: Path) -> None:
+    pool = compose("quickstart", ["generators.engine={enable_prefix_caching: perhaps}"]).generators
+    try_engine_arguments(pool, "generators", str(folder), 256, 0)
+
+
+def long_prompt(folder: Path) -> None:
+    """What an episode does before its first turn."""
+    ids = asyncio.run(ChatFormat.load(str(folder)).prompt([Message("user", "1+2?")]))
+    if len(ids) >= 8:
+        raise AsyncRLError("its prompt leaves no room")
+
+
+def track(*overrides: str) -> Callable[[Path], object]:
+    def run(folder: Path) -> None:
+        recipe = compose("quickstart", [f"run_dir={folder}/runs", *(each.replace("HERE", str(folder)) for each in overrides)])
+        tracker = Tracker(recipe, RunFolder.create(recipe))
+        tracker.start()
+        tracker.finish(Status.COMPLETED, 120)
+
+    return run
+
+
+def damaged(folder: Path) -> None:
+    (folder / "m.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+
+
+def deleted(folder: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/m.db")
+    client.delete_experiment(client.create_experiment("asyncrl"))
+
+
+DATABASE = ("tracking.uri='sqlite:///HERE/m.db'",)
+
+CASES = {
+    "no template": Case(lambda folder: (folder / "chat_template.jinja").unlink(), "there is none", load_template),
+    "no tokenizer": Case(
+        lambda folder: [each.unlink() for each in folder.glob("tokenizer*")],
+        "holds no tokenizer",
+        load_template,
+    ),
+    "cut tokenizer": Case(
+        lambda folder: (folder / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes()[:500]),
+        r"the tokenizer in .* cannot be loaded",
+        load_template,
+    ),
+    "slow tokenizer": Case(both(slow_tokenizer, template(ML + START)), "put a fast tokenizer", load_template),
+    "no syntax": Case(template("{% for m in messages %}"), "does not render a turn", load_template),
+    "no content": Case(template(ML.replace("{{ m.content }}", "")), "exactly once", load_template),
+    "no end": Case(template(ML.replace("<|im_end|>", "\n")), "does not begin with a special token", load_template),
+    "no tools": Case(
+        template(ML.replace("{{ m.role }}", "{{ raise_exception('?') if m.role == 'tool' else m.role }}") + START),
+        "does not render a tool response",
+        load_template,
+    ),
+    "end at the end": Case(
+        template(ML.replace("<|im_end|>", "{% if loop.last %}<|im_end|>{% endif %}") + START), "only where the", load_template
+    ),
+    "no response": Case(
+        template(ML.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' }}") + START), "leaves out", load_template
+    ),
+    "no start": Case(template(ML), "not followed by the start", load_template),
+    "plain between": Case(
+        template(
+            "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}A:{% endif %}"
+        ),
+        "only ordinary text",
+        load_template,
+    ),
+    "pieces": Case(template(ML.replace("<|im_start|>{{", "{{ '<|im_' + 'start|>' +") + START), "from pieces", load_template),
+    "prompt": Case(
+        nothing,
+        r"has \d+ tokens with this model, and model.max_context is 12",
+        long_prompt,
+        (
+            "model.max_context=12",
+            "sampling.max_turn_tokens=4",
+        ),
+    ),
+    "system role": Case(
+        both(
+            template(ML.replace("{{ m.role }}", "{{ raise_exception('no system') if m.role == 'system' else m.role }}") + START),
+            system_messages,
+        ),
+        r"cannot render the prompt .*: no system; use a template that takes the roles system, user",
+        None,
+        ("~tasks", "+tasks={kind: files, train: [{path: HERE/tasks.jsonl}], evaluation: [{path: HERE/others.jsonl}]}"),
+    ),
+    "beyond the embedding": Case(
+        lambda folder: write_model(folder, SMALL | {"vocab_size": 256}), "the model has embeddings of 256", None
+    ),
+    "model type": Case(config(model_type="nope"), "no readable Hugging Face config.json", load_config()),
+    "bias": Case(config(attention_bias=True), "with attention_bias is not supported", load_config()),
+    "rope": Case(config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2}), "rope_type yarn", load_config()),
+    "fp8 of experts": Case(
+        lambda folder: write_model(folder, EXPERTS),
+        "have not been tested",
+        load_config(fp8="e4m3", dtype="bfloat16"),
+        ("learner={fp8: e4m3, dtype: bfloat16}",),
+        WITH_GPU,
+    ),
+    "fp8 of sizes": Case(
+        lambda folder: write_model(folder, SMALL | {"intermediate_size": 120}),
+        "are not a multiple of 16",
+        load_config(fp8="e4m3", dtype="bfloat16"),
+        ("learner={fp8: e4m3, dtype: bfloat16}",),
+        WITH_GPU,
+    ),
+    "fp8 without a GPU": Case(nothing, "there is no GPU here", None, ("learner={fp8: e4m3, dtype: bfloat16}",)),
+    "no weights": Case(lambda folder: (folder / "model.safetensors").unlink(), "holds neither", load_weights),
+    "cut weights": Case(
+        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-4]),
+        r"of [\d,]+ bytes, is not a whole safetensors file",
+        load_weights,
+    ),
+    "pointer": Case(
+        lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "a Git LFS pointer",
+        load_weights,
+    ),
+    "no tensor": Case(config(tie_word_embeddings=False), r"lacks tensor lm_head\.weight", load_weights),
+    "shape": Case(config(intermediate_size=64), r"has shape \(128, 64\), but its config.json implies", load_weights),
+    "type": Case(header(lambda found: found[LAYER].update(dtype="I16")), "is stored as I16", load_weights),
+    "index without file": Case(index(more="other.safetensors"), r"there is no .*other\.safetensors", load_weights),
+    "index without tensor": Case(index(more="model.safetensors"), "lacks tensor more, which", load_weights),
+    "no index": Case(
+        lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "cannot read .*index.json", load_weights
+    ),
+    "a folder as file": Case(
+        both(index(more="other.safetensors"), lambda here: (here / "other.safetensors").mkdir()), "Is a directory", load_weights
+    ),
+    "run folder": Case(lambda folder: (folder / "runs").write_text(""), "is no folder", track(), ("run_dir=HERE/runs",)),
+    "damaged database": Case(damaged, "cannot be used", track(*DATABASE), DATABASE),
+    "deleted experiment": Case(deleted, "has been deleted", track(*DATABASE), DATABASE),
+    "metrics in files": Case(nothing, "MLflow no longer writes", track("tracking.uri=HERE/m"), ("tracking.uri=HERE/m",)),
+    "unknown database": Case(nothing, "MLflow cannot use", track("tracking.uri='nope://x/y'"), ("tracking.uri='nope://x/y'",)),
+    "no server": Case(nothing, "nothing answers at", None, ("tracking.uri='http://127.0.0.1:9'",)),
+}
+ASKING_VLLM = {
+    "parser": Case(nothing, "deepseek_v3.*does not take", read_parser("deepseek_v3"), ("model.tool_parser=deepseek_v3",)),
+    "reasoning": Case(
+        nothing,
+        "deepseek_r1.*does not take",
+        read_parser("deepseek_r1", reasoning=True),
+        ("+model.reasoning_parser=deepseek_r1",),
+    ),
+    "argument": Case(nothing, "vLLM refuses", start_engine, ("generators.engine={enable_prefix_caching: perhaps}",)),
+}
+"""Cases for which vLLM is imported, here and by the plan: that takes long."""
+
+REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
+    (generators.chat, "ChatFormat.__init__"): ("no template",),
+    (generators.chat, "ChatFormat.load"): ("no tokenizer", "cut tokenizer"),
+    (generators.chat, "ChatFormat._control_tokens"): ("slow tokenizer",),
+    (generators.chat, "ChatFormat._after_marker"): ("no content",),
+    (generators.chat, "ChatFormat._find_end_of_turn"): ("no syntax", "no end"),
+    (generators.chat, "ChatFormat._check_delta"): ("no tools", "end at the end", "no response", "no start", "plain between"),
+    (generators.chat, "ChatFormat._check_tokens"): ("pieces",),
+    (generators.engine_arguments, "check_cpu_arguments"): "the plan calls it",
+    (generators.engine_arguments, "check_engine_arguments"): "the plan calls it",
+    (generators.engine_arguments, "try_engine_arguments"): ("argument",),
+    (learners.supported_model, "check_megatron"): "the plan calls it",
+    (learners.supported_model, "supported_config"): ("model type",),
+    (learners.supported_model, "_check_supported"): ("bias", "rope"),
+    (learners.supported_model, "_check_fp8"): ("fp8 of experts", "fp8 of sizes"),
+    (asyncrl.core.weight_files, "stored_tensors"): ("no weights", "index without tensor"),
+    (asyncrl.core.weight_files, "check_tensor"): ("no tensor", "shape", "type"),
+    (asyncrl.core.weight_files, "_index"): ("no index",),
+    (asyncrl.core.weight_files, "_header"): ("cut weights", "pointer", "index without file", "a folder as file"),
+    (asyncrl.run.tracking, "Tracker._raise_failure"): ("damaged database", "deleted experiment"),
+    (asyncrl.run.tracking, "Tracker._asked"): "trackers beside MLflow are imported by the plan, and asked while training",
+    (asyncrl.run.tracking, "Tracker._put"): "while training",
+    (asyncrl.run.tracking, "Tracker.finish"): "at the end",
+    (asyncrl.run.tracking, "check_database"): "of a run that is resumed, before anything starts",
+}
+"""For each function of those modules that refuses something: cases, at least as many as its refusals, or why there are none."""
+
+
+def refusals(module: ModuleType) -> Iterator[str]:
+    """The functions of a module that raise an error of their own making, each as often as it does."""
+
+    def within(node: ast.AST, name: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if isinstance(child, ast.Raise) and child.exc is not None:
+                yield name
+            yield from within(child, f"{name}.{child.name}".removeprefix(".") if named else name)
+
+    return within(ast.parse(inspect.getsource(module)), "")
+
+
+def test_each_refusal_at_start_has_a_case():
+    for module in {module for module, _ in REFUSALS}:
+        for function, count in Counter(refusals(module)).items():
+            told = REFUSALS.get((module, function))
+            assert told is not None, f"{module.__name__}.{function} refuses something: name the cases"
+            assert isinstance(told, str) or len(told) >= count, f"{module.__name__}.{function} has {count} refusals"
+    for told in REFUSALS.values():
+        assert isinstance(told, str) or set(told) <= {*CASES, *ASKING_VLLM}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model(tmp_path, SMALL)
+
+
+def check(case: Case, folder: Path) -> None:
+    """See that plan and start both refuse a case."""
+    case.breaks(folder)
+    overrides = [each.replace("HERE", str(folder)) for each in case.overrides]
+    recipe = compose("quickstart", [f"model.path={folder}", f"run_dir={folder}/elsewhere", *overrides])
+    with pytest.raises(RecipeError, match=case.told):
+        make_plan(recipe, case.machine)
+    if case.starts is not None:
+        with pytest.raises(AsyncRLError):
+            case.starts(folder)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_a_part_refuses_when_it_starts_the_plan_refuses(folder: Path, case: Case):
+    check(case, folder)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", ASKING_VLLM.values(), ids=ASKING_VLLM)
+def test_what_vllm_refuses_when_it_starts_the_plan_refuses(folder: Path, case: Case):
+    check(case, folder)
+
+
+def test_a_sound_folder_is_taken(folder: Path):
+    load_template(folder)
+    load_config()(folder)
+    load_weights(folder)
+    track()(folder)
+    assert not make_plan(compose("quickstart", [f"model.path={folder}", f"run_dir={folder}/new"]), ROOMY).remarks
+    assert not (folder / "new").exists()
