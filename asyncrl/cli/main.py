@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import asyncrl
 from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, report, scale, show
+from asyncrl.cli.completion import SHELLS, PrintCompletion
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("asyncrl", description=_DESCRIPTION, epilog=_EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"asyncrl {asyncrl.__version__}")
+    parser.add_argument(
+        "--print-completion", choices=SHELLS, action=PrintCompletion, help="print what a shell evaluates to complete this command"
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     launch.add_command(commands)
     evaluate.add_command(commands)
