@@ -1,12 +1,12 @@
 """Finds out what the machine, or the cluster, has that a run depends on."""
 
 import os
-from pathlib import Path
 
 import msgspec
 import psutil
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.core.processor import instructions
 from asyncrl.run import gpus
 from asyncrl.run.nodes import Nodes, look_up_nodes
 
@@ -86,7 +86,7 @@ class Machine(msgspec.Struct, frozen=True):
             free=found.available,
             cores=len(os.sched_getaffinity(0)),
             gpus=usable,
-            bfloat16=not BFLOAT16_INSTRUCTIONS.isdisjoint(_instructions()),
+            bfloat16=not BFLOAT16_INSTRUCTIONS.isdisjoint(instructions()),
             gpu_memory=smallest.memory if smallest else 0,
             gpu_name=smallest.name if smallest else "",
             idle_gpus=f"{visible}, because {gpus.why_unused()}" if visible and not usable else "",
@@ -98,13 +98,3 @@ def busy_cores() -> float:
     busy = psutil.cpu_percent(percpu=True)
     mine = [busy[core] for core in os.sched_getaffinity(0) if core < len(busy)]
     return sum(mine) / len(mine) / 100 if mine else 0.0
-
-
-def _instructions() -> set[str]:
-    """Names of the processor's instruction sets; empty where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return set()
-    found = (line.partition(":")[2] for line in lines if line.partition(":")[0].strip() in ("flags", "Features"))
-    return set(next(found, "").split())

@@ -1,5 +1,7 @@
 """Attention over packed rows, where TransformerEngine does not compute it."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,16 +15,21 @@ from torch import Tensor
 from learners.megatron.context import SplitRows
 from learners.megatron.elementwise import rotate
 from learners.megatron.packed_rows import PackedRows
+from learners.megatron.piece_speed import made_values, ours_is_faster
 from learners.megatron.prefix_attention import continue_prefixes
 from learners.megatron.row_moves import padded, place_rows, take_rows
+
+_MEASURED_ROWS, _MEASURED_TOKENS = 4, 256
+"""Rows that attention is measured on, and tokens of each."""
 
 
 class PackedAttention(MegatronModule):
     """Causal attention within each row of a packed sequence, and over the shared prefix that the row continues.
 
-    On a CPU, code of our own computes it (:mod:`.cpu_attention`), in float32, whatever the tensors are. On a GPU, rows of similar
-    length are one padded block of torch's scaled dot product attention. Padding is at the end of a row, where the causal mask
-    hides it from every real token. With shared prefixes, see :mod:`.prefix_attention`.
+    On a CPU, code of our own computes it (:mod:`.cpu_attention`), in float32, whatever the tensors are. On a GPU, and on a CPU
+    whose processor is measured to be faster with torch, rows of similar length are one padded block of torch's scaled dot product
+    attention. Padding is at the end of a row, where the causal mask hides it from every real token. With shared prefixes, see
+    :mod:`.prefix_attention`.
 
     Rotary position embedding is applied here, for all rows at once, and not by Megatron's layer, which would go row by
     row.
@@ -34,7 +41,9 @@ class PackedAttention(MegatronModule):
         if not torch.cuda.is_available():
             from learners.megatron.cpu_attention import prepare
 
-            prepare(config.num_attention_heads, config.num_query_groups or config.num_attention_heads, config.kv_channels)
+            sizes = config.num_attention_heads, config.num_query_groups or config.num_attention_heads, config.kv_channels
+            prepare(*sizes)
+            self._ours_pays = ours_pays(*sizes)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: PackedRows, **__: Any) -> Tensor:
         """Compute attention of each token over its row.
@@ -55,7 +64,7 @@ class PackedAttention(MegatronModule):
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, packed_seq_params: PackedRows) -> Tensor:
         if isinstance(packed_seq_params, SplitRows):
             return self._over_context(query, key, value, packed_seq_params)
-        if not query.is_cuda:
+        if not query.is_cuda and (packed_seq_params.prefixes or self._ours_pays):
             from learners.megatron.cpu_attention import attention_on_cpu  # imports LLVM, which a host with a GPU may lack
 
             return attention_on_cpu(query, key, value, packed_seq_params.segment_table, self.softmax_scale).flatten(1)
@@ -87,6 +96,28 @@ class PackedAttention(MegatronModule):
                 parts.append(take_rows(output.transpose(1, 2).reshape(block.rows * chunk.longest, -1), chunk.slots))
                 tokens.append(chunk.tokens)
         return place_rows(torch.cat(parts), torch.cat(tokens), query.size(0))
+
+
+@cache
+def ours_pays(heads: int, groups: int, dim: int) -> bool:
+    """Return whether our own code computes the attention of rows on this processor, and not torch's kernel, with so many heads,
+    key heads and channels. What continues a shared prefix is always computed by our own, since torch has no kernel for it."""
+    from learners.megatron.cpu_attention import attention_on_cpu
+
+    packed = PackedRows.of([_MEASURED_TOKENS] * _MEASURED_ROWS, torch.device("cpu"))
+    tokens = _MEASURED_TOKENS * _MEASURED_ROWS
+    query, key, value = (made_values(tokens, count, dim) for count in (heads, groups, groups))
+
+    def passes(attention: Callable[[], Tensor]) -> Callable[[], object]:
+        def run() -> None:
+            output = attention()
+            torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
+
+        return run
+
+    ours = passes(lambda: attention_on_cpu(query, key, value, packed.segment_table))
+    torchs = passes(lambda: attention_in_blocks(query, key, value, packed, None))
+    return ours_is_faster(f"attention of {heads} heads, {groups} key heads, {dim} channels", ours, torchs)
 
 
 def attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:

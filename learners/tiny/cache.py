@@ -8,7 +8,6 @@ again. Two processes may make the same entry at once: the first to finish wins, 
 import contextlib
 import errno
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncrl.core.cache_folder import cache_folder
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.envs import demonstrations, signature
 from asyncrl.envs.load import load_member
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from learners.tiny.making import Judge
 
 COMPLETE = "complete.json"
-CACHE_VARIABLE = "ASYNCRL_CACHE"
 
 _DEFAULT_WARM_UP = WarmUp()
 
@@ -41,7 +40,7 @@ class TinyProgress(msgspec.Struct, frozen=True):
 
 def default_cache_root() -> Path:
     """The folder ``$ASYNCRL_CACHE/tiny``, or ``~/.cache/asyncrl/tiny`` if the variable is not set."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "asyncrl") / "tiny"
+    return cache_folder() / "tiny"
 
 
 def ensure_tiny_model(

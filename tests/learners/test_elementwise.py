@@ -6,9 +6,15 @@ The code serves sizes that are multiples of 16 (of 32 where a half is meant); to
 import pytest
 import torch
 
-from learners.megatron import elementwise, row_threads
+from learners.megatron import elementwise, elementwise_speed, row_threads
 from learners.megatron.elementwise import gated_silu, rms_norm, rotate
 from learners.megatron.row_moves import place_rows, take_rows
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["our code", "torch's operators"])
+def computed_by(request, monkeypatch):
+    """Whatever is faster on this processor, both ways are tested."""
+    monkeypatch.setattr(elementwise_speed, "ours_pays", lambda piece, dtype: request.param)
 
 
 def plain_norm(values, weight):

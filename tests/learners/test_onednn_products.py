@@ -86,7 +86,7 @@ cpu_compat.install()
 from learners.megatron import parallel
 from learners.rank import FileMeeting, RankSpec
 folder = Path(sys.argv[1])
-onednn_products._CPUINFO = folder / "cpuinfo"
+onednn_products.ours_is_faster = lambda *_: sys.argv[2] == "faster"
 calls = []
 plain = onednn_products.product
 onednn_products.product = lambda left, right: calls.append(1) or plain(left, right)
@@ -113,13 +113,11 @@ print(resident() - before)
 """
 
 
-@pytest.mark.parametrize(("vendor", "used"), [("AuthenticAMD", True), ("GenuineIntel", False), (None, False)])
+@pytest.mark.parametrize("measured", ["faster", "slower"])
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch multiplies without MKL here")
-def test_a_rank_multiplies_so_and_keeps_little_of_it(tmp_path, vendor, used):
-    if vendor:
-        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=240)
+def test_a_rank_multiplies_so_where_that_is_faster_and_keeps_little_of_it(tmp_path, measured):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), measured], capture_output=True, text=True, timeout=240)
     assert not done.returncode, done.stderr
     calls, megabytes = done.stdout.split()
-    assert int(calls) == (2 if used else 0)  # forward, and the gradient of the weight
+    assert int(calls) == (2 if measured == "faster" else 0)  # forward, and the gradient of the weight
     assert float(megabytes) < 250  # 500 with as many shapes as oneDNN keeps by itself

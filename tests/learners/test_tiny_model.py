@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
+from asyncrl.core.cache_folder import CACHE_VARIABLE
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
@@ -22,7 +23,7 @@ from asyncrl.envs.demonstrations import Demonstration, demonstrate
 from asyncrl.envs.lessons.calculator import CalculatorLessons
 from asyncrl.envs.splits import split_of
 from learners.tiny import TinyProgress, ensure_tiny_model
-from learners.tiny.cache import CACHE_VARIABLE, COMPLETE, default_cache_root
+from learners.tiny.cache import COMPLETE, default_cache_root
 from learners.tiny.conversations import Example, encode, pad, render
 from learners.tiny.material import kinds_of, subjects_of
 from learners.tiny.settings import WarmUp

@@ -1,0 +1,31 @@
+"""What the system says of the processor."""
+
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_KIND = (
+    "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
+)  # fmt: skip
+"""What tells one kind of processor from another, on x86 and on ARM; speeds and numbers of cores are left out."""
+
+
+def processor_kind() -> str:
+    """Text that is the same for processors of one kind; empty where the system says nothing."""
+    told = _first_processor()
+    return "; ".join(f"{name}: {told[name]}" for name in _KIND if name in told)
+
+
+def instructions() -> set[str]:
+    """Names of the processor's instruction sets; empty where the system does not say."""
+    told = _first_processor()
+    return set((told.get("flags") or told.get("Features") or "").split())
+
+
+def _first_processor() -> dict[str, str]:
+    try:
+        first, _, _ = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
