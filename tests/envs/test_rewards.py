@@ -1,8 +1,10 @@
 """Rewards that environments share: exact, mathematics, several with weights, and how recipes name them."""
 
 import asyncio
+import re
 from pathlib import Path
 
+import math_answers
 import pytest
 import virtual_time
 
@@ -11,6 +13,7 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import Exact, MathEquivalence, Reward, RewardUnavailable, Weighted
 from asyncrl.envs.rewards.load import load_reward
+from asyncrl.envs.rewards.math_worker import is_equal, wanted_of
 
 
 def task(**data: object) -> Task:
@@ -36,6 +39,33 @@ def maths() -> MathEquivalence:
 )
 async def test_math_counts_what_is_equal(maths: MathEquivalence, expected: str, answer: str, reward: float):
     assert await maths(task(answer=expected), answer) == reward
+
+
+@pytest.mark.parametrize("shape", math_answers.SHAPES, ids=lambda shape: f"{shape.of}: {shape.expected}")
+def test_math_reads_answers_as_data_sets_have_them(shape: math_answers.Shape):
+    wanted = wanted_of(str(shape.expected))
+    assert wanted is not None
+    same = str(shape.expected) if "#" in str(shape.expected) else f"So \\boxed{{{shape.expected}}}."
+    assert [answer for answer in (same, *shape.right) if not is_equal(wanted, answer)] == []
+    assert [answer for answer in shape.wrong if is_equal(wanted, answer)] == []
+
+
+@pytest.mark.parametrize("shape", math_answers.SHAPES, ids=lambda shape: f"{shape.of}: {shape.expected}")
+def test_math_reads_what_stands_in_a_box_as_it_reads_it_alone(shape: math_answers.Shape):
+    wanted = wanted_of(str(shape.expected))
+    assert wanted is not None
+    alone = [answer for answer in (*shape.right, *shape.wrong) if not re.search(r"[A-Za-z] [A-Za-z]|, then|: |#|<|box", answer)]
+    for answer in alone:
+        boxed = f"We have $x = 3$, so it is $\\boxed{{{answer}}}$, as 7 is not 8."
+        assert is_equal(wanted, boxed) == is_equal(wanted, answer), answer
+
+
+@pytest.mark.parametrize("expected", math_answers.UNREADABLE)
+async def test_an_expected_answer_that_cannot_be_read_breaks_the_task_and_is_no_reward_of_0(
+    maths: MathEquivalence, expected: str
+):
+    with pytest.raises(EnvironmentBroken, match="task 't': math cannot read the expected answer"):
+        await maths(task(answer=expected), "3")
 
 
 async def test_math_kills_what_takes_too_long_and_goes_on(monkeypatch: pytest.MonkeyPatch):

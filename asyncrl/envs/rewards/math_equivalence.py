@@ -42,8 +42,9 @@ class _Comparison(msgspec.Struct, frozen=True):
 class MathEquivalence(Reward):
     """1 if the answer is mathematically equal to the expected one, else 0.
 
-    Of the answer's text, the last ``\\boxed{...}`` or the last expression counts. An answer that cannot be read, or cannot be
-    compared within ``deadline_s``, gets 0; an expected answer of which that is true breaks the task.
+    Of the answer's text, what it marks as its answer or its last expression counts, see
+    :func:`~asyncrl.envs.rewards.math_text.final_part`; both are compared part by part. An answer that cannot be read, or
+    cannot be compared within ``deadline_s``, gets 0; an expected answer of which that is true breaks the task.
 
     Args:
         key: where ``task.data`` holds the expected answer, as LaTeX or a plain expression.
@@ -120,9 +121,13 @@ class _Process:
     """A process that runs :mod:`asyncrl.envs.rewards.math_worker`; it ends by itself when its owner does."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-P", str(math_worker.__file__)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, "-P", "-m", math_worker.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
         )
 
     def ready(self) -> bytes:

@@ -1,7 +1,6 @@
 """The process that compares answers with ``math-verify``: a JSON line in, a JSON line out. It ends with its standard input.
 
-It is run as a file, and imports nothing of asyncrl. An answer that takes it too long, or too much memory, ends it, even if
-whoever asked is gone.
+An answer that takes it too long, or too much memory, ends it, even if whoever asked is gone.
 """
 
 import json
@@ -9,9 +8,17 @@ import logging
 import resource
 import signal
 import sys
+from functools import lru_cache
+from typing import Any
+
+from asyncrl.envs.rewards.math_forms import Form, Kind, chosen, equal, form_of, words
+from asyncrl.envs.rewards.math_text import final_part, is_prose, readings, tidied
 
 MEMORY_BYTES = 4 << 30
 """Address space of the process; sympy and what it imports take about a quarter of a GiB."""
+
+LONGEST_PART = 2_000
+"""Characters of the part of an answer that counts."""
 
 
 def main() -> None:
@@ -20,18 +27,66 @@ def main() -> None:
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     logging.disable()  # math-verify warns that it has no deadline of its own
-    from math_verify import parse, verify
+    import math_verify  # noqa: F401 - which takes half a second, before it is ready
 
     sys.set_int_max_str_digits(100_000)
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the protocol
     for line in sys.stdin:
         asked = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, asked["seconds"])  # nobody handles the signal, so it ends the process
-        gold = parse(asked["expected"], parsing_timeout=None) or parse(f"${asked['expected']}$", parsing_timeout=None)
-        answer = parse(asked["answer"], parsing_timeout=None)
-        equal = bool(gold and answer and verify(gold, answer, timeout_seconds=None))
+        wanted = wanted_of(asked["expected"])
+        known = wanted is not None
+        equal = wanted is not None and is_equal(wanted, asked["answer"])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps({"known": bool(gold), "equal": equal}), flush=True)  # noqa: T201 - the protocol
+        print(json.dumps({"known": known, "equal": equal}), flush=True)  # noqa: T201 - the protocol
+
+
+def wanted_of(expected: str) -> Form | None:
+    """The form of an expected answer, of which a solution that ends with it may be given; None if it cannot be read."""
+    part, marked = final_part(expected)
+    text = tidied(part if marked else expected)
+    if len(text) > LONGEST_PART:
+        return None
+    if is_prose(text) and not marked:
+        return Form(Kind.WORDS, words(text))
+    form = form_of(text)
+    return form if text and all(_read(each) for each in form.expressions()) else None
+
+
+def is_equal(wanted: Form, answer: str) -> bool:
+    """Whether what counts of an answer is the one that is wanted."""
+    part, marked = final_part(answer)
+    texts = [text for text in map(tidied, readings(part)) if 0 < len(text) <= LONGEST_PART]
+    if wanted.kind is Kind.WORDS and any(wanted.text in (words(text), chosen(text)) for text in texts):
+        return True
+    plain = next((text for text in texts if not is_prose(text)), None)
+    if plain is not None:
+        return equal(wanted, form_of(plain), _same)
+    if marked or wanted.kind is not Kind.EXPRESSION:
+        return False
+    return _verified(_read(wanted.text), _parsed(answer))  # prose, of which the last expression counts
+
+
+@lru_cache(maxsize=1024)
+def _read(expression: str) -> tuple[Any, ...]:
+    """What math-verify makes of an expression; nothing if it is none."""
+    return _parsed(f"${expression}$")
+
+
+def _parsed(text: str) -> tuple[Any, ...]:
+    from math_verify import parse
+
+    return tuple(each for each in parse(text, parsing_timeout=None) if not isinstance(each, str))
+
+
+def _same(wanted: str, given: str) -> bool:
+    return _verified(_read(wanted), _read(given))
+
+
+def _verified(wanted: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
+    from math_verify import verify
+
+    return bool(wanted and given and verify(list(wanted), list(given), timeout_seconds=None))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,292 @@
+"""The form of a mathematical answer: a number, words, a choice, a quantity with its unit, or several of these in a bracket.
+
+What always holds: two forms are equal if their parts are. So no part of an answer is taken for the whole.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+Same = Callable[[str, str], bool]
+"""Whether two expressions are mathematically equal."""
+
+
+class Kind(Enum):
+    """What an answer is."""
+
+    EXPRESSION = auto()
+    WORDS = auto()
+    """Words, a choice (``(B)``), a time of day, a number in another base: compared as texts."""
+    QUANTITY = auto()
+    """One part, and its unit as ``text``."""
+    EQUATION = auto()
+    """Two parts."""
+    UNORDERED = auto()
+    """Parts in any order: a set, a list of solutions, a union."""
+    ORDERED = auto()
+    """Parts in their order, with the brackets or the kind of matrix as ``text``."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """An answer as it was read."""
+
+    kind: Kind
+    text: str = ""
+    parts: tuple["Form", ...] = ()
+
+    def expressions(self) -> Iterator[str]:
+        """The expressions that it consists of."""
+        if self.kind is Kind.EXPRESSION:
+            yield self.text
+        for part in self.parts:
+            yield from part.expressions()
+
+
+MOST_PARTS = 200
+_DEEPEST = 12
+_SEVERAL = re.compile(r"\b(?:and|or)\b|,")
+_CHOICE = re.compile(r'["\s]*\(?([A-J])\)?["\s]*')
+_CHOSEN = re.compile(r'["\s]*(?:\(([A-J])\)|([A-J])[).:](?!\d)).*', re.DOTALL)
+_CLOCK = re.compile(r'(\d+(?:\s*:\s*\d+)+)\s*"?\s*(?:([ap])\.?\s*m\.?)?\s*"?', re.IGNORECASE)
+_BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{([^{}]+)\}|(\w))")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'., -]*")
+_MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+_MIXED = re.compile(r"(-?)\s*(\d+)\s*(\\frac\s*\{\d+\}\s*\{\d+\}|\\frac\s*\d\s*\d)|(-?)\s*(\d+)\s+(\d+/\d+)")
+_BETWEEN = re.compile(r"(.+?)(<|>|\\le|\\ge)(?![A-Za-z])\s*\"?[A-Za-z]\"?\s*(<|>|\\le|\\ge)(?![A-Za-z])(.+)")
+_BEYOND = re.compile(r"[A-Za-z]\s*(<|>|\\le|\\ge)(?![A-Za-z])(.+)")
+_MEMBER = re.compile(r"[A-Za-z]\s*\\in(?![A-Za-z])")
+_QUANTITY = re.compile(
+    r'(.*?[\d)}\]!a-z])\s*(?:(%)|"([^"]+)"((?:\s*\^\s*\{?\s*\d\s*\}?)?)|\s([A-Za-z][A-Za-z./ ]*(?:\s*\^\s*\{?\d\}?)?))'
+)
+_PARTS = re.compile(r'(\d+(?:\.\d+)?)\s*"?\s*([A-Za-z][A-Za-z.]*)\s*"?\s*')
+_OPEN, _CLOSE = "([{", ")]}"
+_REGION = {"<": "()", "\\le": "[]"}
+_PLURALS = {"feet": "foot", "inches": "inch", "centuries": "century"}
+_UNITS = {
+    "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "kilometer": "km", "kilometre": "km",
+    "inch": "in", "foot": "ft", "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "pound": "lb", "ounce": "oz",
+    "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "liter": "l", "litre": "l", "milliliter": "ml",
+    "degree": "", "deg": "", "dollar": "", "buck": "", "usd": "", "unit": "", "percent": "%",
+}  # fmt: skip
+_SHORT_UNITS = {*_UNITS.values(), "mph", "kph", "hz"} - {"", "%"}
+
+
+def form_of(text: str, depth: int = 0) -> Form:
+    """Read a text that :func:`~asyncrl.envs.rewards.math_text.tidied` has brought into one spelling."""
+    text = text.strip()
+    if re.fullmatch(r'"[^"]*"', text):
+        text = text[1:-1].strip()
+    if depth > _DEEPEST:
+        return Form(Kind.EXPRESSION, text)
+    for read in (_texts, _regions, _bracketed, _listed, _sided, _measured, _equation):
+        found = read(text, depth + 1)
+        if found is not None:
+            return found
+    return Form(Kind.EXPRESSION, _MIXED.sub(_sum, text) if _MIXED.fullmatch(text) else text)
+
+
+def _texts(text: str, _: int) -> Form | None:
+    if found := _CHOICE.fullmatch(text):
+        return Form(Kind.WORDS, found[1])
+    if found := _CLOCK.fullmatch(text):
+        return Form(Kind.WORDS, re.sub(r"\s", "", found[1]) + (found[2] or "").lower())
+    if found := _BASED.fullmatch(text):
+        base = (found[2] or found[3]).strip('" ').lower()
+        return Form(Kind.WORDS, f"{found[1].lower()}_{_BASES.get(base, base)}")
+    plain = text.replace('"', " ").strip()
+    if not _SEVERAL.search(plain) and _WORDS.fullmatch(plain) and re.search(r"[A-Za-z]{2}", plain):
+        return Form(Kind.WORDS, words(plain))
+    return None
+
+
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
+
+
+def words(text: str) -> str:
+    """Words without their capitals and punctuation."""
+    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+
+
+def chosen(text: str) -> str | None:
+    """The letter with which a choice begins, such as that of ``(B) 12``."""
+    found = _CHOSEN.fullmatch(text)
+    return found and (found[1] or found[2])
+
+
+def _regions(text: str, depth: int) -> Form | None:
+    if "\\cup" in text:
+        return Form(Kind.UNORDERED, "union", tuple(form_of(part, depth) for part in text.split("\\cup")))
+    if found := _MEMBER.match(text):
+        return form_of(text[found.end() :], depth)
+    if _SEVERAL.search(text):
+        return None
+    if found := _BETWEEN.fullmatch(text):
+        low, first, second, high = found.groups()
+        if first[0] == ">" or first == "\\ge":
+            low, first, second, high = high, second, first, low
+        left, right = _REGION[_up(first)][0], _REGION[_up(second)][1]
+        return Form(Kind.ORDERED, left + right, (form_of(low, depth), form_of(high, depth)))
+    if found := _BEYOND.fullmatch(text):
+        end, infinite = form_of(found[2], depth), Form(Kind.EXPRESSION, "\\infty")
+        if found[1] in (">", "\\ge"):
+            return Form(Kind.ORDERED, _REGION[_up(found[1])][0] + ")", (end, infinite))
+        return Form(Kind.ORDERED, "(" + _REGION[found[1]][1], (Form(Kind.EXPRESSION, "-\\infty"), end))
+    return None
+
+
+def _up(relation: str) -> str:
+    return {">": "<", "\\ge": "\\le"}.get(relation, relation)
+
+
+def _bracketed(text: str, depth: int) -> Form | None:
+    if text == "\\emptyset":
+        return Form(Kind.UNORDERED, "set")
+    if found := _MATRIX.fullmatch(text):
+        rows = [row for row in re.split(r"\\\\", found[2]) if row.strip()][:MOST_PARTS]
+        made = (Form(Kind.ORDERED, "row", tuple(form_of(cell, depth) for cell in row.split("&")[:MOST_PARTS])) for row in rows)
+        return Form(Kind.ORDERED, "determinant" if found[1] in ("vmatrix", "Vmatrix") else "matrix", tuple(made))
+    plain = text.replace("\\{", "{").replace("\\}", "}")
+    if len(plain) < 2 or plain[0] not in _OPEN or plain[-1] not in _CLOSE or not _encloses(plain):
+        return None
+    inside = _split(plain[1:-1])
+    if plain[0] == "{" and (text.startswith("\\{") or len(inside) > 1):
+        return Form(Kind.UNORDERED, "set", tuple(form_of(part, depth) for part in inside))
+    if len(inside) > 1:
+        return Form(Kind.ORDERED, plain[0] + plain[-1], tuple(form_of(part, depth) for part in inside))
+    return None
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket is closed by the last; brackets of intervals may differ."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += (sign in _OPEN) - (sign in _CLOSE)
+        if depth == 0:
+            return place == len(text) - 1
+    return False
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket."""
+    parts, depth, start = [], 0, 0
+    for place, sign in enumerate(text):
+        depth += (sign in _OPEN) - (sign in _CLOSE)
+        if sign in ",;" and depth <= 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]][:MOST_PARTS]
+
+
+def _listed(text: str, depth: int) -> Form | None:
+    joined = re.sub(r',?\s*"?\s*(?<![A-Za-z])(?:and|or)(?![A-Za-z])\s*"?\s*', ",", text)
+    parts = [part for part in _split(joined) if part.strip()]
+    if len(parts) < 2:
+        return None
+    made = tuple(form_of(part.strip().strip('"'), depth) for part in parts)
+    units = {part.text for part in made if part.kind is Kind.QUANTITY and part.text}
+    return Form(Kind.ORDERED, "quantities", made) if len(units) == len(made) else Form(Kind.UNORDERED, "list", made)
+
+
+def _sided(text: str, depth: int) -> Form | None:
+    if text.count("\\pm") + text.count("\\mp") != 1 or "=" in text:
+        return None
+    sides = (text.replace("\\pm", sign).replace("\\mp", other) for sign, other in (("+", "-"), ("-", "+")))
+    return Form(Kind.UNORDERED, "list", tuple(form_of(side.strip().lstrip("+"), depth) for side in sides))
+
+
+def _measured(text: str, depth: int) -> Form | None:
+    several = list(_PARTS.finditer(text))
+    if len(several) > 1 and "".join(found[0] for found in several) == text:
+        parts = (Form(Kind.QUANTITY, unit_of(found[2]), (Form(Kind.EXPRESSION, found[1]),)) for found in several)
+        return Form(Kind.ORDERED, "quantities", tuple(parts))
+    if not (found := _QUANTITY.fullmatch(text)):
+        return None
+    value, percent, quoted, power, plain = found.groups()
+    name = unit_of(plain.partition("^")[0]) if plain else ""
+    if plain and not (name in _SHORT_UNITS or re.search(r"[A-Za-z]{3}", plain) or not name):
+        return None
+    unit = unit_of((percent or quoted or plain) + (power or ""))
+    return Form(Kind.QUANTITY, unit, (form_of(value, depth),))
+
+
+def unit_of(text: str) -> str:
+    """A unit in one spelling; empty for what may as well be left out: degrees, dollars and units without a name."""
+    text = re.sub(r"[{}\s.]+", " ", text.lower()).strip()
+    text = re.sub(r"^(square|cubic|sq) (\w+)", lambda found: f"{found[2]}^{3 if found[1] == 'cubic' else 2}", text)
+    text = re.sub(r"\s*\^\s*", "^", text)
+
+    def single(found: re.Match[str]) -> str:
+        name = _PLURALS.get(found[0], found[0])
+        name = name[:-1] if len(name) > 2 and name.endswith("s") else name
+        return _UNITS.get(name, name)
+
+    return re.sub(r"[a-z]+", single, text).strip("^2 ") and re.sub(r"[a-z]+", single, text)
+
+
+def _equation(text: str, depth: int) -> Form | None:
+    left, equals, right = text.rpartition("=")
+    if not equals or re.search(r"[<>!]$|\\(?:le|ge|ne)$", left):
+        return None
+    return Form(Kind.EQUATION, text, (form_of(left.rpartition("=")[2], depth), form_of(right, depth)))
+
+
+def _sum(found: re.Match[str]) -> str:
+    """A mixed number as a sum."""
+    sign, whole, part = (found[1], found[2], found[3]) if found[2] else (found[4], found[5], found[6])
+    return f"{sign}({whole}+{part})"
+
+
+def equal(wanted: Form, given: Form, same: Same) -> bool:
+    """Whether an answer is the one that is wanted."""
+    if wanted == given:
+        return True
+    if given.kind is Kind.EQUATION and wanted.kind is not Kind.EQUATION:
+        return equal(wanted, given.parts[1], same)
+    if wanted.kind is Kind.EQUATION and given.kind is not Kind.EQUATION:
+        return bool(re.fullmatch(r"[A-Za-z](?:\([a-z]\))?(?:_\{?\w\}?)?", wanted.parts[0].text)) and equal(
+            wanted.parts[1], given, same
+        )
+    if wanted.kind is Kind.EQUATION:
+        return all(map(equal, wanted.parts, given.parts, (same, same))) or same(wanted.text, given.text)
+    if Kind.QUANTITY in (wanted.kind, given.kind):
+        return _equal_quantities(wanted, given, same)
+    if wanted.kind is Kind.UNORDERED and given.kind is Kind.UNORDERED:
+        return _equal_in_any_order(wanted.parts, given.parts, same)
+    if Kind.UNORDERED in (wanted.kind, given.kind):
+        several, one = (wanted, given) if wanted.kind is Kind.UNORDERED else (given, wanted)
+        return len(several.parts) == 1 and equal(several.parts[0], one, same)
+    if wanted.kind is not given.kind:
+        return False
+    if wanted.kind is Kind.ORDERED:
+        brackets = wanted.text == given.text
+        return (
+            brackets
+            and len(wanted.parts) == len(given.parts)
+            and all(equal(*pair, same) for pair in zip(wanted.parts, given.parts, strict=True))
+        )
+    if wanted.kind is Kind.WORDS:
+        return wanted.text == given.text
+    return wanted.text.replace(" ", "") == given.text.replace(" ", "") or same(wanted.text, given.text)
+
+
+def _equal_quantities(wanted: Form, given: Form, same: Same) -> bool:
+    """A unit that is wanted must be there, but for those that go without saying; one that is not wanted does no harm."""
+    unit, value = (wanted.text, wanted.parts[0]) if wanted.kind is Kind.QUANTITY else ("", wanted)
+    has, number = (given.text, given.parts[0]) if given.kind is Kind.QUANTITY else ("", given)
+    if "%" in (unit, has) and unit in ("", "%") and has in ("", "%"):
+        hundredth = Form(Kind.EXPRESSION, f"\\frac{{{number.text}}}{{100}}")
+        hundredfold = Form(Kind.EXPRESSION, f"100 \\cdot ({number.text})")
+        return equal(value, number, same) or (unit != has and equal(value, hundredth if has else hundredfold, same))
+    return unit in ("", has) and equal(value, number, same)
+
+
+def _equal_in_any_order(wanted: Sequence[Form], given: Sequence[Form], same: Same) -> bool:
+    left = list(given)
+    for each in wanted:
+        found = next((place for place, other in enumerate(left) if equal(each, other, same)), None)
+        if found is None:
+            return False
+        del left[found]
+    return not left

@@ -1,0 +1,133 @@
+"""The text of a mathematical answer: which part of it counts, and its LaTeX in one plain spelling.
+
+What always holds: one part of an answer counts, wherever it stands, so a list of guesses is worth its last one.
+"""
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
+_MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
+_SEGMENTS = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_SAID = re.compile(r".*(?:\b(?:is|are|be|equals?|gives?|get)\b|[:=])\s*")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_NO_PROSE = {"or", "and", "pi", "sqrt", "infinity", "inf", "oo", "sin", "cos", "tan", "log", "ln", "exp", "in", "am", "pm"}
+MOST_BOXES = 20
+"""Boxes, from the end of an answer, among which one that is closed is looked for."""
+
+_NO_WORDS = re.compile(r'"[^"]*"|\\(?:begin|end)\s*\{[^{}]*\}')
+MOST_WORDS = 4
+"""Words of an answer that is none of prose, such as those of a unit."""
+
+_SYMBOLS = {
+    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ",  # noqa: RUF001
+    "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ", "²": "^2 ",  # noqa: RUF001
+    "³": "^3 ", "½": "\\frac{1}{2}", "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
+}  # fmt: skip
+_REWRITES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (
+            r"(?<!\\)\\(?:[ ,;:!>~]|quad|qquad|displaystyle|textstyle|limits|bigg?[lrm]?|Bigg?[lrm]?|boldsymbol|bm)(?![A-Za-z])",
+            " ",
+        ),
+        (r"(?<=\d),\s+!", ","),
+        (r"\\(?:left|right)(?![A-Za-z])\.?", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|rm|operatorname)\s*\{([^{}]*)\}", r' "\1" '),
+        (r"\\(?:ge|le|ne)q(?![A-Za-z])", lambda found: found[0][:-1]),
+        (r"<=|=<", r"\\le "),
+        (r">=|=>", r"\\ge "),
+        (r"\\leqslant|\\geqslant", lambda found: found[0][:3]),
+        (r"\\(?:varnothing|emptyset)|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\(sin|cos|tan|cot|sec|csc)\s*\(?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*\)?", r"\\\1(\2 \\cdot \\frac{\\pi}{180})"),
+        (r"\^?\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?", " degrees "),
+        (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        (r"\*\*", "^"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"(?<=[\w)}\s])\*(?=[\w(\\\s])", r" \\cdot "),
+        (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)", r"\1 \\times 10^{\2}"),
+        (r"\\%", "%"),
+    )
+)
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
+
+
+def final_part(answer: str) -> tuple[str, bool]:
+    """The part of an answer that counts, and whether the answer marks it: by a tag, a box, ``####`` or words."""
+    answer = (_TAGGED.findall(answer) or [answer])[-1]
+    if (boxed := _last_box(answer)) is not None:
+        return boxed, True
+    marks = list(_MARKERS.finditer(answer))
+    if marks:
+        said = answer[marks[-1].end() :].strip()
+        segments = _segments(said.partition("\n")[0])
+        return (segments[-1] if segments else said.partition("\n")[0]), True
+    segments = _segments(answer)
+    if segments:
+        return segments[-1], True
+    return answer.strip().rpartition("\n")[2], False
+
+
+def readings(part: str) -> Iterator[str]:
+    """What a part of an answer may mean, of which the first that is no prose counts: it itself, or what it says at its end."""
+    yield part
+    if said := _SAID.match(part):
+        yield part[said.end() :]
+
+
+def is_prose(text: str) -> bool:
+    """Whether a text has words that are no mathematics, of which only the end may be an answer: many, or some before a number."""
+    plain = _NO_WORDS.sub("", text)
+    before, number, _ = re.split(r"(\d|$)", plain, maxsplit=1)
+    return len(_words(plain)) > MOST_WORDS or bool(number and _words(before))
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _WORD.findall(text) if word.lower() not in _NO_PROSE]
+
+
+def _segments(text: str) -> list[str]:
+    return [next(filter(None, found.groups()), "") for found in _SEGMENTS.finditer(text)]
+
+
+def _last_box(text: str) -> str | None:
+    r"""What stands in the last ``\boxed{...}`` whose braces are closed."""
+    for found in reversed(list(re.finditer(r"\\f?boxed\s*\{|\\boxed\s+(?=[\w$\\])", text))[-MOST_BOXES:]):
+        if not found[0].endswith("{"):
+            return text[found.end() :].partition("$")[0].strip()
+        depth = 1
+        for end in range(found.end(), len(text)):
+            escaped = text[end - 1] == "\\"
+            depth += 0 if escaped else {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[found.end() : end]
+    return None
+
+
+def tidied(text: str) -> str:
+    """A text in one spelling: no dollars about it, no spacing, no sizes, no emphasis; words of LaTeX in quotation marks."""
+    text = text.strip()
+    for sign, command in _SYMBOLS.items():
+        text = text.replace(sign, command)
+    text = re.sub(r"(?<=\d)(?:,\\!|\\!,|\{,\})\s*(?=\d)", ",", text)
+    text = re.sub(r"^\\[(\[](.*)\\[)\]]$", r"\1", text, flags=re.DOTALL)
+    text = re.sub(r"\\\$|(?<!\\)\$", "", text).replace("**", "" if text.startswith("**") else "**")
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = _REPEATING.sub(_fraction, text)
+    text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    text = re.sub(r'"\s*"', " ", text)
+    return re.sub(r"\s+", " ", text).strip().rstrip(".,;: ").strip()
+
+
+def _fraction(found: re.Match[str]) -> str:
+    whole, fixed, repeated = found.groups()
+    value = Fraction(
+        int((whole or "0") + fixed + repeated) - int((whole or "0") + fixed), (10 ** len(repeated) - 1) * 10 ** len(fixed)
+    )
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"

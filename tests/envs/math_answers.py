@@ -1,0 +1,122 @@
+r"""Expected answers as public data sets have them, with answers that are right and wrong; each right one counts in ``\boxed{}`` too."""
+
+# ruff: noqa: E501, RUF001 - a shape is a line
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """An expected answer, and what may be answered."""
+
+    of: str
+    expected: object
+    right: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+
+SHAPES = [
+    # GSM8K: a solution, with the number at its end
+    Shape("gsm8k", "He has 12*100 = <<12*100=1200>>1,200.\n#### 1,200", ("1200", "1,200", "$1,200", "So 12*100=1200.\n#### 1200"), ("200", "1", "12", "#### 1200\n#### 1")),
+    Shape("gsm8k", "#### 18", ("18", "$18", "18 dollars", "18.00", "She makes $18 every day.", "The answer is 18."), ("8", "1", "180", "18 or 19")),
+    Shape("gsm8k", "#### -5", ("-5", "−5", "The answer is: -5"), ("5",)),
+    Shape("gsm8k", "72", ("72", "72.", "**72**", "Natalia sold 48+24 = 72 clips.", "Answer: 72"), ("24", "48", "72 or 73", "73")),
+    Shape("gsm8k", "0.5", ("0.5", "1/2", ".5", "\\frac12"), ("5", "0", "0.51")),
+    # MATH: LaTeX, alone or in the box of a solution
+    Shape("math", "We have $x^2=4$, so $x=\\pm2$, and the sum of squares is $\\boxed{8}$.", ("8", "$8$", "\\boxed{8}", "\\fbox{8}"), ("4", "2", "\\boxed{4} and 8")),
+    Shape("math", "2\\sqrt{3}", ("2\\sqrt{3}", "$2\\sqrt3$", "2sqrt(3)", "\\sqrt{12}", "x = 2\\sqrt{3}"), ("2", "3", "\\sqrt{3}", "2\\sqrt{2}", "23")),
+    Shape("math", "5\\pi", ("5\\pi", "5 \\pi", "5π", "5*pi", "\\pi \\cdot 5"), ("5", "\\pi", "15.7", "5\\pi^2")),
+    Shape("math", "\\frac{3}{4}", ("3/4", "\\dfrac{3}{4}", "\\tfrac34", "0.75", "\\frac{6}{8}"), ("3", "4", "\\frac{4}{3}", "34")),
+    Shape("math", "-\\frac{1}{3}", ("-1/3", "\\frac{-1}{3}", "\\dfrac{-1}{3}", "-\\frac13"), ("1/3", "-1", "3")),
+    Shape("math", "10^{-3}", ("10^{-3}", "0.001", "\\frac{1}{1000}", "1e-3", "10^(-3)"), ("-3", "10", "3")),
+    Shape("math", "1.2 \\times 10^{5}", ("1.2\\times10^5", "120000", "120,000", "1.2e5", "1.2 × 10^5"), ("1.2", "10", "5", "12")),
+    Shape("math", "n(n+1)/2", ("\\frac{n(n+1)}{2}", "n(n+1)/2", "(n^2+n)/2"), ("2", "n", "n(n-1)/2")),
+    Shape("math", "p - q", ("p - q", "p-q", "-q+p"), ("q", "p", "q - p")),
+    Shape("math", "x^2+2x+1", ("(x+1)^2", "x^2 + 2x + 1", "1+2x+x^2", "x**2+2*x+1"), ("x^2", "1", "x^2+2x")),
+    Shape("math", "y = 2x + 3", ("y=2x+3", "2x+3", "$y = 2x+3$", "y = 3 + 2x"), ("3", "2x", "y = 3x + 2")),
+    Shape("math", "x = 5", ("5", "x=5", "x = 5."), ("x", "x = 6", "6")),
+    Shape("math", "f(x) = x + 1", ("x+1", "f(x) = x+1", "1+x"), ("f(x)", "x", "1")),
+    Shape("math", "\\log_2 3", ("\\log_2 3", "\\log_{2}{3}", "\\frac{\\ln 3}{\\ln 2}"), ("3", "2", "\\log_3 2")),
+    Shape("math", "3 + 4i", ("3+4i", "4i+3"), ("3", "4i", "3-4i", "7")),
+    Shape("math", "e^{i\\pi/3}", ("e^{i\\pi/3}", "e^{\\frac{i\\pi}{3}}"), ("3", "e", "e^{i\\pi}")),
+    Shape("math", "0.\\overline{3}", ("1/3", "0.\\overline{3}", "\\frac13"), ("0", "3", "0.3")),
+    Shape("math", "2.1\\overline{54}", ("2.1\\overline{54}", "237/110"), ("2.1", "54", "2.154")),
+    Shape("math", "\\left(\\frac{1}{2}\\right)^{10}", ("\\frac{1}{1024}", "1/1024", "2^{-10}"), ("1/2", "10", "1024")),
+    Shape("math", "\\sqrt[3]{2}", ("\\sqrt[3]{2}", "2^{1/3}", "2^{\\frac{1}{3}}"), ("2", "3", "\\sqrt{2}")),
+    Shape("math", "6!", ("720", "6!"), ("6", "120")),
+    Shape("math", "\\infty", ("\\infty", "infinity", "∞", "+\\infty"), ("-\\infty", "0", "8")),
+    Shape("math", "\\text{Evelyn}", ("Evelyn", "evelyn", "\\text{Evelyn}", "\\mathrm{Evelyn}", "The answer is Evelyn."), ("Eve", "Briana", "E")),
+    Shape("math", "\\text{even}", ("even", "Even.", "\\textbf{even}", "It is even"), ("odd", "neither")),
+    Shape("math", "A and B", ("A and B", "A, B", "\\text{A and B}", "B and A"), ("A", "B", "A and C", "A, B, C")),
+    Shape("math", "\\text{Monday morning}", ("Monday morning", "\\text{Monday morning}"), ("Monday", "morning", "Tuesday morning")),
+    # DAPO and AIME: integers
+    Shape("dapo", 34, ("34", "Answer: 34", "Answer: $34$", "Answer: \\boxed{34}", "34.0"), ("3", "4", "43", "Answer: 4", "Answer: 34 or 35")),
+    Shape("dapo", "-7", ("Answer: -7", "-7"), ("7", "Answer: 7")),
+    Shape("aime", "073", ("73", "073", "\\boxed{073}", "\\boxed{73}"), ("7", "3", "730", "37")),
+    Shape("aime", "025", ("25", "025"), ("5", "0", "2", "26")),
+    Shape("aime", 204, ("204", "$204$", "m+n = 199+5 = 204", "\\boxed{204}"), ("199", "5", "20")),
+    # Multiple choice
+    Shape("choice", "B", ("B", "(B)", "B.", "B)", "(B) 12", "\\text{(B)}", "\\textbf{(B)}", "The answer is B.", "The answer is (B).", "**B**", "Answer: B"), ("A", "b c", "12", "A, B", "(A) B", "AB", "ABCD", "A or B")),
+    Shape("choice", "\\text{(C)}", ("C", "(C)", "\\text{(C)}", "\\textbf{(C) }", "C. 5"), ("c+1", "(D)", "5", "ABC", "(A), (B), (C)")),
+    Shape("choice", "(D)", ("D", "(D)", "\\mathrm{(D)}"), ("E", "A", "all")),
+    Shape("yes or no", "Yes", ("Yes", "yes", "YES.", "\\text{Yes}", "The answer is yes."), ("No", "no", "Yes and no", "maybe", "Yes or No")),
+    Shape("yes or no", True, ("True", "true", "\\text{True}"), ("False", "true or false")),
+    Shape("yes or no", None, ("None", "none"), ("0", "All")),
+    # Units
+    Shape("units", "\\dfrac{7}{2}\\text{ m}", ("\\frac{7}{2}\\text{ m}", "7/2 m", "3.5 m", "3.5 meters", "3.5\\,\\mathrm{m}"), ("7/2", "7", "2", "m", "3.5 cm", "7/2 m^2")),
+    Shape("units", "12 \\text{ cm}^2", ("12 cm^2", "12\\text{ cm}^2", "12 square centimeters", "12\\,\\text{cm}^{2}", "12 square cm"), ("12 cm", "2", "144 cm^2", "12")),
+    Shape("units", "5 \\text{ miles per hour}", ("5 miles per hour", "5\\text{ miles per hour}", "5.0 miles per hour"), ("5 miles", "5 hours")),
+    Shape("units", "12\\text{ hours }30\\text{ minutes}", ("12 hours 30 minutes", "12\\text{ hours }30\\text{ minutes}", "12 h 30 min", "12 hours and 30 minutes"), ("30", "12", "12 hours", "30 minutes", "30 hours 12 minutes")),
+    Shape("units", "5", ("5 cm", "5\\text{ cm}", "5 apples", "5\\%"), ("50 cm", "cm", "5 000")),
+    Shape("units", "\\$32,\\!348", ("32348", "32,348", "\\$32,348", "$32,348", "\\$32{,}348", "32348 dollars"), ("348", "32", "3234")),
+    Shape("units", "\\$0.75", ("0.75", "\\$0.75", "$0.75", "\\frac34"), ("75", "0", "0.7")),
+    Shape("units", "90^\\circ", ("90", "90°", "90 degrees", "90^{\\circ}", "90^\\circ", "90\\degree"), ("9", "0", "180^\\circ", "90 cm^2 or 5")),
+    # Percent
+    Shape("percent", "50\\%", ("50\\%", "50%", "50", "50 percent", "0.5", "\\frac12"), ("5", "5\\%", "0.05", "500")),
+    Shape("percent", "12.5", ("12.5", "12.5%", "12.5\\%", "\\frac{25}{2}"), ("12", "5", "125")),
+    # Mixed numbers and thousands
+    Shape("mixed", "1\\frac{1}{2}", ("1\\frac{1}{2}", "3/2", "1.5", "1 1/2", "1\\frac12"), ("1/2", "1", "11/2", "2")),
+    Shape("mixed", "7 \\frac{3}{4}", ("7\\frac{3}{4}", "7 3/4", "31/4", "7.75"), ("3/4", "7", "21/4", "73/4")),
+    Shape("mixed", "-2\\frac{1}{3}", ("-7/3", "-2\\frac13", "-2 1/3"), ("-5/3", "-2", "1/3", "7/3")),
+    Shape("thousands", "1,234", ("1234", "1,234", "1{,}234", "1,\\!234", "1\\,234"), ("234", "1", "1.234", "1, 234, 5")),
+    Shape("thousands", "12,345,678", ("12345678", "12,345,678"), ("678", "12", "12,345")),
+    # Intervals and inequalities
+    Shape("interval", "[1,2)", ("[1,2)", "[1, 2)", "$[1,2)$", "1 \\le x < 2", "x \\in [1,2)", "\\left[1,2\\right)", "2 > x \\ge 1"), ("(1,2)", "[1,2]", "1", "2", "[2,1)", "1,2")),
+    Shape("interval", "[2, 5]", ("[2,5]", "\\left[2, 5\\right]", "2 \\leq x \\leq 5", "2 ≤ x ≤ 5"), ("5", "2", "(2,5)", "[2,5)")),
+    Shape("interval", "(-\\infty, 3]", ("(-\\infty,3]", "x \\le 3", "x <= 3", "(-\\infty, 3]"), ("3", "x < 3", "(3, \\infty)", "x \\ge 3")),
+    Shape("interval", "x > 3", ("x > 3", "(3,\\infty)", "x \\in (3,\\infty)", "(3, +\\infty)"), ("3", "x < 3", "x \\ge 3", "[3,\\infty)")),
+    Shape("interval", "(-\\infty,-1)\\cup(1,\\infty)", ("(-\\infty,-1)\\cup(1,\\infty)", "(1,\\infty) \\cup (-\\infty,-1)", "(-∞,-1)∪(1,∞)", "x<-1 or x>1"), ("(1,\\infty)", "(-1,1)", "(-\\infty,1)\\cup(1,\\infty)")),
+    # Points, sets, lists of solutions
+    Shape("tuple", "(3, \\frac{\\pi}{2})", ("(3,\\pi/2)", "\\left(3, \\frac{\\pi}{2}\\right)", "\\left( 3, 0.5\\pi \\right)"), ("3", "(\\pi/2, 3)", "[3, \\pi/2]", "(3, \\pi)", "3, \\pi/2")),
+    Shape("tuple", "(1,-2,3)", ("(1, -2, 3)", "(1,-2,3)"), ("(1,2,3)", "(1,-2)", "3", "(3,-2,1)")),
+    Shape("set", "\\{1,2\\}", ("\\{2,1\\}", "{1,2}", "1, 2", "\\left\\{1, 2\\right\\}", "1 and 2"), ("1", "2", "\\{1\\}", "\\{1,2,3\\}", "\\{1,1\\}", "12")),
+    Shape("set", "\\emptyset", ("\\emptyset", "\\varnothing", "\\{\\}", "∅"), ("0", "\\{0\\}")),
+    Shape("set", "\\{5\\}", ("\\{5\\}", "5", "x = 5"), ("\\{5, 6\\}", "6")),
+    Shape("list", "-1,0,1", ("-1,0,1", "-1, 0, 1", "1, 0, -1", "x = -1, 0, 1", "-1, 0 and 1", "-1, 0, and 1"), ("1", "-1", "0", "-1, 1", "-1,0,1,2", "101")),
+    Shape("list", "2 \\text{ or } 3", ("2 or 3", "3 or 2", "2, 3", "2 \\text{ or } 3", "x=2 or x=3", "x = 2, x = 3"), ("2", "3", "2 or 4", "2 or 3 or 4", "23")),
+    Shape("list", "\\pm 2", ("\\pm 2", "±2", "2, -2", "-2 and 2", "x = \\pm 2"), ("2", "-2", "\\pm 3", "0")),
+    Shape("list", "1 \\pm \\sqrt{19}", ("1 \\pm \\sqrt{19}", "1+\\sqrt{19}, 1-\\sqrt{19}", "1-\\sqrt{19},1+\\sqrt{19}"), ("1", "19", "1+\\sqrt{19}", "\\pm\\sqrt{19}")),
+    Shape("list", "(1,2), (3,4)", ("(1,2),(3,4)", "(3,4), (1,2)", "(1,2) and (3,4)"), ("(1,2)", "(1,2),(4,3)", "1,2,3,4")),
+    # Matrices and vectors
+    Shape("matrix", "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix} 1 & 2 \\\\ 3 & \\frac{8}{2} \\end{bmatrix}"), ("1", "4", "\\begin{pmatrix}1&2\\\\3&5\\end{pmatrix}", "\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}", "\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}")),
+    Shape("matrix", "\\begin{pmatrix} -2 \\\\ \\frac{1}{2} \\end{pmatrix}", ("\\begin{pmatrix}-2\\\\1/2\\end{pmatrix}", "\\begin{pmatrix} -2 \\\\ 0.5 \\end{pmatrix}"), ("-2", "1/2", "\\begin{pmatrix}-2&1/2\\end{pmatrix}")),
+    # Times, ratios, other bases
+    Shape("time", "10:30", ("10:30", "10:30.", "\\text{10:30}"), ("30", "10", "10:31", "1/3", "1030")),
+    Shape("time", "10:30 \\text{ a.m.}", ("10:30 a.m.", "10:30 AM", "10:30\\text{ am}"), ("10:30 pm", "10:30 p.m.", "30")),
+    Shape("ratio", "2:3", ("2:3", "2 : 3"), ("2", "3", "3:2")),
+    Shape("base", "1011_2", ("1011_2", "1011_{2}", "1011_{\\text{two}}"), ("1011_3", "2", "11", "1111_2")),
+    Shape("base", "2A_{16}", ("2A_{16}", "2a_{16}"), ("2A_8", "16", "2")),
+    # What cannot be read as mathematics and is none
+    Shape("form", "5", ("It is 5", "Total: 5", "First 4, then 5", "The final answer is:\n5", "<answer>5</answer>", "**Final Answer**\n\n\\[ \\boxed{5} \\]", "\\boxed{\\boxed{5}}", "1. Add 2.\n2. The answer is 5 because 2+3=5."), ("", "no idea", "\\boxed{}", "5!", "\\boxed{4}, 5", "\\boxed{5 or 6}", "\\boxed{it is 5 or 6}", "<answer>4</answer> 5", "<answer>5</answer><answer>6</answer>", "The answer is 4 or 5", "5, 6")),
+    Shape("form", "[1,2)", ("The interval is [1,2).", "So we get: $[1,2)$"), ("The interval is [1,2].", "The interval [1,2) or (1,2]")),
+]  # fmt: skip
+
+UNREADABLE = [
+    "",
+    "\\frac{",
+    "$\\frac{1}{$",
+    "\\boxed{\\frac{}",
+    "(1, \\frac{)",
+    "#### \\sqrt{",
+    "\\begin{pmatrix} \\frac{ \\end{pmatrix}",
+]
+"""Expected answers that say nothing."""
