@@ -3,23 +3,31 @@
 What always holds: a call ends at its deadline, whatever it does, and blocks no event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from asyncrl.core.errors import EnvironmentBroken
-from asyncrl.envs.tool_marks import marked_methods
+from asyncrl.envs.signature import Parameters
 from asyncrl.envs.tool_process import Answered, Load, Refused
 from asyncrl.envs.tool_processes import ToolProcesses
-from asyncrl.envs.tools import Tool, ToolError
+from asyncrl.envs.tools import ToolError
+
+
+class _Function:
+    """One function, as a process looks for it."""
+
+    def __init__(self, name: str, method: Callable[..., str]) -> None:
+        self.method, self.parameters = method, Parameters(method, name, is_static=True)
 
 
 class ProcessFunctions:
-    """Static methods marked by ``@tool(process=True)``, which a process finds as it finds the tools of an environment."""
+    """Typed static methods that return text. A process finds them as it finds the tools of an environment."""
 
-    tools: ClassVar[Mapping[str, Tool]] = {}
+    tools: ClassVar[Mapping[str, _Function]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.tools = {marked.name: Tool(marked) for marked in marked_methods(cls, reserved=frozenset())}
+        static = {name: value.__func__ for name, value in vars(cls).items() if isinstance(value, staticmethod)}
+        cls.tools = {name: _Function(name, function) for name, function in static.items()}
 
     @classmethod
     async def call(cls, processes: ToolProcesses, name: str, arguments: Mapping[str, Any], seconds: float) -> str:

@@ -15,7 +15,6 @@ import msgspec
 from asyncrl.envs.contained import Overdue
 from asyncrl.envs.database import LARGEST_VALUE, Database, DatabaseError, QueryRefused, limit_memory
 from asyncrl.envs.process_functions import ProcessFunctions
-from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.tools import ToolError
 
@@ -98,7 +97,6 @@ class DatabaseProcess(ProcessFunctions):
     """What the process of a query does."""
 
     @staticmethod
-    @tool(process=True)
     def check(script: str, path: str, seconds: float) -> str:
         """Return what keeps a database from being opened; empty if nothing does."""
         try:
@@ -108,7 +106,6 @@ class DatabaseProcess(ProcessFunctions):
         return ""
 
     @staticmethod
-    @tool(process=True)
     def show(script: str, path: str, seconds: float, sql: str, rows: int) -> str:
         """Return the result of a query as text."""
         try:
@@ -117,7 +114,6 @@ class DatabaseProcess(ProcessFunctions):
             raise ToolError(str(error)) from error
 
     @staticmethod
-    @tool(process=True)
     def returns(script: str, path: str, seconds: float, sql: str, rows: str) -> str:
         """Say whether a query returns ``rows``, a JSON list of lists."""
         expected = Counter(map(tuple, json.loads(rows)))

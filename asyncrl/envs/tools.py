@@ -82,8 +82,16 @@ class Tool:
         self.parameters = Parameters(self.method, self.name, self._is_static)
         self.spec = ToolSpec(self.name, inspect.getdoc(self.method) or "", self.parameters.schema)
 
+    async def converted(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Check ``arguments`` and fill in defaults.
+
+        Raises:
+            msgspec.ValidationError: they do not fit; the message says why.
+        """
+        return self.parameters.convert(arguments)
+
     async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
-        """Run the tool on ``environment`` with ``arguments`` that :attr:`parameters` has converted."""
+        """Run the tool on ``environment`` with ``arguments`` that were :meth:`converted`."""
         bound = partial(self.method, **arguments) if self._is_static else partial(self.method, environment, **arguments)
         if inspect.iscoroutinefunction(self.method) or inspect.isasyncgenfunction(self.method):
             return text_of_result(self.method, await settled(bound()))
@@ -205,7 +213,7 @@ class ToolEnvironment(Environment):
         if not action.calls:
             named, total = await self._rewards(type(self).reward, self.reward(self.task, action.content))
             return StepResult(Observation(()), total, done=True, metrics=_count([]) | named, rewards=named)
-        answers = await self._run_all([self._begin(call) for call in action.calls])
+        answers = await self._run_all([await self._begin(call) for call in action.calls])
         records = tuple(answer.record for answer in answers)
         named, total = await self._rewards(type(self).turn_reward, self.turn_reward(action, records))
         return StepResult(
@@ -255,7 +263,7 @@ class ToolEnvironment(Environment):
                 raise answer.error
         return [answer for answer in answers if not isinstance(answer, Raised)]
 
-    def _begin(self, call: ToolCall | MalformedCall) -> "_Answer | _Ready":
+    async def _begin(self, call: ToolCall | MalformedCall) -> "_Answer | _Ready":
         """Return what is to be run for a call, or the answer to a call that reaches no tool."""
         if isinstance(call, MalformedCall):
             return self._malformed("", f"unreadable call: {call.problem}; use {self._choices('')}")
@@ -263,7 +271,7 @@ class ToolEnvironment(Environment):
         if tool is None:
             return self._malformed(call.name, f"no tool {short(call.name)}; use {self._choices(call.name)}")
         try:
-            arguments = tool.parameters.convert(finite(call.arguments))
+            arguments = await tool.converted(finite(call.arguments))
         except msgspec.ValidationError as error:
             return self._malformed(call.name, f"{error}; use {tool.parameters.usage}")
         if tool.max_calls is not None and self._count_call(tool.name) > tool.max_calls:

@@ -6,10 +6,11 @@ import random
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
+import mcp.types
 import msgspec
 import psutil
 import pytest
@@ -22,9 +23,11 @@ from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, ToolError
 from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.load import load_member
-from asyncrl.envs.mcp import calculator
+from asyncrl.envs.mcp import calculator, schema_checks
 from asyncrl.envs.mcp import session as mcp_session
-from asyncrl.envs.mcp.environment import McpToolEnvironment, SchemaParameters, check_schema
+from asyncrl.envs.mcp.environment import McpTool, McpToolEnvironment
+from asyncrl.envs.mcp.results import result_text
+from asyncrl.envs.mcp.schema_checks import LARGEST_SCHEMA, SchemaChecks
 from asyncrl.envs.mcp.session import McpServer, McpSession, NoSession
 from asyncrl.envs.mcp.sessions import Sessions, mcp_sessions
 
@@ -39,12 +42,13 @@ def stdio(*tools: str, command: tuple[str, ...] = (sys.executable, SERVER), **va
 
 @asynccontextmanager
 async def session_with(server: McpServer) -> AsyncIterator[McpSession]:
-    session = McpSession(server)
-    await session.start()
-    try:
-        yield session
-    finally:
-        await session.end()
+    with closing(SchemaChecks(server.name)) as checks:
+        session = McpSession(server, checks)
+        await session.start()
+        try:
+            yield session
+        finally:
+            await session.end()
 
 
 def environment_of(sessions: Sessions) -> McpToolEnvironment:
@@ -175,7 +179,8 @@ async def test_streamable_http_takes_as_many_calls_and_comes_back() -> None:
 )
 async def test_what_is_wrong_with_a_server_is_said_at_launch(server: McpServer, key: str, problem: str) -> None:
     with pytest.raises(NoSession) as wrong:
-        await McpSession(server).start()
+        async with session_with(server):
+            pass
     assert wrong.value.key == key
     assert problem in str(wrong.value)
 
@@ -183,7 +188,8 @@ async def test_what_is_wrong_with_a_server_is_said_at_launch(server: McpServer, 
 async def test_a_server_that_says_nothing_is_waited_for_no_longer_than_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_session, "START_S", 0.1)
     with pytest.raises(NoSession, match=r"did not answer the handshake of MCP within 0\.1 s"):
-        await McpSession(stdio(command=(sys.executable, "-c", "import sys; sys.stdin.read()"))).start()
+        async with session_with(stdio(command=(sys.executable, "-c", "import sys; sys.stdin.read()"))):
+            pass
 
 
 async def test_waiting_for_a_session_ends_with_the_reason() -> None:
@@ -195,26 +201,178 @@ async def test_waiting_for_a_session_ends_with_the_reason() -> None:
             await sessions.take()
 
 
-def test_arguments_are_checked_by_the_servers_schema() -> None:
+@pytest.fixture
+async def checks() -> AsyncIterator[SchemaChecks]:
+    with closing(SchemaChecks("the tests")) as made:
+        yield made
+
+
+async def test_arguments_are_checked_by_the_servers_schema(checks: SchemaChecks) -> None:
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {"path": {"type": "string"}, "lines": {"type": ["integer", "null"]}, "more": {"items": {"minimum": 0}}},
         "required": ["path"],
         "additionalProperties": False,
     }
-    parameters = SchemaParameters(ToolSpec("read", "", schema))
-    assert parameters.usage == "read(path: string, lines?: integer or null, more?: any)"
-    assert parameters.convert({"path": "a", "lines": None}) == {"path": "a", "lines": None}
+    spec = ToolSpec("read", "", schema)
+    read = McpTool(spec, checks)
+    assert read.parameters.usage == "read(path: string, lines?: integer or null, more?: any)"
+    for fits in ({"path": "a", "lines": None}, {"path": "\ud800", "lines": 10**30}):
+        assert await read.converted(fits) == fits
     for wrong, said in (
         ({}, "'path' is a required"),
         ({"path": 1}, r"1 is not of type 'string' at \['path'\]"),
         ({"path": "", "x": 1}, "x"),
     ):
         with pytest.raises(msgspec.ValidationError, match=said):
-            parameters.convert(wrong)
-    assert check_schema(ToolSpec("read", "", schema)) == ""
-    assert "not of type object" in check_schema(ToolSpec("read", "", {}))
-    assert "is wrong" in check_schema(ToolSpec("read", "", {"type": "object", "properties": 3}))
+            await read.converted(wrong)
+    assert await checks.wrong_with(spec) == ""
+
+
+def nested(levels: int) -> dict[str, Any]:
+    return {"properties": {"x": nested(levels - 1)}} if levels else {}
+
+
+TREE = {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#"}}}}
+DOUBLED = {f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(30)} | {"d30": {}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({}, "is not of type object"),
+        ({"properties": 3}, "is wrong"),
+        ({"$schema": {}}, "cannot be checked"),
+        (
+            {"properties": {"x": {"$ref": "http://127.0.0.1:1/s.json"}}},
+            "refers to 'http://127.0.0.1:1/s.json', which it does not",
+        ),
+        ({"properties": {"x": {"$ref": "file:///etc/passwd"}}}, "refers to 'file:///etc/passwd', which it does not hold"),
+        ({"$dynamicRef": "https://127.0.0.1:1/#x"}, "refers to 'https://127.0.0.1:1/#x', which it does not hold"),
+        ({"$id": "http://127.0.0.1:1/a", "properties": {"x": {"$ref": "b"}}}, "refers to 'b', which it does not hold"),
+        ({"properties": {"x": {"$ref": "#/$defs/nowhere"}}}, "refers to '#/$defs/nowhere', which it does not hold"),
+        ({"$ref": "#"}, "go round in a circle"),
+        ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"not": {"$ref": "#/$defs/a"}}}}, "go round in a circle"),
+        ({"$defs": DOUBLED, "properties": {"x": {"$ref": "#/$defs/d0"}}}, "by more than 10,000 subschemas"),
+        ({"properties": {"x": {"pattern": "("}}}, "is wrong: '(' is not a 'regex'"),
+        ({"patternProperties": {"(": {}}}, "is wrong: '(' is not a 'regex'"),
+        (nested(60), "has more than 100 levels"),
+        ({"description": "x" * LARGEST_SCHEMA}, "bytes, and may have 262,144"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_schemas_that_are_not_in_order_are_named(schema: dict[str, Any], said: str, checks: SchemaChecks) -> None:
+    whole = {"type": "object"} | schema if schema else schema
+    wrong = await checks.wrong_with(ToolSpec("read", "", whole))
+    assert wrong.startswith("the schema of tool read ")
+    assert said in wrong
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        TREE,
+        {"$id": "http://127.0.0.1:1/a", "properties": {"x": {"$ref": "a#/$defs/b"}}, "$defs": {"b": {"type": "string"}}},
+        {"properties": {"x": {"$ref": "#named"}}, "$defs": {"b": {"$anchor": "named", "type": "string"}}},
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "definitions": {"b": {}},
+            "properties": {"x": {"$ref": "#/definitions/b"}},
+        },
+        {"properties": {"schema": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}},
+        nested(40),
+    ],
+    ids=["tree", "own id", "anchor", "draft 7", "a schema as an argument", "deep"],
+)
+async def test_schemas_that_are_in_order_pass(schema: dict[str, Any], checks: SchemaChecks) -> None:
+    spec = ToolSpec("read", "", {"type": "object"} | schema)
+    assert await checks.wrong_with(spec) == ""
+    assert await McpTool(spec, checks).converted({}) == {}
+
+
+async def test_values_that_would_be_checked_for_ever_are_malformed_and_hold_nobody_up(
+    checks: SchemaChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_checks, "CHECK_S", 1.0)
+    bomb = ToolSpec("bomb", "", {"type": "object", "properties": {"x": {"pattern": "^(a+)+$"}}})
+    forked = {"$ref": "#/$defs/t"}
+    twice = ToolSpec(
+        "twice", "", {"type": "object", "properties": {"x": forked}, "$defs": {"t": {"items": {"allOf": [forked, forked, {}]}}}}
+    )
+    deep: list[Any] = []
+    for _ in range(60):
+        deep = [deep]
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.02)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    async with asyncio.timeout(60):
+        for spec, value in ((bomb, "a" * 60 + "!"), (twice, deep)):
+            assert await checks.wrong_with(spec) == ""
+            before = ticks
+            with pytest.raises(msgspec.ValidationError, match="took longer than 1 s"):
+                await McpTool(spec, checks).converted({"x": value})
+            assert ticks >= before + 5, "the event loop goes on"
+            assert await McpTool(spec, checks).converted({"x": "a"}) == {"x": "a"}
+    ticking.cancel()
+    for _ in range(5000):
+        deep = [deep]
+    tree = McpTool(ToolSpec("tree", "", TREE), checks)
+    with pytest.raises(msgspec.ValidationError, match="cannot be"):
+        await tree.converted({"below": deep})
+
+
+async def test_a_schema_that_refers_elsewhere_is_never_followed(checks: SchemaChecks) -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/schema.json"
+        spec = ToolSpec("read", "", {"type": "object", "properties": {"x": {"$ref": url}}})
+        assert "nothing is fetched" in await checks.wrong_with(spec)
+        with pytest.raises(msgspec.ValidationError, match="cannot be checked"):
+            await McpTool(spec, checks).converted({"x": 1})
+    assert asked == []
+
+
+async def test_a_server_with_hostile_schemas_is_refused_when_its_session_begins_and_its_results_pass_unchecked() -> None:
+    command = (sys.executable, str(Path(SERVER).with_name("hostile_mcp_server.py")))
+    with pytest.raises(NoSession, match=r"the schema of tool remote refers to 'http://127.0.0.1:1/s.json'.*leave this tool out"):
+        async with session_with(stdio(command=command)):
+            pass
+    refused = McpConfig(command=command, reward="asyncrl.envs.mcp.calculator:reward")
+    with pytest.raises(RecipeError, match=r"environment\.tools: the schema of tool remote refers to"):
+        load_member(refused).check({})
+    async with session_with(stdio("bomb", command=command)) as session, asyncio.timeout(30):
+        assert await session.call("bomb", {}) == "a" * 60 + "!\n" + '{"x":"' + "a" * 60 + '!"}'
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured", "shown"),
+    [
+        (["5 files"], None, "5 files"),
+        ([], {"count": 5}, '{"count":5}'),
+        (["5 files"], {"count": 5}, '5 files\n{"count":5}'),
+        (['{\n  "count": 5\n}'], {"count": 5}, '{\n  "count": 5\n}'),
+        (["5"], {"result": 5}, "5"),
+        (["five"], {"result": "five"}, "five"),
+        (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
+        (["1", '{"b": 2}'], {"result": [1, {"b": 2}]}, '1\n{"b": 2}'),
+        (["a"], {"result": ["a", "b"]}, 'a\n{"result":["a","b"]}'),
+        (["x" * (1 << 20), "y"], {"count": 5}, "x" * (1 << 20) + "\ny"),
+    ],
+)
+def test_structured_content_is_shown_where_the_text_does_not_say_it(texts: list[str], structured: Any, shown: str) -> None:
+    content: list[mcp.types.ContentBlock] = [mcp.types.TextContent(text=text) for text in texts]
+    assert result_text(mcp.types.CallToolResult(content=content, structured_content=structured)) == shown
 
 
 def test_launch_checks_the_server_the_reward_and_the_tasks() -> None:

@@ -4,13 +4,11 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import msgspec
-from jsonschema.exceptions import SchemaError, best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
 
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
+from asyncrl.envs.mcp.schema_checks import SchemaChecks, schema_text
 from asyncrl.envs.mcp.session import McpSession
 from asyncrl.envs.mcp.sessions import Sessions
 from asyncrl.envs.rewards.load import RewardFunction
@@ -19,7 +17,7 @@ from asyncrl.envs.tools import Tool, ToolEnvironment
 
 
 class SchemaParameters(Parameters):
-    """Parameters that a server describes by a JSON schema."""
+    """Parameters that a server describes by a JSON schema, which :class:`SchemaChecks` has found in order."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.schema = spec.parameters
@@ -28,18 +26,9 @@ class SchemaParameters(Parameters):
         self.names = tuple(properties)
         shown = (f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items())
         self.usage = f"{spec.name}({', '.join(shown)})"
-        self._validator: Validator = validator_for(self.schema)(self.schema)
 
     def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Check ``arguments``, which the server gets as they are.
-
-        Raises:
-            msgspec.ValidationError: they do not fit the schema.
-        """
-        error = best_match(self._validator.iter_errors(dict(arguments)))
-        if error is not None:
-            place = "".join(f"[{part!r}]" for part in error.absolute_path)
-            raise msgspec.ValidationError(f"{error.message[:300]}{f' at {place}' if place else ''}")
+        """Return the arguments as they are: a process has checked them."""
         return dict(arguments)
 
 
@@ -48,26 +37,26 @@ def _type(schema: object) -> str:
     return kind if isinstance(kind, str) else " or ".join(map(str, kind))
 
 
-def check_schema(spec: ToolSpec) -> str:
-    """Return what is wrong with a tool's schema; empty if nothing is."""
-    if spec.parameters.get("type") != "object":
-        return f"the schema of tool {spec.name} is not of type object"
-    try:
-        validator_for(spec.parameters).check_schema(spec.parameters)
-    except SchemaError as error:
-        return f"the schema of tool {spec.name} is wrong: {error.message}"
-    return ""
-
-
 class McpTool(Tool):
     """A tool of a server."""
 
-    def __init__(self, spec: ToolSpec) -> None:
+    def __init__(self, spec: ToolSpec, checks: SchemaChecks) -> None:
         self.name, self.spec = spec.name, spec
         self.parameters = SchemaParameters(spec)
         self.method = McpToolEnvironment.call
         self.timeout_s = self.max_calls = None
         self.in_process = False
+        self._checks, self._schema = checks, schema_text(spec.parameters)
+
+    async def converted(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Check ``arguments`` by the server's schema; the server gets them as they are.
+
+        Raises:
+            msgspec.ValidationError: they do not fit.
+        """
+        if misfit := await self._checks.misfit(self._schema, arguments):
+            raise msgspec.ValidationError(misfit)
+        return arguments
 
     async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
         """Have the server run the tool."""
@@ -92,7 +81,7 @@ class McpToolEnvironment(ToolEnvironment):
     async def ready(self) -> None:
         """Wait for a session."""
         self._session = await self._sessions.take()
-        self.tools = {spec.name: McpTool(spec) for spec in self._session.tools}  # type: ignore[misc]
+        self.tools = {spec.name: McpTool(spec, self._sessions.checks) for spec in self._session.tools}  # type: ignore[misc]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server."""

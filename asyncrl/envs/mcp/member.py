@@ -73,20 +73,18 @@ class McpMember(Member):
         run_in_own_loop(lambda: self._check(server), f"checking {server.name}")
 
     async def _check(self, server: "McpServer") -> None:
-        from asyncrl.envs.mcp.environment import check_schema
+        from asyncrl.envs.mcp.schema_checks import SchemaChecks
         from asyncrl.envs.mcp.session import McpSession, NoSession
 
-        session = McpSession(server)
+        checks = SchemaChecks(server.name)
+        session = McpSession(server, checks)
         try:
             await session.start()
+            await session.end()
         except NoSession as problem:
             raise RecipeError(f"{self.place}.{problem.key}", problem.problem, problem.remedy) from problem
-        try:
-            for spec in session.tools:
-                if wrong := check_schema(spec):
-                    raise RecipeError(f"{self.place}.tools", wrong, "correct the server, or leave this tool out of `tools`")
         finally:
-            await session.end()
+            checks.close()
 
     def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
         """Make tasks by the function that ``tasks`` names."""

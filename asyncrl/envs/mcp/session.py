@@ -20,9 +20,11 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, EnvironmentLost
 from asyncrl.core.messages import ToolSpec
-from asyncrl.core.text import counted, told
+from asyncrl.core.text import told
 from asyncrl.envs.contained import Raised, contained
 from asyncrl.envs.mcp.errors_log import ErrorsLog
+from asyncrl.envs.mcp.results import result_text
+from asyncrl.envs.mcp.schema_checks import SchemaChecks
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.tools import ToolError
 
@@ -93,13 +95,16 @@ class NoSession(AsyncRLError):
 class McpSession:
     """A session; call :meth:`start` first and :meth:`end` last.
 
+    Args:
+        checks: checks the schemas of the tools.
+
     Attributes:
         tools: the tools that are used, in the server's order.
         lost: set when the session has ended, whoever ended it.
     """
 
-    def __init__(self, server: McpServer) -> None:
-        self.server = server
+    def __init__(self, server: McpServer, checks: SchemaChecks) -> None:
+        self.server, self._checks = server, checks
         self.tools: tuple[ToolSpec, ...] = ()
         self.lost = asyncio.Event()
         self._begun, self._leaving = asyncio.Event(), asyncio.Event()
@@ -121,6 +126,7 @@ class McpSession:
             if not self._begun.is_set():
                 raise await self._not_begun()
             self._check_tools()
+            await self._check_schemas()
         except BaseException:
             await self.end()
             raise
@@ -146,8 +152,6 @@ class McpSession:
                 self._leave()
                 raise self.lost_error() from error
             raise ToolError(error.message) from error
-        except RuntimeError as error:  # the SDK's word for a result that does not fit the tool's own schema
-            raise ToolError(str(error)) from error
         text = result_text(result)
         if result.is_error:
             raise ToolError(text or "the tool failed, and did not say why")
@@ -177,6 +181,8 @@ class McpSession:
         try:
             async with AsyncExitStack() as stack, Client(_noting_end(self._transport(stack), self._leave), cache=None) as client:
                 self.tools = await _all_tools(client)
+                # It would check results in this event loop by a schema of the server's, which may take for ever.
+                client.session.validate_tool_result = _anything  # type: ignore[method-assign]
                 self._client = client
                 self._begun.set()
                 await self._leaving.wait()
@@ -250,6 +256,15 @@ class McpSession:
             raise NoSession("tools", f"{server.name} has a tool named {strange[0]!r}", "use letters, digits and _ . / - in names")
         self.tools = tuple(known[name] for name in used)
 
+    async def _check_schemas(self) -> None:
+        for tool in self.tools:
+            if wrong := await self._checks.wrong_with(tool):
+                raise NoSession("tools", wrong, "correct the server, or leave this tool out of `tools`")
+
+
+async def _anything(name: str, result: "CallToolResult") -> None:
+    """Let any result pass: the model is shown what the server says."""
+
 
 async def _all_tools(client: "Client") -> tuple[ToolSpec, ...]:
     tools: list[ToolSpec] = []
@@ -261,27 +276,6 @@ async def _all_tools(client: "Client") -> tuple[ToolSpec, ...]:
         if cursor is None:
             break
     return tuple(tools)
-
-
-def result_text(result: "CallToolResult") -> str:
-    """Return a tool's result as the text that the model is shown: its text, or else its structured content as JSON."""
-    parts = [_block_text(block) for block in result.content]
-    if not parts and result.structured_content is not None:
-        return msgspec.json.encode(result.structured_content).decode()
-    return "\n".join(parts)
-
-
-def _block_text(block: Any) -> str:
-    match block.type:
-        case "text":
-            return str(block.text)
-        case "resource":
-            text = getattr(block.resource, "text", None)
-            return f"[{block.resource.uri}: not text]" if text is None else str(text)
-        case "resource_link":
-            return f"[{block.name}: {block.uri}]"
-        case kind:
-            return f"[{kind}, {counted(len(block.data), 'character')} of {block.mime_type}: not shown]"
 
 
 @asynccontextmanager

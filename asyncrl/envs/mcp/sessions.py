@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from asyncrl.core.errors import EnvironmentUnreachable
+from asyncrl.envs.mcp.schema_checks import SchemaChecks
 from asyncrl.envs.mcp.session import McpServer, McpSession, NoSession
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,13 @@ class Sessions:
         wait_s: how long episodes wait while no session can be begun.
 
     Attributes:
+        checks: checks the schemas of tools, and what is passed to them.
         remarks: sentences for the user about sessions that ended and were begun again.
     """
 
     def __init__(self, server: McpServer, shared: bool, wait_s: float) -> None:
         self._server, self._shared, self._wait_s = server, shared, wait_s
+        self.checks = SchemaChecks(server.name)
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._changed = asyncio.Condition()
         self._current: McpSession | None = None
@@ -89,9 +92,10 @@ class Sessions:
             self._remark(f"{self._why}{times}; the {lent} episodes that used it are issued again")
 
     async def end(self) -> None:
-        """Wait for sessions that are being ended."""
+        """Wait for sessions that are being ended, and end the checks."""
         if self._ending:
             await asyncio.wait(self._ending)
+        self.checks.close()
 
     async def _up(self) -> McpSession:
         async with self._changed:
@@ -102,7 +106,7 @@ class Sessions:
     async def _begin(self) -> McpSession:
         retry = FIRST_RETRY_S
         while True:
-            session = McpSession(self._server)
+            session = McpSession(self._server, self.checks)
             try:
                 async with self._starting:
                     await session.start()
