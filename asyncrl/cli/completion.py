@@ -59,8 +59,7 @@ class PrintCompletion(argparse.Action):
             elif action.metavar == "FILE":
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
         words = {"recipes": " ".join(_shipped_recipes()), "keys": " ".join(f"{key}=" for key in _keys())}
-        preamble = {"bash": _BASH.format(**words), "zsh": _ZSH.format(**words)}
-        script = shtab.complete(parser, values, preamble=preamble)
+        script = shtab.complete(parser, values, preamble=(_BASH if values == "bash" else _ZSH).format(**words))
         sys.stdout.write(script + (_NO_SPACE_AFTER_A_KEY if values == "bash" else "\n"))
         parser.exit()
 
