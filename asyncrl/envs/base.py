@@ -1,6 +1,8 @@
 """The environment contract: async methods ``reset``, ``step`` and ``close``, and one instance for each episode."""
 
+import logging
 import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncrl.core.folder_tree import remove_tree
 from asyncrl.core.messages import CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
@@ -18,6 +21,8 @@ from asyncrl.envs.provided import Provided
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons
+
+logger = logging.getLogger(__name__)
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -106,8 +111,9 @@ class Environment(ABC):
         """A temporary folder of this episode, made when it is first asked for and removed after ``close``."""
         folder = self.provided.workspace
         if folder is None:  # outside a run
-            own = self.__dict__.setdefault("__asyncrl_folder__", tempfile.TemporaryDirectory(prefix="asyncrl-"))
-            return Path(own.name)
+            folder = Path(tempfile.mkdtemp(prefix="asyncrl-"))
+            weakref.finalize(self, _remove_own, folder)
+            return folder
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
@@ -155,3 +161,9 @@ class Environment(ABC):
         ``options`` are those of the constructor. None means that there are no lessons for them.
         """
         return None
+
+
+def _remove_own(folder: Path) -> None:
+    """Remove the folder of an environment outside a run."""
+    if (left := remove_tree(folder)) is not None:
+        logger.warning("%s is left behind: %s", folder, left)

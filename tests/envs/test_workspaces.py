@@ -1,21 +1,24 @@
 """Folders of episodes: each is removed with its episode, and those of killed workers with the next start."""
 
 import fcntl
+import logging
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from nested_folders import nest, removed_for_sure
+from ordinary_user import as_ordinary_user
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.envs.workspaces import Workspaces, remove_tree
+from asyncrl.envs.workspaces import Workspaces
 
 KILLED = """
 import os, signal, sys
@@ -47,25 +50,105 @@ def test_what_a_killed_worker_leaves_behind_goes_with_the_next_start(tmp_path: P
     assert folders(tmp_path) == set()
 
 
-def test_read_only_folders_and_links_are_removed_and_nothing_outside(tmp_path: Path):
-    outside, folder = tmp_path / "outside", tmp_path / "folder"
-    outside.mkdir()
-    (outside / "kept").write_text("kept")
-    (folder / "deep" / "er").mkdir(parents=True)
-    (folder / "deep" / "er" / "file").write_text("x")
-    (folder / "link").symlink_to(outside)
-    (folder / "deep" / "link").symlink_to(outside / "kept")
-    (folder / "deep" / "er").chmod(stat.S_IRUSR)
-    (folder / "deep").chmod(stat.S_IRUSR | stat.S_IXUSR)
-    remove_tree(folder)
-    assert not folder.exists()
-    assert (outside / "kept").read_text() == "kept"
+def left_by_a_killed_worker(root: Path) -> Path:
+    """A folder as a killed worker leaves it: nobody has locked it."""
+    folder = root / f"killed-{os.getpid()}-0123abcd"
+    (folder / "episode-0").mkdir(parents=True)
+    return folder
 
 
-def test_a_root_that_cannot_be_used_is_told_with_a_remedy(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ComponentFailed, match=r"generator-1 cannot make a folder .* set TMPDIR"):
-        Workspaces("generator-1", tmp_path / "file")
+def test_folders_without_end_are_swept_and_stop_no_worker():
+    with removed_for_sure() as root:
+        os.close(nest(left_by_a_killed_worker(root) / "episode-0", 3000))
+        started = Workspaces("started", root)
+        assert folders(root) == {started.folder.name}
+        os.close(nest(started.folder, 3000))
+        started.close()
+        assert folders(root) == set()
+
+
+def test_what_cannot_be_swept_is_named_and_stops_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    if os.getuid() != 0:
+        pytest.skip("only root can make what an ordinary user cannot remove")
+    tmp_path.chmod(0o700)
+    for folder in ("a-1-0123abcd", "b-1-0123abcd", "c-1-0123abcd"):
+        (tmp_path / folder / "episode-0" / "others").mkdir(parents=True)
+    (tmp_path / "b-1-0123abcd" / "episode-0" / "others" / "file").write_text("")
+    os.chown(tmp_path / "b-1-0123abcd" / "episode-0" / "others", 12345, 12345)
+    logged, swept = as_ordinary_user(swept_by_a_worker, tmp_path)
+    assert swept == {"b-1-0123abcd"}
+    assert "b-1-0123abcd of a worker that is gone is left behind" in logged
+    assert "episode-0/others/file (Permission denied)" in logged
+
+
+def swept_by_a_worker(root: Path) -> tuple[str, set[str]]:
+    """What a worker of an ordinary user logs, and what is left when it has ended."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("asyncrl").addHandler(handler)
+    Workspaces("started", root).close()
+    return "\n".join(records), folders(root)
+
+
+@pytest.mark.parametrize("name", ["keep", "keep-1", "keep-x-0123abcd", "keep-1-0123ABCD", "1-0123abcd", "keep-1-0123abcd.d"])
+def test_what_has_another_name_than_workers_give_is_not_swept(name: str, tmp_path: Path):
+    (tmp_path / name).mkdir()
+    left_by_a_killed_worker(tmp_path)
+    Workspaces("started", tmp_path).close()
+    assert folders(tmp_path) == {name}
+
+
+def test_links_in_the_root_and_in_place_of_a_lock_are_not_followed(tmp_path: Path):
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    (outside / "episode-0").mkdir(parents=True)
+    folder = left_by_a_killed_worker(root)
+    (root / "linked-1-0123abcd").symlink_to(outside)
+    (folder / ".lock").symlink_to(outside / "lock")
+    Workspaces("started", root).close()
+    assert sorted(path.name for path in outside.iterdir()) == ["episode-0"]
+
+
+def others_own(root: Path) -> None:
+    root.mkdir()
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(root, 12345, 12345)
+
+
+def link(root: Path) -> None:
+    (root.parent / "behind").mkdir()
+    root.symlink_to(root.parent / "behind")
+
+
+def writable(root: Path) -> None:
+    root.mkdir()
+    root.chmod(0o777)
+
+
+def no_folder(root: Path) -> None:
+    root.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (link, r"root is a link, which is not followed"),
+        (others_own, r"root belongs to another user \(its number is 12345\)"),
+        (writable, r"others may write to \S+root, whose mode is 777"),
+        (no_folder, r"File exists: '\S+root'"),
+    ],
+)
+def test_a_root_that_is_not_ours_alone_is_refused_with_a_remedy_and_not_swept(
+    made: Callable[[Path], None], problem: str, tmp_path: Path
+):
+    made(tmp_path / "root")
+    if (tmp_path / "root").is_dir():
+        left_by_a_killed_worker(tmp_path / "root")
+    with pytest.raises(ComponentFailed, match=rf"generator-1 cannot make a folder .*{problem}.* set TMPDIR"):
+        Workspaces("generator-1", tmp_path / "root")
+    if (tmp_path / "root").is_dir():
+        assert len(folders(tmp_path / "root")) == 1
 
 
 def test_a_lock_that_is_never_given_back_is_waited_for_until_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -76,9 +159,7 @@ def test_a_lock_that_is_never_given_back_is_waited_for_until_a_deadline(tmp_path
     with pytest.raises(ComponentFailed, match=r"generator-2 cannot make .* another worker has held .*\.lock for 0\.2 s"):
         Workspaces("generator-2", tmp_path)
     worker.close()
-    assert worker.folder.is_dir(), "left to the next worker that starts"
     os.close(lock)
-    Workspaces("generator-3", tmp_path).close()
     assert folders(tmp_path) == set()
 
 
