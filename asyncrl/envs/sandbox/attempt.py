@@ -7,9 +7,8 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 
+from asyncrl.core.folder_tree import sizes_below
 from asyncrl.envs.sandbox.backends.backend import Backend, Running
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Broken, Finished, Reason, Reply, Start
@@ -28,17 +27,18 @@ class _Stopped(Exception):
     """The supervisor says that nobody waits for the run any more."""
 
 
-def attempt(request: Start, backend: Backend, started: list[Running]) -> Reply:
+def attempt(request: Start, backend: Backend, started: list[Running], supervisor: int) -> Reply:
     """Run the command of ``request``. The caller is a fresh child of the supervisor, and has nothing else to do.
 
     Args:
+        supervisor: the supervisor's process.
         started: takes the command, which the caller must keep until its process ends: to free it may mean to wait for it.
     """
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _stop)
     os.setsid()
     adopt_orphans()
-    end_with_parent()
+    end_with_parent(supervisor, signal.SIGTERM)
     outputs = _Outputs(request.limits.output_kb * 1024)
     try:
         try:
@@ -83,8 +83,8 @@ def _watch(running: Running, request: Start, allowed_processes: int, outputs: "_
         next_look = time.monotonic() + _LOOK_EVERY_S
         while True:
             for key, _ in selector.select(max(0.0, min(next_look, until) - time.monotonic())):
-                if key.fd == ended:
-                    return Reason.EXITED
+                if key.fd == ended:  # when its time was over, the supervisor may have killed it in our place
+                    return Reason.EXITED if time.monotonic() < until else Reason.WALL_TIME
                 if not outputs.read(key.fd):
                     selector.unregister(key.fd)
             if outputs.overflowed:
@@ -118,22 +118,11 @@ def folder_is_full(folder: str, limits: Limits, used: int = 0) -> bool:
     allowed = limits.folder_mb * MIB
     if used > allowed:
         return True
-    for size in _sizes(folder):
+    for size in sizes_below(folder):
         used += _FILE_COSTS + size
         if used > allowed:
             return True
     return False
-
-
-def _sizes(folder: str) -> Iterator[int]:
-    """The bytes on disk of each file and folder below ``folder``. Links are not followed."""
-    unseen = [folder]
-    while unseen:
-        with suppress(OSError), os.scandir(unseen.pop()) as entries:  # what vanishes or may not be read meanwhile is left out
-            for entry in entries:
-                yield entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    unseen.append(entry.path)
 
 
 def _standard_input(content: bytes) -> None:

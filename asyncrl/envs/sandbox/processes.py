@@ -35,9 +35,11 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the caller's parent ends."""
-    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+def end_with_parent(parent: int, by: signal.Signals) -> None:
+    """Ask the kernel to send the caller this signal when its ``parent`` ends; it is sent now if that has ended already."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, by, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), by)
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -98,6 +100,20 @@ def kill_descendants() -> None:
         time.sleep(_KILL_PAUSE_S)
 
 
+def kill_below(pid: int) -> list[int]:
+    """Kill all processes below ``pid``, which need not be able to run itself: it may be stopped, or never get a processor.
+
+    Returns:
+        Those that are still there after 5 seconds.
+    """
+    until = time.monotonic() + _KILL_WITHIN_S
+    while (living := [each for each in descendants(pid) if _lives(each)]) and time.monotonic() < until:
+        for each in living:
+            _kill(each)
+        time.sleep(_KILL_PAUSE_S)
+    return living
+
+
 def kill_tree(pid: int) -> None:
     """Kill a child of the caller and all processes below it, and wait for the child."""
     for each in (pid, *descendants(pid)):
@@ -118,6 +134,15 @@ def _kill(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
         else:
             os.killpg(group, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has not ended yet; one that has ended stays in the list until its parent has noticed."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _reap() -> bool:

@@ -35,6 +35,8 @@ from asyncrl.envs.sandbox.messages import (
     framed,
     length_of,
 )
+from asyncrl.envs.sandbox.processes import kill_below
+from asyncrl.envs.threads import run_in_daemon_thread
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +223,9 @@ class _Supervisor:
             seconds = limits.wall_s + REPORTED_WITHIN_S
             await asyncio.wait({reply}, timeout=seconds)
             if not reply.done():
-                raise EnvironmentBroken(f"the sandbox's supervisor process has not reported a run within {seconds:g} s")
+                self.lost = f"the supervisor process has not reported a run within {seconds:g} s"
+                await self._kill()
+                raise EnvironmentBroken(f"the sandbox failed: {self.lost}; it was killed with all its runs")
             ended = reply.result()
         except asyncio.CancelledError:
             self._send(Stop(number))
@@ -242,6 +246,16 @@ class _Supervisor:
                 await self._process.wait()
         except TimeoutError:
             logger.warning("the sandbox's supervisor process did not end within %g s and is killed", REPORTED_WITHIN_S)
+            await self._kill()
+
+    async def _kill(self) -> None:
+        """Kill the process and everything below it, also if none of them gets a processor any more."""
+        if self._process.returncode is not None:
+            return
+        left = await run_in_daemon_thread(partial(kill_below, self._process.pid), name="killing runs of the sandbox")
+        if left:
+            logger.warning("processes %s of the sandbox are left behind: they did not end when they were killed", left)
+        with suppress(ProcessLookupError):  # it has ended
             self._process.kill()
 
     def _send(self, request: Request) -> None:
@@ -255,9 +269,8 @@ class _Supervisor:
                 if isinstance(reply, Finished | Broken) and reply.run in self._waiting and not self._waiting[reply.run].done():
                     self._waiting[reply.run].set_result(reply)
         except _Lost as lost:
-            self.lost = str(lost)
-            with suppress(ProcessLookupError):  # it has ended
-                self._process.kill()
+            self.lost = self.lost or str(lost)
+            await self._kill()
             for number, waiting in self._waiting.items():
                 if not waiting.done():
                     waiting.set_result(Broken(number, self.lost))

@@ -1,6 +1,6 @@
 """Seccomp filters of our own, as the program that the kernel reads: what the backends leave open is refused here.
 
-System calls are answered with an error number whatever their arguments, or refused for some values of one argument.
+System calls are answered with an error number whatever their arguments, or allowed for some values of their arguments only.
 """
 
 import ctypes
@@ -19,10 +19,11 @@ _REFUSE = _ANSWER | errno.EPERM
 _X32_CALLS = 0x40000000
 _SET_SECCOMP, _FILTER_MODE, _NO_NEW_PRIVILEGES = 22, 2, 38
 _UNIX, _INET, _INET6 = 1, 2, 10
+_DEFAULT, _TCP, _UDP = 0, 6, 17
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """The call is allowed for these values of the argument with this index, and refused for others."""
+    """The values that the argument with this index may have."""
 
     argument: int
     values: tuple[int, ...]
@@ -32,7 +33,14 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS = {
     # name: x86_64, aarch64
     "socket": (41, 198),
+    "socketpair": (53, 199),
     "prlimit64": (302, 261),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
     "fchmod": (91, 52),
     "fchown": (93, 55),
     "fsetxattr": (190, 7),
@@ -56,16 +64,38 @@ _NUMBERS = {
     "setns": (308, 268),
     "open_by_handle_at": (304, 265),
 }
-Rules = dict[str, Allowed | int]
-"""What is answered to system calls, by name: an error number, of which 0 pretends that the call was done."""
+Rules = dict[str, tuple[Allowed, ...] | int]
+"""What is answered to system calls, by name: an error number, of which 0 pretends that the call was done; or the call is allowed
+if each of these arguments has an allowed value."""
 
-OF_OTHERS: Rules = {"prlimit64": Allowed(0, (0,)), "socket": Allowed(0, (_UNIX, _INET, _INET6))}
-"""Limits of other processes, with which they could be killed, and kinds of sockets that no network namespace separates."""
+_ITSELF = Allowed(0, (0,))
+_ONE_PROCESS, _ONE_PROCESS_OF_IO = 0, 1
+OF_OTHERS: Rules = {
+    "prlimit64": (_ITSELF,),
+    "sched_setparam": (_ITSELF,),
+    "sched_setscheduler": (_ITSELF,),
+    "sched_setattr": (_ITSELF,),
+    "sched_setaffinity": (_ITSELF,),
+    "setpriority": (Allowed(0, (_ONE_PROCESS,)), Allowed(1, (0,))),
+    "ioprio_set": (Allowed(0, (_ONE_PROCESS_OF_IO,)), Allowed(1, (0,))),
+}
+"""Limits, priorities and processors of other processes, with which a program could kill those that watch it, or keep them from
+running. Each call is allowed for the process that makes it, which it names as 0."""
+
+_PAIRS_OF_SOCKETS: Rules = {"socketpair": (Allowed(0, (_UNIX,)),)}
+ONLY_LOCAL_SOCKETS: Rules = {"socket": (Allowed(0, (_UNIX,)),)} | _PAIRS_OF_SOCKETS
+"""No sockets but those in files, for a backend without a network namespace: Landlock knows ports of TCP and nothing else."""
+
+SOCKETS_OF_A_NAMESPACE: Rules = {
+    "socket": (Allowed(0, (_UNIX, _INET, _INET6)), Allowed(2, (_DEFAULT, _TCP, _UDP)))
+} | _PAIRS_OF_SOCKETS
+"""No kinds of sockets that no network namespace separates, and no protocols that hardly anybody has looked at."""
 
 OF_OPEN_FILES: Rules = {"fchmod": 0, "fchown": 0, "fsetxattr": errno.ENOTSUP, "fremovexattr": errno.ENOTSUP}
 """Changes of files that are open, perhaps for reading only. Many programs ask for them by the way, so some are pretended."""
 
-BEYOND_NAMESPACES: Rules = OF_OTHERS | {name: errno.EPERM for name in _NUMBERS if name not in OF_OTHERS | OF_OPEN_FILES}
+_BY_ARGUMENT = OF_OTHERS | SOCKETS_OF_A_NAMESPACE
+BEYOND_NAMESPACES: Rules = _BY_ARGUMENT | {name: errno.EPERM for name in _NUMBERS if name not in _BY_ARGUMENT | OF_OPEN_FILES}
 """All that reaches past namespaces without any capability: key rings, memory that no limit counts, tracing, and interfaces
 whose bugs have let programs out before."""
 
@@ -115,13 +145,12 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
 
 
-def _only_for(allowed: Allowed) -> list[tuple[int, int, int, int]]:
-    """Load the low half of the argument, and allow or refuse; the number is not needed any more."""
-    count = len(allowed.values)
-    comparisons = [(_EQUAL, count - index, 0, value) for index, value in enumerate(allowed.values)]
-    return [
-        (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * allowed.argument),
-        *comparisons,
-        (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+def _only_for(allowed: tuple[Allowed, ...]) -> list[tuple[int, int, int, int]]:
+    """Load the low half of each argument, and allow or refuse; the number is not needed any more."""
+    checks: list[tuple[int, int, int, int]] = []
+    for each in allowed:
+        count = len(each.values)
+        checks.append((_LOAD, 0, 0, _ARGUMENTS_AT + 8 * each.argument))
+        checks += [(_EQUAL, count - index, 0, value) for index, value in enumerate(each.values)]
+        checks.append((_RETURN, 0, 0, _REFUSE))
+    return [*checks, (_RETURN, 0, 0, _ALLOW)]

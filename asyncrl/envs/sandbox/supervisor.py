@@ -37,7 +37,7 @@ from asyncrl.envs.sandbox.messages import (
     framed,
     length_of,
 )
-from asyncrl.envs.sandbox.processes import adopt_orphans, kill_tree, orphans_except
+from asyncrl.envs.sandbox.processes import adopt_orphans, kill_below, kill_tree, orphans_except
 
 BACKENDS: tuple[Backend, ...] = (Sandlock(), Bubblewrap(), Unconfined())
 OVERDUE_S = 10.0
@@ -70,9 +70,10 @@ class _Attempt:
         self.overdue_at = time.monotonic() + request.limits.wall_s + OVERDUE_S
         self.reading, writing = os.pipe()
         self.report = bytearray()
+        supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _attempt_and_exit(request, backend, writing)
+            _attempt_and_exit(request, backend, writing, supervisor)
         os.close(writing)
 
     def reply(self) -> Reply:
@@ -151,9 +152,13 @@ class Supervisor:
         return max(0.0, min(each.overdue_at for each in self._attempts.values()) - time.monotonic())
 
     def _kill_overdue(self) -> None:
-        """Kill the processes that have not reported in time; their pipes close, which counts as a report."""
+        """Kill the processes that have not reported in time; their pipes close, which counts as a report.
+
+        What the run has started goes first: a process that gets no processor because of it could not even end.
+        """
         for each in self._attempts.values():
             if time.monotonic() > each.overdue_at:
+                kill_below(each.pid)
                 os.kill(each.pid, signal.SIGKILL)
                 each.overdue_at += OVERDUE_S
 
@@ -187,13 +192,13 @@ def _failure(backend: Backend) -> str | None:
     return reply.problem if isinstance(reply, Broken) else "no report"
 
 
-def _attempt_and_exit(request: Start, backend: Backend, writing: int) -> None:
+def _attempt_and_exit(request: Start, backend: Backend, writing: int, supervisor: int) -> None:
     """Be the process of one run. Nothing of the supervisor's may stay open in it, and it must never return."""
     started: list[Running] = []
     try:
         kept = os.dup2(writing, 3, inheritable=False) if writing != 3 else writing
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-        report = framed(attempt(request, backend, started))
+        report = framed(attempt(request, backend, started, supervisor))
         with os.fdopen(kept, "wb") as file:
             file.write(report)
         os._exit(0)

@@ -35,6 +35,12 @@ def write(path, mode="w"):
     with open(path, mode) as file:
         file.write("x")
 """
+BELOW = """
+folder, number = os.open(".", os.O_RDONLY), 0
+for _ in range(40):
+    os.mkdir("x" * 200, dir_fd=folder)
+    folder = os.open("x" * 200, os.O_RDONLY, dir_fd=folder)
+"""
 
 
 def nothing_achieved(finished: Finished) -> bool:
@@ -53,12 +59,17 @@ def ended(finished: Finished) -> bool:
 
 
 class Escape(msgspec.Struct, frozen=True):
-    """An attempt to escape: a program, its limits, and whether what became of it is a containment."""
+    """An attempt to escape: a program, its limits, and whether what became of it is a containment.
+
+    Attributes:
+        only_uses_more: whether the program only uses more than it may, which no sandbox lets it.
+    """
 
     name: str
     code: str
     contained: Callable[[Finished], bool] = nothing_achieved
     limits: Limits = Limits(wall_s=20.0, cpu_s=15.0)
+    only_uses_more: bool = False
 
 
 ESCAPES = (
@@ -73,6 +84,30 @@ attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
 attempt("name", lambda: socket.getaddrinfo("example.org", 80))
 attempt("packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
 attempt("host of a virtual machine", lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM))
+""",
+    ),
+    Escape(
+        "every kind of socket",
+        """
+libc.socket.argtypes = [ctypes.c_int] * 3
+for family in (socket.AF_INET, socket.AF_INET6):
+    here = ("127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1", PORT)
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, 4, socket.SOCK_SEQPACKET, 6):
+        for protocol in range(300):
+            descriptor = libc.socket(family, kind, protocol)
+            if descriptor < 0:
+                continue
+            with socket.socket(family, kind, protocol, descriptor) as connecting:
+                connecting.settimeout(2)
+                if kind == socket.SOCK_STREAM:
+                    attempt(f"connecting {family} {protocol}", lambda: connecting.connect(here))
+                else:
+                    with contextlib.suppress(OSError):  # the test looks whether anything arrives
+                        connecting.sendto(b"x", here)
+            with socket.socket(family, kind, protocol) as fast:
+                fast.settimeout(2)
+                if kind == socket.SOCK_STREAM:
+                    attempt(f"sending at once {family} {protocol}", lambda: fast.sendto(b"x", socket.MSG_FASTOPEN, here))
 """,
     ),
     Escape(
@@ -149,6 +184,7 @@ while True:
 """,
         ended_by(Reason.PROCESSES, Reason.CPU_TIME, Reason.WALL_TIME),
         Limits(wall_s=3.0),
+        only_uses_more=True,
     ),
     Escape(
         "threads without end",
@@ -158,6 +194,7 @@ while True:
     threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
 """,
         ended_by(Reason.PROCESSES, Reason.EXITED),
+        only_uses_more=True,
     ),
     Escape(
         "memory",
@@ -178,6 +215,7 @@ except MemoryError:
     time.sleep(60)
 """,
         lambda finished: ended(finished) and (finished.reason is not Reason.EXITED or finished.exit_code == 137),
+        only_uses_more=True,
     ),
     Escape(
         "memory that no process has",
@@ -203,8 +241,31 @@ attempt("parent", lambda: os.kill(PARENT, signal.SIGKILL))
 attempt("own parent", kill_own_parent)
 attempt("its limits", lambda: call(PRLIMIT, PARENT, 0, struct.pack("QQ", 0, 0), None))
 attempt("its limits, read", lambda: call(PRLIMIT, PARENT, 0, None, ctypes.create_string_buffer(16)))
-attempt("its priority", lambda: os.setpriority(os.PRIO_PROCESS, PARENT, 19))
-attempt("its processors", lambda: os.sched_setaffinity(PARENT, {0}))
+""",
+    ),
+    Escape(
+        "priorities and processors of others",
+        """
+idle = struct.pack("IIQiIQQQ", 48, 5, 0, 0, 0, 0, 0, 0)
+others = {"parent": PARENT, "victim": VICTIM}
+if os.getppid() > 2:  # else it is the first process of the sandbox
+    others["own parent"] = os.getppid()
+for name, process in others.items():
+    attempt(f"class of {name}", lambda: os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0)))
+    attempt(f"parameter of {name}", lambda: os.sched_setparam(process, os.sched_param(0)))
+    attempt(f"attributes of {name}", lambda: call(SCHED_SETATTR, process, idle, 0))
+    attempt(f"processors of {name}", lambda: os.sched_setaffinity(process, {0}))
+    attempt(f"priority of {name}", lambda: os.setpriority(os.PRIO_PROCESS, process, 19))
+    attempt(f"priority of the group of {name}", lambda: os.setpriority(os.PRIO_PGRP, process, 19))
+    attempt(f"priority of the disk of {name}", lambda: call(IOPRIO_SET, 1, process, 3 << 13))
+    attempt(f"priority of the disk of the group of {name}", lambda: call(IOPRIO_SET, 2, process, 3 << 13))
+    for file in ("autogroup", "oom_score_adj", "timerslack_ns"):
+        attempt(f"{file} of {name}", lambda: write(f"/proc/{process}/{file}"))
+attempt("priority of the user", lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19))
+attempt("priority of the disk of the user", lambda: call(IOPRIO_SET, 3, os.getuid(), 3 << 13))
+for group in ("", "/cpu", "/cpuset", "/freezer", "/unified"):
+    for file in ("cgroup.procs", "tasks", "cgroup.freeze", "cpu.weight", "cpu.shares", "freezer.state"):
+        attempt(f"control group {group}/{file}", lambda: write(f"/sys/fs/cgroup{group}/{file}"))
 """,
     ),
     Escape(
@@ -241,10 +302,14 @@ for process in (PARENT, VICTIM):
     attempt("seize", lambda: call(PTRACE, 0x4206, process, 0, 0))
     buffer = ctypes.create_string_buffer(16)
     attempt("reading memory", lambda: call(PROCESS_VM_READV, process, buffer, 1, buffer, 1, 0))
-    attempt("taking a file", lambda: call(438, os.pidfd_open(process), 0, 0))
+    attempt("taking a file", lambda: call(PIDFD_GETFD, os.pidfd_open(process), 0, 0))
+    attempt("comparing", lambda: call(KCMP, process, os.getpid(), 0, 0, 0))
+    attempt("moving its memory", lambda: call(MIGRATE_PAGES, process, 8, struct.pack("Q", 1), struct.pack("Q", 1)))
+    attempt("moving its pages", lambda: call(MOVE_PAGES, process, 0, None, None, None, 0))
+    attempt("paging it out", lambda: call(PROCESS_MADVISE, os.pidfd_open(process), struct.pack("QQ", 0, 4096), 1, 21, 0))
 """,
     ),
-    Escape("long sleep", "time.sleep(1000)", ended_by(Reason.WALL_TIME), Limits(wall_s=0.5)),
+    Escape("long sleep", "time.sleep(1000)", ended_by(Reason.WALL_TIME), Limits(wall_s=0.5), only_uses_more=True),
     Escape(
         "busy for ever",
         """
@@ -255,6 +320,7 @@ while True:
 """,
         ended_by(Reason.CPU_TIME, Reason.WALL_TIME),
         Limits(wall_s=5.0, cpu_s=0.5),
+        only_uses_more=True,
     ),
     Escape(
         "a daemon that outlives",
@@ -270,6 +336,7 @@ for _ in range(3):
                 time.sleep(1)
         os._exit(0)
 """,
+        only_uses_more=True,
     ),
     Escape(
         "output without end",
@@ -279,6 +346,7 @@ while True:
     os.write(2, b"x" * 65536)
 """,
         lambda finished: ended_by(Reason.OUTPUT)(finished) and len(finished.stdout) <= 64 << 10 >= len(finished.stderr),
+        only_uses_more=True,
     ),
     Escape(
         "a full disk",
@@ -295,6 +363,7 @@ while True:
 """,
         ended_by(Reason.FOLDER),
         Limits(wall_s=20.0, cpu_s=15.0, folder_mb=64),
+        only_uses_more=True,
     ),
     Escape(
         "small files without end",
@@ -306,6 +375,7 @@ while True:
 """,
         ended_by(Reason.FOLDER),
         Limits(wall_s=20.0, cpu_s=15.0, folder_mb=4),
+        only_uses_more=True,
     ),
     Escape(
         "deleted files that stay open",
@@ -320,6 +390,41 @@ while True:
 """,
         ended_by(Reason.FOLDER),
         Limits(wall_s=20.0, cpu_s=15.0, folder_mb=64),
+        only_uses_more=True,
+    ),
+    Escape(
+        "a full disk below a path that is too long",
+        BELOW
+        + """
+while True:
+    number += 1
+    file = os.open(f"file{number}", os.O_CREAT | os.O_WRONLY, dir_fd=folder)
+    for _ in range(8):
+        os.write(file, bytes(1 << 20))
+    os.close(file)
+    time.sleep(0.01)
+""",
+        ended_by(Reason.FOLDER, Reason.EXITED),
+        Limits(wall_s=20.0, cpu_s=15.0, folder_mb=64),
+        only_uses_more=True,
+    ),
+    Escape(
+        "a full disk in a folder that nobody may look into",
+        """
+os.mkdir("closed")
+number = 0
+while True:
+    number += 1
+    os.chmod("closed", 0o700)
+    with open(f"closed/file{number}", "wb") as file:
+        os.chmod("closed", 0)
+        for _ in range(8):
+            file.write(bytes(1 << 20))
+    time.sleep(0.01)
+""",
+        ended_by(Reason.FOLDER),
+        Limits(wall_s=20.0, cpu_s=15.0, folder_mb=64),
+        only_uses_more=True,
     ),
     Escape(
         "a file that is too large",
@@ -336,6 +441,7 @@ attempt("a sparse one", lay)
 """,
         nothing_achieved,
         Limits(wall_s=20.0, cpu_s=15.0, file_mb=1),
+        only_uses_more=True,
     ),
     Escape(
         "files that were left open",

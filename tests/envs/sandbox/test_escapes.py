@@ -1,26 +1,26 @@
 """Every program of ``escapes.py`` is contained by every backend that works on this machine."""
 
-import asyncio
 import contextlib
+import itertools
 import os
 import platform
+import resource
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from escapes import ESCAPES, HELPERS, Escape
+from forked_sandbox import ForkedSandbox
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.envs.sandbox.limits import Limits
-from asyncrl.envs.sandbox.messages import Choice, Finished
-from asyncrl.envs.sandbox.sandbox import Sandbox
+from asyncrl.envs.sandbox.messages import Choice
+from asyncrl.envs.sandbox.privileges import drop_capabilities
 
-PYTHON = os.path.realpath(sys.executable)
 _NUMBERS = {
     # name: x86_64, aarch64
     "MEMFD_CREATE": (319, 279),
@@ -29,6 +29,13 @@ _NUMBERS = {
     "PTRACE": (101, 117),
     "PROCESS_VM_READV": (310, 270),
     "CLONE": (56, 220),
+    "SCHED_SETATTR": (314, 274),
+    "IOPRIO_SET": (251, 30),
+    "MIGRATE_PAGES": (256, 238),
+    "MOVE_PAGES": (279, 239),
+    "PROCESS_MADVISE": (440, 440),
+    "PIDFD_GETFD": (438, 438),
+    "KCMP": (312, 272),
 }
 _SYSTEM_CALLS = (
     # name, number on x86_64, number on aarch64, arguments (None: a buffer of zeros)
@@ -79,13 +86,23 @@ class Outside(msgspec.Struct, frozen=True):
         }
         return [what for what, happened in harmed.items() if happened]
 
-    def seen_from_inside(self) -> str:
-        """Definitions for the programs."""
+    def seen_from_inside(self, parent: int) -> str:
+        """Definitions for the programs, which the process ``parent`` has run."""
         column = ("x86_64", "aarch64").index(platform.machine())
         values = {name: numbers[column] for name, numbers in _NUMBERS.items()}
-        values |= {"OUTSIDE": str(self.folder), "VICTIM": self.victim.pid, "PARENT": os.getpid(), "PORT": self.port}
+        values |= {"OUTSIDE": str(self.folder), "VICTIM": self.victim.pid, "PARENT": parent, "PORT": self.port}
         calls = [(name, numbers[column], arguments) for name, *numbers, arguments in _SYSTEM_CALLS]
         return "".join(f"{name} = {value!r}\n" for name, value in (values | {"SYSTEM_CALLS": calls}).items())
+
+
+def scheduling(process: int) -> tuple[object, ...]:
+    """When and where the kernel lets a process run, and how long it may live."""
+    return (
+        os.sched_getscheduler(process),
+        os.getpriority(os.PRIO_PROCESS, process),
+        os.sched_getaffinity(process),
+        resource.prlimit(process, resource.RLIMIT_CPU),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +111,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     secret = folder / "secret"
     secret.write_text("s3cret")
     secret.chmod(0o600)
-    victim = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    victim = subprocess.Popen(["sleep", "1000"], start_new_session=True, preexec_fn=drop_capabilities)
     with contextlib.ExitStack() as kept:
         server = kept.enter_context(socket.create_server(("127.0.0.1", 0)))
         datagrams = kept.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -109,72 +126,111 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     victim.wait()
 
 
-@pytest.fixture(scope="module", params=[Choice.SANDLOCK, Choice.BUBBLEWRAP])
-def sandbox(request: pytest.FixtureRequest, outside: Outside) -> Iterator["Loop"]:
-    """A sandbox that is started while this process has the secret in its environment and in an open file."""
+def _told(param: tuple[Choice, bool]) -> str:
+    return f"{param[0].value} of an ordinary user" if param[1] else param[0].value
+
+
+@pytest.fixture(scope="module", params=itertools.product((Choice.SANDLOCK, Choice.BUBBLEWRAP), (False, True)), ids=_told)
+def sandbox(request: pytest.FixtureRequest, outside: Outside) -> Iterator[ForkedSandbox]:
+    """A sandbox, of root if root runs the tests or of an ordinary user; the process that starts it has the secret in its
+    environment and in an open file."""
     os.environ["OF_THE_PARENT"] = "s3cret"
-    loop = Loop(request.param)
     try:
-        loop.enter()
+        forked = ForkedSandbox(*request.param)
     except RecipeError as error:
-        loop.close()
-        del os.environ["OF_THE_PARENT"]
         pytest.skip(error.problem)
-    yield loop
-    loop.leave()
-    del os.environ["OF_THE_PARENT"]
+    finally:
+        del os.environ["OF_THE_PARENT"]
+    yield forked
+    forked.close()
 
 
-class Loop:
-    """A sandbox with an event loop of its own, for tests that are not async."""
-
-    def __init__(self, choice: Choice) -> None:
-        self._runner = asyncio.Runner()
-        self._runner.get_loop()
-        self._choice = choice
-        self.sandbox: Sandbox
-
-    def enter(self) -> None:
-        async def start() -> Sandbox:
-            return await Sandbox(self._choice).__aenter__()
-
-        self.sandbox = self._runner.run(start())
-
-    def run(self, code: str, folder: Path, limits: Limits) -> Finished:
-        command = [PYTHON, "-I", "-S", "-"]
-        return self._runner.run(self.sandbox.run(command, folder, limits, stdin=code.encode(), readable=[Path(sys.base_prefix)]))
-
-    def leave(self) -> None:
-        self._runner.run(self.sandbox.__aexit__(None, None, None))
-        self.close()
-
-    def close(self) -> None:
-        self._runner.close()
+@pytest.fixture(scope="module")
+def unconfined() -> Iterator[ForkedSandbox]:
+    forked = ForkedSandbox(Choice.NONE)
+    yield forked
+    forked.close()
 
 
 @pytest.mark.parametrize("escape", ESCAPES, ids=lambda escape: escape.name)
-def test_an_escape_is_contained(escape: Escape, sandbox: Loop, outside: Outside, tmp_path: Path) -> None:
-    finished = sandbox.run(outside.seen_from_inside() + HELPERS + escape.code, tmp_path, escape.limits)
+def test_an_escape_is_contained(escape: Escape, sandbox: ForkedSandbox, outside: Outside, tmp_path: Path) -> None:
+    others = (sandbox.pid, outside.victim.pid)
+    before = [scheduling(each) for each in others]
+    finished = sandbox.run(outside.seen_from_inside(sandbox.pid) + HELPERS + escape.code, tmp_path, escape.limits)
     told = f"{finished.reason} {finished.exit_code}\n{finished.stdout.decode()[-2000:]}\n{finished.stderr.decode()[-2000:]}"
     assert escape.contained(finished), told
     assert outside.harm() == [], told
+    assert [scheduling(each) for each in others] == before, told
     assert left_in(tmp_path) == [], told
 
 
-def test_the_attempts_succeed_without_a_sandbox(outside: Outside, tmp_path: Path) -> None:
+@pytest.mark.parametrize("escape", [each for each in ESCAPES if each.only_uses_more], ids=lambda escape: escape.name)
+def test_limits_hold_where_nothing_is_confined(
+    escape: Escape, unconfined: ForkedSandbox, outside: Outside, tmp_path: Path
+) -> None:
+    finished = unconfined.run(outside.seen_from_inside(unconfined.pid) + HELPERS + escape.code, tmp_path, escape.limits)
+    assert escape.contained(finished), finished
+    assert left_in(tmp_path) == []
+
+
+def test_the_attempts_succeed_without_a_sandbox(outside: Outside, unconfined: ForkedSandbox, tmp_path: Path) -> None:
     """The programs do what they claim to do: some of the harmless ones achieve something where nothing is confined."""
-    loop = Loop(Choice.NONE)
-    loop.enter()
-    try:
-        for name in ("reading files outside", "processes of others", "sockets in files and in memory", "symbolic links"):
-            escape = next(each for each in ESCAPES if each.name == name)
-            code = escape.code.replace('write("link")', 'read("link")').replace('write("folder/new")', 'read("link")')
-            code = code.replace("os.chmod", "os.stat and os.access").replace("write(", "os.access and read(")
-            code = code.replace('socket.socket(socket.AF_UNIX).bind(OUTSIDE + "/mine")', "0")
-            finished = loop.run(outside.seen_from_inside() + HELPERS + code, tmp_path, escape.limits)
-            assert b"ESCAPED" in finished.stdout, f"{name}: {finished}"
-    finally:
-        loop.leave()
+    tried = (
+        "reading files outside",
+        "processes of others",
+        "sockets in files and in memory",
+        "symbolic links",
+        "every kind of socket",
+    )
+    for name in tried:
+        escape = next(each for each in ESCAPES if each.name == name)
+        code = escape.code.replace('write("link")', 'read("link")').replace('write("folder/new")', 'read("link")')
+        code = code.replace("os.chmod", "os.stat and os.access").replace("write(", "os.access and read(")
+        code = code.replace('socket.socket(socket.AF_UNIX).bind(OUTSIDE + "/mine")', "0")
+        finished = unconfined.run(outside.seen_from_inside(unconfined.pid) + HELPERS + code, tmp_path, escape.limits)
+        assert b"ESCAPED" in finished.stdout, f"{name}: {finished}"
+
+
+Kind = tuple[int, int, int]
+"""Family, type and protocol of a socket."""
+KINDS = """
+import ctypes, itertools, json, os
+libc = ctypes.CDLL(None)
+made, pairs = [], []
+for kind in itertools.product(range(64), (1, 2, 3, 4, 5, 6, 10), range(300)):
+    if (descriptor := libc.socket(*kind)) >= 0:
+        os.close(descriptor)
+        made.append(kind)
+    if libc.socketpair(*kind, pair := (ctypes.c_int * 2)()) == 0:
+        os.close(pair[0])
+        os.close(pair[1])
+        pairs.append(kind)
+print(json.dumps([made, pairs]))
+"""
+LOCAL, NETWORK = (socket.AF_UNIX,), (socket.AF_INET, socket.AF_INET6)
+
+
+def kinds_of_sockets(sandbox: ForkedSandbox, folder: Path) -> tuple[set[Kind], set[Kind]]:
+    """The kinds of sockets that a program can make, and those of which it can make a connected pair."""
+    finished = sandbox.run(KINDS, folder, Limits(wall_s=60.0, cpu_s=60.0))
+    made, pairs = msgspec.json.decode(finished.stdout, type=tuple[set[Kind], set[Kind]])
+    return made, pairs
+
+
+def test_of_all_kinds_of_sockets_only_harmless_ones_can_be_made(
+    sandbox: ForkedSandbox, unconfined: ForkedSandbox, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    known, known_pairs = kinds_of_sockets(unconfined, tmp_path)
+    assert {(2, 1, 0), (2, 2, 17), (1, 1, 0)} < known
+    made, pairs = kinds_of_sockets(sandbox, tmp_path)
+    assert pairs == {kind for kind in known_pairs if kind[0] in LOCAL}
+    if request.node.callspec.params["sandbox"][0] is Choice.SANDLOCK:
+        assert made == {kind for kind in known if kind[0] in LOCAL}
+    else:  # it has a network of its own
+        allowed = {
+            kind for kind in known if kind[0] in LOCAL + NETWORK and kind[2] in (0, socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+        }
+        assert made == allowed
 
 
 def left_in(folder: Path) -> list[str]:

@@ -1,9 +1,12 @@
 """The sandbox's client and supervisor: what a run reports, and what happens when one of them ends."""
 
 import asyncio
+import contextlib
 import os
+import select
 import signal
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from asyncrl.envs.sandbox.sandbox import LONGEST_ARGUMENT, Sandbox, problem_of
 from asyncrl.envs.sandbox.supervisor import Frames, choose
 
 LIMITS = Limits(wall_s=120.0)
+PYTHON = os.path.realpath(sys.executable)
 ANY = Choice.AUTO if Sandlock().missing() is None or Bubblewrap().missing() is None else Choice.NONE
 
 
@@ -100,6 +104,65 @@ async def test_a_killed_watcher_is_the_sandboxs_failure_and_takes_its_run_along(
         assert (await shell(sandbox, "echo again", tmp_path)).stdout == b"again\n"
 
 
+KEEP_BUSY = """
+import os
+for _ in range(24):
+    if os.fork() == 0:
+        break
+while True:
+    pass
+"""
+
+
+async def run_python(sandbox: Sandbox, code: str, folder: Path, limits: Limits) -> Finished:
+    return await sandbox.run([PYTHON, "-I", "-S", "-c", code], folder, limits)
+
+
+async def test_a_run_that_stops_all_who_watch_it_is_ended_by_who_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.envs.sandbox.sandbox.REPORTED_WITHIN_S", 1.0)
+    stop = """
+import signal
+with open(f"/proc/{os.getppid()}/stat") as file:
+    supervisor = int(file.read().rpartition(")")[2].split()[1])
+os.kill(supervisor, signal.SIGSTOP)
+os.kill(os.getppid(), signal.SIGSTOP)
+"""
+    async with Sandbox(Choice.NONE) as sandbox:
+        with pytest.raises(EnvironmentBroken, match=r"has not reported a run within 3 s; it was killed with all its runs"):
+            await run_python(sandbox, "import os" + stop + KEEP_BUSY, tmp_path, Limits(wall_s=2.0))
+        assert left_working_in(tmp_path) == []
+        assert (await shell(sandbox, "echo again", tmp_path)).stdout == b"again\n"
+
+
+async def test_a_run_that_takes_all_processors_from_its_watcher_is_ended(tmp_path: Path) -> None:
+    idle = "import os; os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))\n"
+    async with Sandbox(Choice.NONE) as sandbox:
+        with contextlib.suppress(EnvironmentBroken):  # it depends on how much the watcher can do
+            finished = await run_python(sandbox, idle + KEEP_BUSY, tmp_path, Limits(wall_s=1.0, cpu_s=600.0))
+            assert finished.reason is Reason.WALL_TIME
+        assert left_working_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("choice", [ANY, Choice.NONE])
+async def test_a_command_ends_if_all_who_watch_it_are_killed_at_once(choice: Choice, tmp_path: Path) -> None:
+    async with Sandbox(choice) as sandbox:
+        os.mkfifo(tmp_path / "began")
+        run = asyncio.create_task(shell(sandbox, "echo > began; while :; do :; done", tmp_path))
+        await asyncio.to_thread((tmp_path / "began").read_text)
+        assert sandbox._supervisor is not None
+        supervisor = sandbox._supervisor._process.pid
+        watcher, command = islice(descendants(supervisor), 2)
+        ended = os.pidfd_open(command)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for each in (supervisor, watcher):
+                os.kill(each, number)
+        assert select.select([ended], [], [], 60)[0], "the command goes on"
+        with pytest.raises(EnvironmentBroken, match="the supervisor process ended"):
+            await run
+
+
 async def test_a_folder_that_is_gone_is_not_the_commands_fault(tmp_path: Path) -> None:
     async with Sandbox(ANY) as sandbox:
         with pytest.raises(EnvironmentBroken, match="the sandbox failed"):
@@ -151,3 +214,14 @@ def _program(process: int) -> str:
         return Path(f"/proc/{process}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):  # it has ended
         return ""
+
+
+def left_working_in(folder: Path) -> list[int]:
+    """The processes whose current folder is ``folder``, which are killed: they would keep the machine busy for ever."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.readlink(process / "cwd") == str(folder):
+                found.append(int(process.name))
+                os.kill(found[-1], signal.SIGKILL)
+    return found

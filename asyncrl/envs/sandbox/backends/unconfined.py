@@ -1,9 +1,13 @@
 """No confinement: the recipe says that the commands may be trusted. Time, output and sizes are still limited."""
 
+import os
+import signal
+
 from asyncrl.envs.sandbox.backends.backend import environment_of
 from asyncrl.envs.sandbox.backends.spawned import Spawned
 from asyncrl.envs.sandbox.messages import BackendName, Start
 from asyncrl.envs.sandbox.privileges import limit_command
+from asyncrl.envs.sandbox.processes import end_with_parent
 
 
 class Unconfined:
@@ -18,5 +22,11 @@ class Unconfined:
         return None
 
     def start(self, request: Start) -> Spawned:
-        """Start the command in its folder."""
-        return Spawned(request.command, lambda: limit_command(request.limits), request.folder, environment_of(request.folder))
+        """Start the command in its folder. Its first process ends with the caller, however that ends."""
+        caller = os.getpid()
+
+        def prepare() -> None:
+            limit_command(request.limits)
+            end_with_parent(caller, signal.SIGKILL)
+
+        return Spawned(request.command, prepare, request.folder, environment_of(request.folder))
