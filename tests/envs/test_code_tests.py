@@ -1,6 +1,8 @@
 """Programs are run in the real sandbox, where there is one."""
 
+import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -70,6 +72,28 @@ async def test_a_program_that_does_not_end_passes_nothing(sandbox: Sandbox):
 async def test_calls_that_passed_before_one_that_does_not_end_count(sandbox: Sandbox):
     reward = CodeTests(sandbox, all_or_nothing=False, limits=Limits(wall_s=5.0, cpu_s=1.0))
     assert await reward(task(CALLS), "def add(a, b):\n    while a == -1: pass\n    return a + b") == pytest.approx(1 / 3)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_huge_result_holds_nobody_up(sandbox: Sandbox):
+    """64 MiB of brackets took the event loop 12 s to read."""
+    longest, ends = 0.0, asyncio.Event()
+
+    async def look_at_the_clock() -> None:
+        nonlocal longest
+        while not ends.is_set():
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    looking = asyncio.create_task(look_at_the_clock())
+    huge = "def add(a, b):\n    return [[]] * 15_000_000"
+    assert await CodeTests(sandbox, limits=LIMITS)(task(CALLS), huge) == 0.0
+    written = "def add(a, b):\n    open('results', 'w').write(('[' + '[],' * 20_000_000 + '[]]\\n') * 3)\n    return 0"
+    assert await CodeTests(sandbox, limits=LIMITS)(task(CALLS), written) == 0.0
+    ends.set()
+    await looking
+    assert longest < 5.0
 
 
 @pytest.mark.asyncio(loop_scope="module")
