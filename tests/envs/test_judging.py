@@ -53,6 +53,9 @@ async def later(value): return value
 def fails(kind): raise kind("no")
 def total(*values, start=0): return sum(values, start)
 def first(values): return next(values)
+def shout(text): print(text); print(end=text); return None
+class Colour(__import__("enum").Enum): RED = 1; BLUE = 2
+def twice(function): return lambda *values, **names: 2 * function(*values, **names)
 def pair(): return collections.namedtuple("Pair", "x y")(1, 2)
 """
 
@@ -92,6 +95,10 @@ def names() -> Iterator[dict[str, object]]:
         "import asyncio\nasync def both(): return await asyncio.gather(later(1), later(2))\nassert asyncio.run(both()) == [1, 2]",
         "assert total(1, 2, start=3) == 6 and LIMIT == 10 ** 30 and first(iter((7, 8))) == 7",
         "assert total.__name__ == 'total' and callable(total)",
+        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as out: shout('a')\n"
+        "assert out.getvalue() == 'a\\na'",
+        "assert Colour.RED is Colour.RED and Colour.RED is not Colour.BLUE and Colour(1) is Colour.RED",
+        "assert twice(lambda a, b=0: a + b)(1, b=2) == 6",
         "try: list(Liar())\nexcept TypeError: pass\nelse: assert False",
         "assert Stack() != [] and [] != Stack() and not Stack() == 0",
         "for question in (lambda s: s + 1, lambda s: 1 + s, lambda s: s < 1, lambda s: abs(s), lambda s: s.startswith('')):\n"
@@ -104,9 +111,16 @@ def test_tests_use_the_names_of_an_answer_as_if_it_ran_here(names: dict[str, obj
     exec(tests, dict(names))
 
 
-def test_what_only_the_tests_have_cannot_be_handed_to_the_answer(names: dict[str, object]):
-    with pytest.raises(Unjudgeable, match="hand an object of type Own to the answer"):
-        exec("class Own: pass\ntotal(Own())", dict(names))
+@pytest.mark.parametrize(
+    ("tests", "problem"),
+    [
+        ("class Own: pass\ntotal(Own())", "hand an object of type Own to the answer"),
+        ("class Own(Stack): pass", "derive a class from one of the answer's"),
+    ],
+)
+def test_what_cannot_be_done_with_an_answer_in_another_process_is_said(names: dict[str, object], tests: str, problem: str):
+    with pytest.raises(Unjudgeable, match=problem):
+        exec(tests, dict(names))
 
 
 VALUES = [None, True, 1, -(10**40), 1.5, "a\ud800\n", [1, (2, {3}), {(4,): b"5"}], frozenset({1}), bytearray(b"x"), 1j, range(3)]

@@ -5,7 +5,9 @@ objects that it keeps.
 """
 
 import builtins
+import io
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,8 @@ def serve(channel: Channel) -> None:
             return
 
 
+MOST_PRINTED = 1 << 20
+"""Characters that an answer may print in one call."""
 MUTABLE = (list, dict, set, bytearray)
 
 
@@ -34,6 +38,7 @@ class Served:
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._names: dict[str, Any] = {"__name__": "answer"}
+        self._output = sys.stdout = io.StringIO()
 
     def answer(self, request: dict[str, Any]) -> None:
         """Do what is requested, and send what came of it."""
@@ -53,9 +58,15 @@ class Served:
         except BaseException as error:  # noqa: BLE001 - it is the answer's, and told to the judging process
             reply = {"raised": self._raised(error)}
         try:
-            self._channel.send(reply)
+            self._channel.send({**reply, "printed": self._printed()})
         except (ValueError, RecursionError) as error:
             self._channel.send({"raised": self._raised(ValueError(str(error)))})
+
+    def _printed(self) -> str:
+        """What the answer has printed since it was asked last."""
+        printed, self._output = self._output, io.StringIO()
+        sys.stdout = self._output
+        return printed.getvalue()[:MOST_PRINTED]
 
     def _unpack(self, message: Any) -> Any:
         return unpack(message, self._known)
@@ -71,8 +82,9 @@ class Served:
         return self._callback(held)
 
     def _callback(self, number: int) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self._channel.send({"call": number, "arguments": [pack(each, self._export) for each in arguments]})
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            given = {"arguments": pack(list(arguments), self._export), "keywords": pack(keywords, self._export)}
+            self._channel.send({"call": number, **given, "printed": self._printed()})
             while "do" in (reply := self._channel.receive()):
                 self.answer(reply)
             if "raised" in reply:

@@ -40,6 +40,7 @@ class Answer:
         self._channel = channel
         self._callbacks: list[Any] = []
         self._exceptions: dict[int, type[BaseException]] = {}
+        self._objects: dict[int, Remote] = {}
 
     def request(self, do: str, *arguments: Any, **keywords: Any) -> Any:
         """Have something done, see :data:`~asyncrl.envs.judging.answer.DONE_HERE`; returns its value, or raises its exception.
@@ -65,6 +66,7 @@ class Answer:
         reply = self._channel.receive()
         if not isinstance(reply, dict):
             raise Ended
+        print(reply.get("printed", ""), end="")  # noqa: T201 - for tests that look at what an answer prints
         return reply
 
     def _unpack(self, message: Any) -> Any:
@@ -96,7 +98,7 @@ class Answer:
         try:
             match tag:
                 case "object":
-                    return Remote(self, int(held))
+                    return self._objects.setdefault(int(held), Remote(self, int(held)))
                 case "awaitable":
                     return self._wait(Remote(self, int(held)))
                 case "exception":
@@ -133,8 +135,11 @@ class Answer:
     def _called_back(self, call: dict[str, Any]) -> dict[str, Any]:
         """Call a function of the tests' that was handed to the answer."""
         try:
-            function, arguments = self._callbacks[call["call"]], self._unpack(call["arguments"])
-            return {"value": pack(function(*arguments), self._reference)}
+            function, arguments, keywords = (
+                self._callbacks[call["call"]],
+                *map(self._unpack, (call["arguments"], call["keywords"])),
+            )
+            return {"value": pack(function(*arguments, **keywords), self._reference)}
         except (Unjudgeable, Exception) as error:  # noqa: BLE001 - of the tests' function, for the answer to see
             return {"raised": f"{type(error).__name__}: {error}"}
 
@@ -226,6 +231,9 @@ class Remote:
 
     def __subclasscheck__(self, other: object) -> bool:
         return isinstance(other, Remote) and _plain(bool, _request(self, "builtin", "issubclass", other, self))
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        raise Unjudgeable("they derive a class from one of the answer's; use its objects instead")
 
     def __enter__(self) -> Any:
         return _request(self, "enter", self)
