@@ -16,6 +16,7 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.chat_template import tool_parser_of
+from asyncrl.run.data_type import PAYS, bfloat16_share
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
 from asyncrl.run.nodes import Nodes
@@ -91,9 +92,7 @@ def choose(recipe: Recipe, keys: Set[str], machine: Machine) -> tuple[Recipe, tu
 def _dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
     if machine.gpus:
         return "bfloat16", "GPUs compute in it"
-    if machine.bfloat16:
-        return "bfloat16", "the processor has instructions for it"
-    return "float32", "the processor has no instructions for bfloat16"
+    return _faster_dtype(machine, shape)
 
 
 def _learner_dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
@@ -101,9 +100,18 @@ def _learner_dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
         return "bfloat16", "GPUs compute in it, and TransformerEngine's layers need it"
     if recipe.generators.dtype == "float32":
         return "float32", "the engines compute in it"
-    if machine.bfloat16:
-        return "bfloat16", "the processor has instructions for it, and the optimizer keeps float32 weights"
-    return "float32", "the processor has no instructions for bfloat16"
+    return _faster_dtype(machine, shape)
+
+
+def _faster_dtype(machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    """The data type in which engine and learner together are faster on a CPU."""
+    if not machine.bfloat16:
+        return "float32", "the processor has no instructions for bfloat16"
+    share = None if shape is None else bfloat16_share(shape)
+    if share is None:
+        return "bfloat16", "the processor has instructions for it"
+    dtype = "bfloat16" if share <= PAYS else "float32"
+    return dtype, f"measured on this processor: in bfloat16 the model's products take {share:.2f} times as long as in float32"
 
 
 def _gpu(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import AUTOMATIC_KEYS
+from asyncrl.run import automatic
 from asyncrl.run.automatic import MICRO_BATCH_TOKENS
 from asyncrl.run.compose import compose, compose_for, resolved_yaml
 from asyncrl.run.machine import Machine
@@ -15,6 +16,14 @@ from asyncrl.run.nodes import Nodes
 from asyncrl.run.placement import Node
 
 LAPTOP = Machine(memory=16 << 30, free=12 << 30, cores=2)
+
+
+@pytest.fixture(autouse=True)
+def share(monkeypatch):
+    """What is measured of bfloat16, as a share of float32's time; on every machine the same."""
+    share = [0.5]
+    monkeypatch.setattr(automatic, "bfloat16_share", lambda shape: share[0])
+    return share
 
 
 def chosen(machine, *overrides):
@@ -38,6 +47,22 @@ def chosen(machine, *overrides):
 def test_engines_and_learner_compute_in_the_type_that_the_machine_is_fast_in(machine, dtype):
     found = chosen(machine)
     assert (found["generators.dtype"], found["learner.dtype"]) == (dtype, dtype)
+
+
+@pytest.mark.parametrize(("measured", "dtype"), [(0.5, "bfloat16"), (0.95, "float32"), (1.3, "float32"), (None, "bfloat16")])
+def test_instructions_for_bfloat16_are_used_where_they_are_measured_to_be_faster(share, measured, dtype):
+    share[0] = measured
+    found = chosen(replace(LAPTOP, bfloat16=True))
+    assert (found["generators.dtype"], found["learner.dtype"]) == (dtype, dtype)
+    assert chosen(replace(LAPTOP, bfloat16=True, gpus=2))["learner.dtype"] == "bfloat16", "of a GPU nothing is measured"
+    assert chosen(LAPTOP)["learner.dtype"] == "float32", "without instructions neither"
+
+
+def test_what_was_measured_is_said(share):
+    share[0] = 0.953
+    _, choices = compose_for(replace(LAPTOP, bfloat16=True), "quickstart")
+    (reason,) = (choice.reason for choice in choices if choice.key == "generators.dtype")
+    assert "take 0.95 times as long as in float32" in reason
 
 
 def test_on_a_processor_the_learner_computes_in_float32_if_the_engines_are_told_to():

@@ -48,7 +48,8 @@ class GeneratorsConfig(Section, frozen=True):
         role: what they play: ``train`` episodes, those of an ``evaluation``, or ``both``. ``auto`` is ``train`` if a pool of
             ``pools`` is there for evaluations alone.
         max_running: the most episodes that one engine plays at once; fewer while its key-value cache is too small for them.
-        dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU supports it.
+        dtype: type of the engine's weights and activations; ``auto`` is bfloat16 on GPUs. On processors with
+            instructions for it, it is what is measured to be faster with the model's sizes; on others it is float32.
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
         gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU. At most 0.5 if ``learner.gpu`` is
             ``shared``.

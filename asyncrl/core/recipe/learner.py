@@ -39,8 +39,9 @@ class LearnerConfig(Section, frozen=True):
         schedule: how the learning rate follows from the training step.
         weight_decay: decoupled weight decay.
         clip_grad: the largest gradient norm; a gradient with a larger norm is scaled down to it.
-        dtype: type of the parameters in the forward pass; bfloat16 keeps fp32 master weights. ``auto`` is bfloat16 on GPUs, and
-            on processors with instructions for it unless ``generators.dtype`` is float32; on others it is float32.
+        dtype: type of the parameters in the forward pass; bfloat16 keeps fp32 master weights. ``auto`` is bfloat16 on GPUs. On
+            processors with instructions for it, it is what is measured to be faster with the model's sizes, and float32 if
+            ``generators.dtype`` is; on others it is float32.
         gpu: ``own``, or ``shared``: two processes of the run use one GPU, such as the learner and an engine. Then the learner
             has one rank. ``auto`` shares if there is only one GPU. Not used on CPU.
         fp8: multiply the layers' matrices in 8-bit floating point, with TransformerEngine and a current scale for each tensor:
