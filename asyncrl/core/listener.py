@@ -1,8 +1,9 @@
 """Listens for a server that lives in an event loop, and keeps those out who do not say who they are.
 
 What always holds: who connects has :data:`INTRODUCTION_S` to show who it is, the handshake of TLS included, however slowly it
-sends; at most :data:`MOST_NEWCOMERS` have not done so yet, and if one more connects, the one that connected first is turned away;
-only :meth:`Listener.close` ends it, also if the process has too many open files for a while.
+sends; at most :data:`MOST_NEWCOMERS` have not done so yet, and if one more connects, the one that connected first is turned away,
+but not before it had :data:`GRACE_S`, so that many who say nothing only make others wait; only :meth:`Listener.close` ends it,
+and not a process that has too many open files for a while.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ INTRODUCTION_S = 10.0
 """Seconds in which a client must have shown who it is."""
 MOST_NEWCOMERS = 256
 """The most clients that have not shown who they are. Those of a run show it within milliseconds."""
+GRACE_S = 0.5
+"""Seconds that a client has to show who it is, however many others connect."""
 BACKLOG = 1024
 """Connections that the kernel holds until they are accepted."""
 AGAIN_S = 1.0
@@ -45,6 +48,7 @@ class Listener:
         self._server, self._make, self._tls = server, make, None if tls is None else tls.server()
         self.strangers = Strangers(server, log)
         self._newcomers: dict[asyncio.BaseProtocol, _Newcomer] = {}  # in the order in which they connected
+        self._fewer = asyncio.Event()
         self._listening: list[asyncio.Task[None]] = []
         self._coming: set[asyncio.Task[None]] = set()
 
@@ -70,13 +74,11 @@ class Listener:
 
     def known(self, protocol: asyncio.BaseProtocol) -> None:
         """Note that the client of a connection has shown who it is. Does nothing the second time."""
-        if (newcomer := self._newcomers.pop(protocol, None)) is not None:
-            newcomer.patience.cancel()
+        self._leave(protocol)
 
     def gone(self, protocol: asyncio.BaseProtocol, why: str) -> None:
         """Note that a connection has ended; ``why`` is told of a client that had not shown who it is."""
-        if (newcomer := self._newcomers.pop(protocol, None)) is not None:
-            newcomer.patience.cancel()
+        if (newcomer := self._leave(protocol)) is not None:
             self.strangers.turned_away(newcomer.address, why)
 
     def close(self) -> None:
@@ -93,6 +95,7 @@ class Listener:
         loop, told = asyncio.get_running_loop(), -COUNTING_S
         with listening:
             while True:
+                await self._make_room()
                 try:
                     connection, address = await loop.sock_accept(listening)
                 except OSError as error:
@@ -106,19 +109,34 @@ class Listener:
                 coming.add_done_callback(self._coming.discard)
                 await asyncio.sleep(0)  # where many connect, accepting does not suspend this task
 
+    async def _make_room(self) -> None:
+        """Wait until one more may connect; meanwhile, connections wait in the kernel."""
+        while len(self._newcomers) >= MOST_NEWCOMERS:
+            first, newcomer = next(iter(self._newcomers.items()))
+            self._fewer.clear()
+            try:
+                async with asyncio.timeout_at(newcomer.since + GRACE_S):
+                    await self._fewer.wait()
+            except TimeoutError:
+                self._turn_away(first, f"had not said who it is when {MOST_NEWCOMERS} others connected")
+
     async def _admit(self, connection: socket.socket, address: object) -> None:
         """Make the protocol of a connection, and shake hands with its client if it is to be encrypted."""
         loop, protocol = asyncio.get_running_loop(), self._make()
         patience = loop.call_later(INTRODUCTION_S, self._turn_away, protocol, f"did not say who it is in {INTRODUCTION_S:g} s")
-        self._newcomers[protocol] = _Newcomer(connection, address, patience)
-        if len(self._newcomers) > MOST_NEWCOMERS:
-            first = next(iter(self._newcomers))
-            self._turn_away(first, f"had not said who it is when {MOST_NEWCOMERS} others connected")
+        self._newcomers[protocol] = _Newcomer(connection, address, patience, since=loop.time())
         handshake_s = None if self._tls is None else INTRODUCTION_S
         try:
             await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=handshake_s)
         except OSError:  # ssl.SSLError and TimeoutError are such
             self._turn_away(protocol, "showed no certificate of the run")
+
+    def _leave(self, protocol: asyncio.BaseProtocol) -> "_Newcomer | None":
+        newcomer = self._newcomers.pop(protocol, None)
+        if newcomer is not None:
+            newcomer.patience.cancel()
+            self._fewer.set()
+        return newcomer
 
     def _turn_away(self, protocol: asyncio.BaseProtocol, why: str) -> None:
         newcomer = self._newcomers.get(protocol)
@@ -130,8 +148,8 @@ class Listener:
 class _Newcomer:
     """A connection whose client has not shown who it is."""
 
-    def __init__(self, connection: socket.socket, address: object, patience: asyncio.TimerHandle) -> None:
-        self._connection, self.address, self.patience = connection, address, patience
+    def __init__(self, connection: socket.socket, address: object, patience: asyncio.TimerHandle, since: float) -> None:
+        self._connection, self.address, self.patience, self.since = connection, address, patience, since
 
     def hang_up(self) -> None:
         """Have the connection end, in whatever state it is."""

@@ -1,15 +1,18 @@
 """The clients of a server of weights that have not shown the secret yet, each of which a thread of its own waits for.
 
-What always holds: there are at most :data:`MOST_UNKNOWN`; if one more connects, the one that connected first is turned away.
-Who knows the secret shows it at once.
+What always holds: there are at most :data:`MOST_UNKNOWN`; if one more connects, the one that connected first is turned away, but
+not before it had :data:`GRACE_S`. Who knows the secret shows it at once.
 """
 
 import contextlib
 import socket
 import ssl
 import threading
+import time
 
 MOST_UNKNOWN = 64
+GRACE_S = 0.5
+"""Seconds that a client has to show the secret, however many others connect."""
 
 
 class UnknownClients:
@@ -17,16 +20,22 @@ class UnknownClients:
 
     def __init__(self) -> None:
         self._connections: dict[threading.Thread, socket.socket] = {}  # in the order in which they connected
-        self._lock = threading.Lock()
+        self._since: dict[threading.Thread, float] = {}
+        self._lock = threading.Condition()
 
     def enter(self, thread: threading.Thread, connection: socket.socket) -> None:
-        """Take in a client that has just connected, and that ``thread`` will wait for."""
+        """Take in a client that has just connected, and that ``thread`` will wait for. Waits for room."""
         with self._lock:
-            self._connections[thread] = connection
-            if len(self._connections) > MOST_UNKNOWN:
-                first = self._connections.pop(next(iter(self._connections)))
+            while len(self._connections) >= MOST_UNKNOWN:
+                first = next(iter(self._connections))
+                if (left := self._since[first] + GRACE_S - time.monotonic()) > 0:
+                    self._lock.wait(left)
+                    continue
                 with contextlib.suppress(OSError):  # its client has gone
-                    socket.socket.shutdown(first, socket.SHUT_RDWR)  # that of TLS would take the keys from the other thread
+                    # That of TLS would take the keys from the other thread.
+                    socket.socket.shutdown(self._connections[first], socket.SHUT_RDWR)
+                self._forget(first)
+            self._connections[thread], self._since[thread] = connection, time.monotonic()
 
     def wrapped(self, connection: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """Return the connection of the calling thread, ready for the handshake of TLS; ``connection`` is of no use any more."""
@@ -40,4 +49,9 @@ class UnknownClients:
     def leave(self) -> None:
         """Note that the client of the calling thread has shown the secret, or is gone. Does nothing the second time."""
         with self._lock:
-            self._connections.pop(threading.current_thread(), None)
+            self._forget(threading.current_thread())
+            self._lock.notify_all()
+
+    def _forget(self, thread: threading.Thread) -> None:
+        self._connections.pop(thread, None)
+        self._since.pop(thread, None)

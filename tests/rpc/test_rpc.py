@@ -346,6 +346,17 @@ async def test_those_who_connect_and_say_nothing_keep_nobody_out(tls: TlsKeys | 
     assert len(told(caplog)) == 2
 
 
+@pytest.mark.parametrize("tls", [None, KEYS], ids=["plain", "encrypted"])
+async def test_however_many_of_a_run_connect_at_once_all_are_let_in(tls: TlsKeys | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(listener, "MOST_NEWCOMERS", 4)
+    monkeypatch.setattr(listener, "GRACE_S", MINUTE)
+    async with Line(tls) as line:
+        await line.client()
+        clients = await within(MINUTE, asyncio.gather(*(line.client() for _ in range(60))))
+        lengths = await within(MINUTE, asyncio.gather(*(client.call(Served.length, b"a") for client in clients)))
+        assert lengths == [1] * 60
+
+
 async def test_who_sends_a_byte_now_and_then_has_no_more_time_than_others(monkeypatch: pytest.MonkeyPatch):
     async with Line() as line:
         await line.client()
