@@ -12,7 +12,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test check screens setup setup-dev bench-peers clean
+.PHONY: quickstart test check screens notebook setup setup-dev bench-peers clean
 
 quickstart: setup
 	$(BIN)/asyncrl launch quickstart
@@ -32,6 +32,10 @@ check: setup-dev
 # The pictures in docs/screens: of a short quickstart, or of the run in RUN=...
 screens: setup-dev
 	PYTHONPATH=tests $(BIN)/python docs/screens.py $(RUN)
+
+# The notebook with what its cells print now.
+notebook: setup-dev
+	$(BIN)/python docs/notebook.py
 
 # The trainers that `asyncrl bench loop --peer` measures, in an environment of their own: their pins collide with ours.
 bench-peers: $(PEERS)/.installed

@@ -9,6 +9,8 @@ from whole_run import Run, small_run
 
 import asyncrl
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.compose import compose_for
+from asyncrl.run.machine import Machine
 from asyncrl.run.summary import Status
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "asyncrl.ipynb"
@@ -48,6 +50,15 @@ def test_its_outputs_are_kept_and_small():
     outputs = [cell["outputs"] for cell in code_cells()]
     assert sum(map(bool, outputs)) >= 5
     assert len(json.dumps(outputs)) < MOST_OUTPUT
+
+
+def test_its_outputs_are_those_of_this_version():
+    """``make notebook`` writes them; a launch that shows other lines now makes them old."""
+    outputs = ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in code_cells()]
+    launched = next(text for text in outputs if text.startswith("Chosen for this machine"))
+    _, choices = compose_for(Machine.of_runs(), "quickstart", [])
+    chosen = launched.splitlines()[1 : len(choices) + 1]
+    assert [line.split()[0] for line in chosen] == [choice.key for choice in choices]
 
 
 def test_every_cell_runs_and_the_run_and_the_evaluation_can_be_read(tiny_model, tmp_path):
