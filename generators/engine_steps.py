@@ -1,7 +1,8 @@
 """Measures, in vLLM's engine process, how much of the steps' time went into prompts and how much into sampled tokens.
 
-vLLM computes both in one step. So the time of a step is divided in proportion to the tokens that it computed of each. A prompt's
-tokens that were found in the cache are not computed, and do not count.
+vLLM computes both in one step. What such a step takes longer than steps that only sampled for about as many requests belongs to
+its prompts. Until there was a step that only sampled, the time is divided in proportion to the tokens. A prompt's tokens that
+were found in the cache are not computed, and do not count.
 
 On a GPU vLLM schedules a step before it has the result of the one before. So the time between two results is that of the step
 whose result came second.
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
 
 _ATTRIBUTE = "_asyncrl_steps"
+_NEWEST = 0.1
+"""The weight of the newest step that only sampled, in the usual time of such steps."""
 
 
 class EngineSteps:
@@ -31,6 +34,8 @@ class EngineSteps:
         self._scheduled: deque[tuple[int, int]] = deque()
         """Prompt tokens and all tokens of each step that has no result yet, oldest first."""
         self._result_at = 0.0
+        self._sampling_s: dict[int, float] = {}
+        """The usual time of steps that only sampled, by the binary length of the number of requests."""
 
     @classmethod
     def of(cls, core: "EngineCoreProc") -> "EngineSteps":
@@ -61,13 +66,28 @@ class EngineSteps:
             of_prompts, tokens = self._scheduled.popleft()
             self._result_at = time.monotonic()
             if tokens:
-                prefill = (self._result_at - began) * of_prompts / tokens
-                self.prefill_seconds += prefill
-                self.decode_seconds += self._result_at - began - prefill
+                self._divide(self._result_at - began, of_prompts, tokens - of_prompts)
             return outcome
 
         core.scheduler.schedule = counting
         core.step_fn = timed
+
+    def _divide(self, seconds: float, prompts: int, sampled: int) -> None:
+        """Divide the time of a step that computed this many tokens of prompts, and this many for requests that sample."""
+        size = sampled.bit_length()
+        if not prompts:
+            usual = self._sampling_s.get(size, seconds)
+            self._sampling_s[size] = usual + _NEWEST * (seconds - usual)
+            decode = seconds
+        elif not sampled:
+            decode = 0.0
+        elif self._sampling_s:
+            nearest = min(self._sampling_s, key=lambda known: abs(known - size))
+            decode = min(seconds, self._sampling_s[nearest])
+        else:
+            decode = seconds * sampled / (prompts + sampled)
+        self.decode_seconds += decode
+        self.prefill_seconds += seconds - decode
 
 
 def prompt_tokens(scheduled: "SchedulerOutput") -> int:

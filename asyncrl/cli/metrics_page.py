@@ -47,8 +47,9 @@ step" is the time between the ends of two training steps.
   add up to 1 on each side. The learner never waits for an evaluation, so that is none of its parts. On the
   generators' side, time in which requests run is theirs, whatever else waits; the rest is divided by what the
   engine's places wait for: with 6 episodes in a tool and 2 places without a ticket, three quarters are `tools`.
-  Sampling is divided into `prefill` and `decode` in the engine's process, by the tokens that each of its steps
-  computed; it is asked once a second, so in short steps this ratio is that of the second before.
+  Sampling is divided into `prefill` and `decode` in the engine's process: what a step takes longer than steps that only
+  sampled for as many requests is its prompts'. It is asked once a second, so in short steps this ratio is that of the
+  second before.
 
 The reduction is how readings of several places become one: a mean is weighted by the tokens, episodes or seconds
 behind each.

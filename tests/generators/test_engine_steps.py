@@ -27,7 +27,7 @@ def test_tokens_of_prompts_are_those_of_requests_that_sampled_nothing_yet_or_los
     assert prompt_tokens(scheduled({}, {"a": (1, 1), "b": (1, 30)})) == 0
 
 
-def test_a_step_s_time_is_divided_by_its_tokens(monkeypatch: pytest.MonkeyPatch):
+def test_before_any_step_only_sampled_the_time_is_divided_by_tokens(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr("generators.engine_steps.time.monotonic", lambda: now[0])
     plan = [scheduled({"a": 30}, {"b": (1, 3), "c": (9, 4)}), scheduled({}, {"a": (1, 1)}), scheduled({}, {})]
@@ -45,6 +45,30 @@ def test_a_step_s_time_is_divided_by_its_tokens(monkeypatch: pytest.MonkeyPatch)
     core.step_fn()
     core.step_fn()  # it computed no token
     assert (steps.prefill_seconds, steps.decode_seconds) == (3.0, 5.0)
+
+
+def test_what_prompts_add_to_a_step_is_theirs(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU, where a step that samples takes nearly the same time for any number of requests."""
+    now = [0.0]
+    monkeypatch.setattr("generators.engine_steps.time.monotonic", lambda: now[0])
+    decoding = dict.fromkeys("bcdefghi", (1, 3))
+    plan = [(scheduled({}, decoding), 2.0), (scheduled({"a": 8}, decoding), 2.5), (scheduled({"a": 8}, {"b": (1, 3)}), 1.0)]
+
+    def step() -> tuple[dict[int, str], bool]:
+        made, seconds = plan.pop(0)
+        monkeypatch.setattr(core.scheduler, "made", made)
+        core.scheduler.schedule()
+        now[0] += seconds
+        return {}, True
+
+    core = SimpleNamespace(scheduler=SimpleNamespace(schedule=lambda: core.scheduler.made, made=None), step_fn=step)
+    steps = EngineSteps.of(core)
+    core.step_fn()
+    assert (steps.prefill_seconds, steps.decode_seconds) == (0.0, 2.0)
+    core.step_fn()
+    assert (steps.prefill_seconds, steps.decode_seconds) == (0.5, 4.0)
+    core.step_fn()  # faster than steps that sampled have been: nothing is left for its prompt
+    assert (steps.prefill_seconds, steps.decode_seconds) == (0.5, 5.0)
 
 
 def test_where_steps_are_scheduled_ahead_the_time_between_results_is_of_the_step_that_ended(monkeypatch: pytest.MonkeyPatch):
