@@ -19,7 +19,7 @@ def main() -> None:
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile("".join(cell["source"]), f"<cell {number}>", "exec"), namespace)
-            text = printed.getvalue().replace(os.path.realpath(scratch), "").splitlines(keepends=True)
+            text = printed.getvalue().replace(f"{os.path.realpath(scratch)}/", "").splitlines(keepends=True)
             cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
             cell["execution_count"] = number + 1
     NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
