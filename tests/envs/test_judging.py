@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy
 import pytest
@@ -35,6 +39,7 @@ class Stack:
     def __getitem__(self, at): return self.items[at]
     def __eq__(self, other): return self.items == other.items
     def __add__(self, other): return Stack().push(len(self) + len(other))
+    def __neg__(self): return Stack(-self.most)
     def __enter__(self): return self
     def __exit__(self, *_): self.items.clear()
 
@@ -53,6 +58,7 @@ async def later(value): return value
 def fails(kind): raise kind("no")
 def total(*values, start=0): return sum(values, start)
 def first(values): return next(values)
+def stacks(n): return collections.deque([Stack(n)])
 def shout(text): print(text); print(end=text); return None
 class Colour(__import__("enum").Enum): RED = 1; BLUE = 2
 def twice(function): return lambda *values, **names: 2 * function(*values, **names)
@@ -84,6 +90,7 @@ def names() -> Iterator[dict[str, object]]:
         "assert isinstance(Tall(), Stack) and issubclass(Tall, Stack)",
         "assert not isinstance(3, Stack) and not isinstance(Stack(), Tall)",
         "assert Stack().push(1) == Stack().push(1) and Stack() != Stack().push(1) and (Stack() + Stack())[0] == 0",
+        "assert (-Stack(3)).most == -3 and stacks(4)[0].most == 4",
         "with Stack() as s:\n    s.push(1)\nassert len(s) == 0\ns.most = 7\nassert s.most == 7",
         "try: Stack(0).push(1)\nexcept Full as e: assert e.args == ('full', 0)\nelse: assert False",
         "try: Stack(0).push(1)\nexcept ValueError as e: assert 'full' in str(e)\nelse: assert False",
@@ -123,7 +130,11 @@ def test_what_cannot_be_done_with_an_answer_in_another_process_is_said(names: di
         exec(tests, dict(names))
 
 
-VALUES = [None, True, 1, -(10**40), 1.5, "a\ud800\n", [1, (2, {3}), {(4,): b"5"}], frozenset({1}), bytearray(b"x"), 1j, range(3)]
+VALUES = [
+    Decimal("1.50"), Fraction(-1, 3), deque([1, (2,)], 5), date(2020, 1, 2), datetime(2020, 1, 2, 3, 4, 5, 6),
+    timedelta(-1, 2, 3), time(1, 2),
+    None, True, 1, -(10**40), 1.5, "a\ud800\n", [1, (2, {3}), {(4,): b"5"}], frozenset({1}), bytearray(b"x"), 1j, range(3),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -144,7 +155,21 @@ def test_arrays_of_numbers_arrive_and_other_arrays_do_not():
 
 
 @pytest.mark.parametrize(
-    "message", [{}, {"a": 1, "b": 2}, {"int": "z"}, {"int": 1}, {"set": [[]]}, {"dict": [1]}, {"range": ["a"]}, {"bytes": 1}]
+    "message",
+    [
+        {},
+        {"a": 1, "b": 2},
+        {"int": "z"},
+        {"int": 1},
+        {"set": [[]]},
+        {"dict": [1]},
+        {"range": ["a"]},
+        {"bytes": 1},
+        {"value": ["os", "system", ["true"]]},
+        {"value": ["datetime", "date", [0]]},
+        {"value": ["decimal", "Decimal", ["x"]]},
+        {"value": ["fractions", "Fraction", [1, 0]]},
+    ],
 )
 def test_what_is_no_message_ends_the_answer(message: object):
     with pytest.raises(Ended):

@@ -5,6 +5,7 @@ reference. Nothing of the other process is run by unpacking, comparing or printi
 """
 
 import builtins
+import importlib
 import json
 import os
 import struct
@@ -17,6 +18,17 @@ _LENGTH = struct.Struct("!I")
 _SMALL = 1 << 62
 """Larger integers travel in hexadecimal: their decimal digits take quadratic time, and Python refuses more than 4,300."""
 _NUMERIC = "biufc"
+
+_MADE_OF: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
+    ("decimal", "Decimal"): lambda value: [str(value)],
+    ("fractions", "Fraction"): lambda value: [value.numerator, value.denominator],
+    ("collections", "deque"): lambda value: [list(value), value.maxlen],
+    ("datetime", "timedelta"): lambda value: [value.days, value.seconds, value.microseconds],
+    ("datetime", "date"): lambda value: [value.year, value.month, value.day],
+    ("datetime", "time"): lambda value: [value.hour, value.minute, value.second, value.microsecond],
+    ("datetime", "datetime"): lambda value: [*value.timetuple()[:6], value.microsecond],
+}
+"""What values of the standard library are made of, by module and class. Times have no time zone."""
 
 
 class Ended(BaseException):
@@ -91,7 +103,10 @@ def pack(value: Any, other: Callable[[Any], dict[str, Any]]) -> Any:
             return {"complex": [value.real, value.imag]}
         case range():
             return {"range": [value.start, value.stop, value.step]}
-    if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in _NUMERIC:
+    kind = (type(value).__module__, type(value).__name__)
+    if kind in _MADE_OF:
+        return {"value": [*kind, pack(_MADE_OF[kind](value), other)]}
+    if kind[0] == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in _NUMERIC:
         return {"array": [value.dtype.str, list(value.shape), pack(value.tolist(), other)]}
     return other(value)
 
@@ -120,11 +135,20 @@ def unpack(message: Any, other: Callable[[str, Any], Any]) -> Any:
                 return getattr(builtins, tag).fromhex(held)
             case "complex" | "range":
                 return getattr(builtins, tag)(*held)
+            case "value":
+                module, name, made_of = held
+                return _value(module, name, unpack(made_of, other))
             case "array":
                 return _array(*held)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise Ended from error
     return other(tag, held)
+
+
+def _value(module: str, name: str, made_of: list[Any]) -> Any:
+    if (module, name) not in _MADE_OF:
+        raise ValueError(name)
+    return getattr(importlib.import_module(module), name)(*made_of)
 
 
 def _array(kind: str, shape: list[int], values: Any) -> Any:

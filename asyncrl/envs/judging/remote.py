@@ -6,7 +6,6 @@ class of the answer's can say that it is what a test expects, nor be told what t
 
 import asyncio
 import builtins
-import operator
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any, TypeVar
@@ -260,8 +259,13 @@ def _between_objects(name: str) -> Any:
     return operate
 
 
+def _alone(name: str) -> Any:
+    return lambda self: _request(self, "operate", name, self)
+
+
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Remote, f"__{_name}__", _alone(_name))
 for _name in ("lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"):
-    assert callable(getattr(operator, _name))
     setattr(Remote, f"__{_name.rstrip('_')}__", _between_objects(_name))
 
 
