@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from itertools import count
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -36,6 +35,7 @@ from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from generators.concurrency import EngineLoad
 from generators.engine_arguments import engine_arguments
+from generators.engine_folder import EngineFolder
 from generators.engine_load import REPORT_LOAD
 from generators.engine_process import ENGINE_VARIABLES, EngineProcessServer
 from generators.engine_ranks import EngineRanks
@@ -67,8 +67,10 @@ _WARM_UP_TOKENS = 16
 class VllmEngine:
     """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
 
-    def __init__(self, llm: "AsyncLLM", name: str, answer_s: float, adapters: AdapterSettings | None = None) -> None:
-        self._llm, self._adapters = llm, adapters
+    def __init__(
+        self, llm: "AsyncLLM", name: str, answer_s: float, adapters: AdapterSettings | None, folder: EngineFolder | None
+    ) -> None:
+        self._llm, self._adapters, self._folder = llm, adapters, folder
         self._slots = VersionSlots(1 if adapters is None else adapters.versions)
         self._installing = asyncio.Lock()
         self._failure: str | None = None
@@ -121,13 +123,12 @@ class VllmEngine:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would lack the plug-in, and copy our threads
         remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
-            # Once vLLM's processes are connected, nobody looks for their sockets by name; vLLM would leave them there.
-            with TemporaryDirectory(prefix="asyncrl-engine-", ignore_cleanup_errors=True) as sockets:
-                # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
-                await asyncio.to_thread(_import_vllm)
-                llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, sockets, yields)
-                engine = cls(llm, name, answer_s, adapters)
-                await engine._warm_up(name, max_context)
+            # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
+            await asyncio.to_thread(_import_vllm)
+            folder = EngineFolder() if server is None else server.folder
+            llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, folder, yields)
+            engine = cls(llm, name, answer_s, adapters, folder if server is None else None)
+            await engine._warm_up(name, max_context)
         return engine
 
     async def _warm_up(self, name: str, max_context: int) -> None:
@@ -338,6 +339,8 @@ class VllmEngine:
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, 1.0)
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.close)
 
 
 class _EpisodeSampler:
@@ -383,10 +386,10 @@ def _build(
     seed: int,
     server: EngineProcessServer | None,
     adapters: AdapterSettings | None,
-    sockets: str,
+    folder: EngineFolder,
     yields: bool,
 ) -> "AsyncLLM":
-    with added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": sockets}):
+    with folder.used(), added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": folder.path}):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from generators.coordinator_process import tie_coordinators

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 
 from asyncrl.core.environment_variables import added_to_environment
+from generators.engine_folder import EngineFolder
 
 IMPORTED = (
     "vllm.v1.engine.core",
@@ -36,15 +37,31 @@ ENGINE_VARIABLES = {
 
 
 class EngineProcessServer:
-    """The server process; there is at most one in a process."""
+    """The server process; there is at most one in a process.
+
+    Attributes:
+        folder: for temporary files of the server and of what is forked from it.
+    """
+
+    def __init__(self) -> None:
+        self.folder = EngineFolder()
 
     @classmethod
     def start(cls) -> "EngineProcessServer":
-        """Start the server, which imports vLLM while the caller goes on."""
+        """Start the server, which imports vLLM while the caller goes on.
+
+        Raises:
+            ComponentFailed: there is no room for its sockets.
+        """
         forkserver.set_forkserver_preload(["generators.engine_imports"])
-        with added_to_environment(ENGINE_VARIABLES):
+        server = cls()
+        with server.folder.used(), added_to_environment(ENGINE_VARIABLES):
             forkserver.ensure_running()
-        return cls()
+        return server
+
+    def close(self) -> None:
+        """Remove the server's temporary folder. No process can be forked from it afterwards."""
+        self.folder.close()
 
     @contextmanager
     def used_by_vllm(self) -> Iterator[None]:

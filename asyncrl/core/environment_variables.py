@@ -6,6 +6,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
+def changed_in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set ``variables``, for the processes started in this context, whether they were set before or not."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
 def added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set those ``variables`` that are not set yet, for the processes started in this context."""
     added = {name: value for name, value in variables.items() if name not in os.environ}

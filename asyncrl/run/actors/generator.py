@@ -227,6 +227,8 @@ class GeneratorActor:
             await self._environments.close(self._recipe.deadlines.shutdown / 10)
         if self._engine is not None:
             await self._engine.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
         if self._sink is not None:
             self._sink.close()
         if self._buffer_client is not None:
