@@ -1,8 +1,10 @@
 """The benchmark of a GPU on a CPU: its arithmetic, its processes, and one part from beginning to end."""
 
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -36,6 +38,26 @@ def test_a_measurement_that_fails_dies_or_hangs_says_so():
         isolated(os._exit, 3, seconds=240)
     with pytest.raises(MeasurementFailed, match="had not finished after 0 s"):
         isolated(time.sleep, 1000, seconds=0.1)
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from asyncrl.bench.gpu import subject
+with subject.all_folders():
+    for folder in os.environ[subject.FOLDERS].split(os.pathsep):
+        (Path(folder) / "model.safetensors").touch()
+    print(os.environ[subject.FOLDERS], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_benchmark_has_left_in_memory_and_on_disk_goes_with_the_next_one():
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=240)
+    left = [Path(folder) for folder in done.stdout.strip().split(os.pathsep)]
+    assert [(folder / "model.safetensors").exists() for folder in left] == [True, True]
+    with subject.all_folders():
+        assert not any(folder.exists() for folder in left)
 
 
 def test_targets_are_judged_by_what_was_measured():

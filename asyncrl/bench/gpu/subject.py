@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -23,6 +23,7 @@ from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import PpoClipLoss
 from asyncrl.core.recipe.schema import DeadlinesConfig
+from asyncrl.envs.workspaces import Workspaces, default_root
 
 if TYPE_CHECKING:
     from learners.learner import Learner
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 1e-6
 LONGEST_POSITION = 40_960
+_NAME = "bench-gpu"
 FOLDERS = "ASYNCRL_BENCH_GPU_FOLDERS"
 """The environment variable that names a folder in memory and one on disk to the processes of a benchmark."""
 
@@ -60,12 +62,15 @@ def folder_for(size: ModelSize) -> Iterator[Path]:
 
 @contextmanager
 def all_folders() -> Iterator[None]:
-    """Provide a folder in memory and one on disk to the processes that are started meanwhile, and remove both at the end."""
-    prefix = "asyncrl-bench-gpu-"
+    """Provide a folder in memory and one on disk to the processes that are started meanwhile, and remove both at the end.
+
+    Those of a benchmark that was killed, which may hold tens of GB, are removed by the next one.
+    """
+    root = default_root()
     with (
-        tempfile.TemporaryDirectory(prefix=prefix, dir=memory_file_system()) as memory,
-        tempfile.TemporaryDirectory(prefix=prefix) as disk,
-        mock.patch.dict(os.environ, {FOLDERS: os.pathsep.join((memory, disk))}),
+        closing(Workspaces(_NAME, memory_file_system() / root.name)) as memory,
+        closing(Workspaces(_NAME, root)) as disk,
+        mock.patch.dict(os.environ, {FOLDERS: os.pathsep.join((str(memory.folder), str(disk.folder)))}),
     ):
         yield
 
