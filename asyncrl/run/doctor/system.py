@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from asyncrl.core.memory_files import memory_file_system
+from asyncrl.envs.workspaces import default_root
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
 from asyncrl.run.units import memory
 
@@ -37,7 +38,7 @@ def check_shared_memory() -> Iterator[Finding]:
         )
     else:
         yield fine("shared memory", found)
-    left = sorted(path.name for path in folder.glob("asyncrl-*"))
+    left = sorted(path.name for path in folder.glob("asyncrl-*") if path.name != default_root().name)
     if left:
         yield note(
             "shared memory",
