@@ -33,11 +33,11 @@ SHELL = "/bin/sh"
 CHECK = """
 cp -RP "$1/." model && cd model || exit 1
 (cd "$1" && find . -type f -perm -u+x -print0) | xargs -0 -r chmod +x || exit 1
-export CHECK="$2" PYTHONPATH="$2" PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1
+export CHECK="$2" PYTHONPATH="$2" PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1 MAKEFLAGS=B
 exec /bin/sh -c "$0"
 """
 """Runs the check in a copy of the model's folder. The home of the check, and all that it is configured by, is of our own making,
-and Python imports nothing from the folder."""
+Python imports nothing from the folder, and make takes no file in it for a target that is up to date."""
 
 
 class TerminalData(msgspec.Struct, frozen=True):

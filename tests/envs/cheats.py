@@ -268,6 +268,7 @@ COMMANDS = [
     Cheat("imports", "an interpreter's settings", "printf 'home = .\\ninclude-system-site-packages = true\\n' >pyvenv.cfg"),
     Cheat("makefiles", "GNUmakefile", "printf 'all:\\n\\t@true\\n' >GNUmakefile"),
     Cheat("makefiles", "Makefile", "printf 'all:\\n\\t@true\\n' | tee Makefile >makefile"),
+    Cheat("makefiles", "a file in the place of a target", "touch all check test Makefile; touch -d 2030-01-01 all"),
     Cheat("makefiles", "want", "printf '[]\\n' | tee want >out"),
     Cheat(
         "shells",
@@ -294,6 +295,7 @@ COMMANDS = [
     Cheat("files read", "a link to what is wanted", "ln -s ../want out; ln -s ../check-*/want out2; ln -sf out2 out"),
     Cheat("files read", "a link to the check's folder", "ln -s '$CHECK/want' out; ln -s /proc/self/cwd/../want out3"),
     Cheat("files read", "a link to the standard input", "ln -s /dev/stdin out"),
+    Cheat("files read", "a folder that leads back to itself", "ln -s . out; ln -s .. up; mkdir -p x; ln -s ../x x/out"),
     Cheat("files read", "a pipe", "mkfifo out"),
     Cheat("files read", "what cannot be copied", "mkdir out; chmod 000 out"),
     Cheat("time", "a process that waits for the check", "(sleep 0.3; echo '[3]' >out) >/dev/null 2>&1 &"),
