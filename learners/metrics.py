@@ -32,7 +32,9 @@ CRITIC_GRAD_NORM = _mean("critic/grad_norm", "1", "gradient norm before clipping
 OVERLONG_PENALTY = _mean("reward/overlong_penalty_mean", "1", "reward that algorithm.overlong took from the batch's episodes")
 
 ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
-CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
+CLIP_FRACTION = _mean(
+    "loss/clip_fraction", "1", "share of tokens whose gradient the clip removed, or the limit of +-20 on log-ratios"
+)
 KL_ANCHOR_THETA = _mean(
     "loss/kl_anchor_theta",
     "nats",
