@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncrl.authoring.made_values import ValueMaker
 from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
 from asyncrl.envs.base import Action
 
@@ -63,52 +64,8 @@ def _read_call(line: str, tools: Mapping[str, ToolSpec]) -> ToolCall | Malformed
 def made_call(tool: ToolSpec, generator: random.Random) -> ToolCall:
     """Make a call with arguments of the right types."""
     schema = tool.parameters
-    required = set(schema.get("required", ()))
-    arguments = {
-        name: _made(part, schema.get("$defs", {}), generator, 0)
-        for name, part in schema.get("properties", {}).items()
-        if name in required or generator.random() < 0.5
-    }
-    return ToolCall(tool.name, arguments)
-
-
-_DEEPEST = 4
-_WORDS = ("a", "apple", "3*4", "2", "SELECT 1", "print(1)", "notes.txt", "Où est-ce ?")
-
-
-def _made(schema: Mapping[str, Any], definitions: Mapping[str, Any], generator: random.Random, depth: int) -> Any:
-    if "$ref" in schema:
-        schema = definitions.get(schema["$ref"].rpartition("/")[2], {})
-    for choices in ("anyOf", "oneOf"):
-        if choices in schema:
-            return _made(generator.choice(schema[choices]), definitions, generator, depth)
-    if "enum" in schema:
-        return generator.choice(schema["enum"])
-    if "const" in schema:
-        return schema["const"]
-    match schema.get("type"):
-        case "integer":
-            least = int(schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1))
-            return generator.randint(least, max(least, int(schema.get("maximum", least + 20))))
-        case "number":
-            return generator.uniform(schema.get("minimum", 0.0), schema.get("maximum", 10.0))
-        case "boolean":
-            return generator.random() < 0.5
-        case "null":
-            return None
-        case "array" if depth < _DEEPEST:
-            least = int(schema.get("minItems", 0))
-            items = schema.get("items") or {}
-            return [_made(items, definitions, generator, depth + 1) for _ in range(generator.randint(least, max(least, 2)))]
-        case "object" if depth < _DEEPEST:
-            parts = schema.get("properties", {})
-            return {name: _made(part, definitions, generator, depth + 1) for name, part in parts.items()}
-        case "array":
-            return []
-        case "object":
-            return {}
-        case _:
-            return generator.choice(_WORDS)
+    definitions = schema.get("$defs", {}) | schema.get("definitions", {})
+    return ToolCall(tool.name, ValueMaker(definitions, generator).object(schema))
 
 
 def hostile_calls(tool: ToolSpec) -> list[ToolCall | MalformedCall]:

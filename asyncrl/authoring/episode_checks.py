@@ -21,7 +21,7 @@ from asyncrl.authoring.findings import Findings
 from asyncrl.authoring.loop_watch import LoopWatch
 from asyncrl.authoring.played import Played, Script, answering, calling, play, saying
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
+from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.core.text import counted, short
 from asyncrl.envs.base import Action, Environment
@@ -78,6 +78,7 @@ class EpisodeChecks:
         self._name, self._make, self._tasks, self._limits, self._findings = name, make, tasks, limits, findings
         self._watch = watch
         self._rewards: set[float] = set()
+        self._made_calls: list[CallRecord] = []
         self.at = "the first episode"
 
     async def run(self) -> EpisodeFigures | None:
@@ -93,6 +94,7 @@ class EpisodeChecks:
         figures = await self._crowd(alone)
         await self._hostile(first.tools)
         await self._cancelled(first.tools)
+        self._check_made_calls(first.tools)
         self._check_rewards()
         self._check_blocking()
         return figures and msgspec.structs.replace(figures, rewards=tuple(sorted(self._rewards)[:10]))
@@ -106,6 +108,7 @@ class EpisodeChecks:
             )
             return None
         self._rewards |= set(played.rewards[-1:])
+        self._made_calls += played.calls
         return played
 
     async def _compared(self) -> dict[str, Played]:
@@ -227,6 +230,8 @@ class EpisodeChecks:
                     action = Action("", (made_call(tool, random.Random(tool.name)),))
                     step = asyncio.ensure_future(checked_step(environment, action))
                     await asyncio.wait({step}, timeout=0.02)
+                    if step.done() and not step.exception():
+                        self._made_calls += step.result().calls
                     began = time.monotonic()
                     step.cancel()
                     await asyncio.wait({step})
@@ -243,6 +248,16 @@ class EpisodeChecks:
                 problem = f"it goes on for {late:.1f} s after its episode was cancelled"
                 remedy = "let asyncio.CancelledError through: catch `Exception`, never everything"
                 self._findings.error("cancellation", f"{self._name}, tool {tool.name}", problem, remedy)
+
+    def _check_made_calls(self, tools: Sequence[ToolSpec]) -> None:
+        """Tell which tools were never reached, because no call that was made up fitted their parameters."""
+        for tool in tools:
+            calls = [call for call in self._made_calls if call.tool == tool.name]
+            if calls and all(call.outcome is CallOutcome.MALFORMED for call in calls):
+                why = calls[0].problem.partition("; use ")[0]
+                problem = f"none of {counted(len(calls), 'call')} made up for it fits, so it was not tried: {why}"
+                remedy = "give an example of the parameter: Annotated[str, msgspec.Meta(examples=[...])]"
+                self._findings.warning("made-up calls", f"{self._name}, tool {tool.name}", problem, remedy)
 
     def _check_rewards(self) -> None:
         if len(self._rewards) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from asyncrl.authoring.calls import made_call
-from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosted import HostedEnvironment
@@ -26,7 +26,7 @@ class Played(msgspec.Struct):
         answers: the messages of each turn's observation.
         rewards: the reward of each turn.
         reset_s, step_s: seconds that reset, and each step, took.
-        late: the tools of calls that passed their deadlines, each as often as it did.
+        calls: the records of its calls.
         done: whether the environment ended the episode.
     """
 
@@ -36,13 +36,18 @@ class Played(msgspec.Struct):
     rewards: list[float] = []
     reset_s: float = 0.0
     step_s: list[float] = []
-    late: list[str] = []
+    calls: list[CallRecord] = []
     done: bool = False
 
     @property
     def seen(self) -> bytes:
         """All that the model was shown and rewarded with, to compare episodes by."""
         return msgspec.json.encode([self.prompt, self.answers, self.rewards, self.done])
+
+    @property
+    def late(self) -> list[str]:
+        """The tools of calls that passed their deadlines, each as often as it did."""
+        return [call.tool for call in self.calls if call.outcome is CallOutcome.TIMEOUT]
 
 
 async def play(make: Callable[[Task], Environment], task: Task, script: Script, limits: EpisodeLimits) -> Played:
@@ -65,7 +70,7 @@ async def play(make: Callable[[Task], Environment], task: Task, script: Script, 
             played.step_s.append(time.perf_counter() - began)
             played.answers.append(result.observation.messages)
             played.rewards.append(result.reward)
-            played.late += [call.tool for call in result.calls if call.outcome is CallOutcome.TIMEOUT]
+            played.calls += result.calls
             if result.done:
                 played.done = True
                 break

@@ -159,7 +159,7 @@ def _read(annotation: Any) -> Any:
 def _key_schema(keys: Any) -> dict[str, Any]:
     """The JSON schema of a dictionary's keys, which JSON has as texts only; none if any text may be one."""
     if keys is int:
-        return {"pattern": "^-?[0-9]+$"}
+        return {"pattern": "^(0|-?[1-9][0-9]*)$"}
     if get_origin(keys) is Literal:
         return {"enum": [str(each) for each in get_args(keys)]}
     if isinstance(keys, type) and issubclass(keys, Enum):

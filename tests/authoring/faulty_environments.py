@@ -4,6 +4,9 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 
 from asyncrl.core.task import Task
 from asyncrl.envs import ToolEnvironment, tool
@@ -155,6 +158,23 @@ class Breaking(Sound):
         for call in action.calls:
             len(call.arguments["number"] + 1 if isinstance(call.arguments["number"], str) else "")
         return await super().step(action)
+
+
+_SECRET = "^(?=.*[0-9])[a-z0-9]{8}$"
+
+
+class Unmade(Sound):
+    @tool
+    async def open(self, password: Annotated[str, msgspec.Meta(pattern=_SECRET)]) -> str:
+        """Open the door."""
+        return "open"
+
+
+class Exemplary(Sound):
+    @tool
+    async def open(self, password: Annotated[str, msgspec.Meta(pattern=_SECRET, examples=["abcdefg1"])]) -> str:
+        """Open the door."""
+        return "open"
 
 
 class Wordy(Sound):

@@ -95,6 +95,14 @@ def test_calls_that_are_late_among_many_are_told_as_that_and_not_as_chance_or_sh
     assert "while 100 episodes were played at once" in found.problem
 
 
+def test_a_tool_that_no_made_up_call_fits_is_told_and_an_example_helps():
+    (told,) = checked("Unmade").findings
+    assert (told.severity, told.check, told.place) == (Severity.WARNING, "made-up calls", "faulty_environments:Unmade, tool open")
+    assert "made up for it fits, so it was not tried: Expected `str` matching regex" in told.problem
+    assert "examples=[...]" in told.remedy
+    assert checked("Exemplary").findings == ()
+
+
 @pytest.fixture(scope="module")
 def once() -> "dict[str, Checked]":
     return {}

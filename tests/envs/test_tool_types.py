@@ -97,7 +97,7 @@ async def test_numbers_that_json_lacks_are_refused_as_arguments(number: str):
 
 
 def test_the_page_is_that_of_the_signatures():
-    assert PAGE.read_text() == types_page(), "python tests/envs/tool_types_page.py"
+    assert PAGE.read_text() == types_page(), "python tests/tool_types_page.py"
 
 
 @pytest.mark.parametrize(

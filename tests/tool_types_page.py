@@ -1,4 +1,4 @@
-"""Writes docs/tool-types.md from the signatures that the tests try: ``python tests/envs/tool_types_page.py``."""
+"""Writes docs/tool-types.md from the signatures that the tests try: ``python tests/tool_types_page.py``."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ from tool_type_cases import (
     signatures,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "tool-types.md"
+PAGE = Path(__file__).parents[1] / "docs" / "tool-types.md"
 
 _HEAD = """\
 # Types of tools
 
-<!-- Generated from the cases of a test by `python tests/envs/tool_types_page.py`; edit these. -->
+<!-- Generated from the cases of a test by `python tests/tool_types_page.py`; edit these. -->
 
 What the model is told of a tool's parameters, what fits them, what the tool gets, and what the model reads of what a tool
 returns. A test defines a tool for each line of these tables and calls it: {signatures} signatures and {results} results in all.
