@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import secrets
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.folder_tree import remove_tree
+from asyncrl.core.own_folder import OPEN_FOLDER, open_own_folder
 from asyncrl.envs.threads import run_in_daemon_thread
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ SWEPT_AT_ONCE = 100
 """Most folders that a worker removes when it starts: it holds a descriptor for each."""
 _NAME = re.compile(r".+-\d+-[a-z0-9_]{8}", re.DOTALL)
 """A worker's folder: the worker's name, its process, and eight random characters."""
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def default_root() -> Path:
@@ -87,24 +86,13 @@ class Workspaces:
 
 @contextmanager
 def _root_folder(path: Path) -> Iterator[int]:
-    """Make the folder of all workers if there is none, and open it.
+    """Open the folder of all workers, which is made if there is none.
 
     Raises:
-        OSError: it is a link or no folder, or somebody else could have laid something into it.
+        OSError: it is not this user's alone.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.is_symlink():
-        raise OSError(f"{path} is a link, which is not followed: what is behind it would be removed")
-    folder = os.open(path, _OPEN_FOLDER)
+    folder = open_own_folder(path)
     try:
-        found = os.fstat(folder)
-        if found.st_uid != os.getuid():
-            raise PermissionError(f"{path} belongs to another user (its number is {found.st_uid})")
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            mode = stat.S_IMODE(found.st_mode)
-            raise PermissionError(
-                f"others may write to {path}, whose mode is {mode:o}, so what is in it may not be of our making"
-            )
         yield folder
     finally:
         os.close(folder)
@@ -140,7 +128,7 @@ def _sweep(dead: dict[str, int], path: Path) -> None:
 
 def _lock_file(name: str, root: int) -> int:
     """Open the file in a worker's folder that the worker locks; it is made if there is none."""
-    folder = os.open(name, _OPEN_FOLDER, dir_fd=root)
+    folder = os.open(name, OPEN_FOLDER, dir_fd=root)
     try:
         with suppress(OSError):  # what was killed may have made it read-only; if it is another's, opening the file fails
             os.fchmod(folder, 0o700)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import ray
+from others_folders import link, of_another_user, writable
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -19,7 +20,7 @@ from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.trajectory import encode
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.node_files import start_node_files
-from asyncrl.run.actors.payload_shard import RemotePayloadShard, RemoteStore
+from asyncrl.run.actors.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
 from asyncrl.run.asking import ask
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace, ask_shard
@@ -193,3 +194,20 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     ray.get(buffer.close.remote())
     assert places[0].folder.parent.is_dir() == (journal != NoJournal())
     ray.kill(buffer)
+
+
+@pytest.mark.parametrize("made", [link, of_another_user, writable])
+async def test_payload_in_memory_is_not_laid_into_a_folder_that_others_made(made, tmp_path):
+    made(tmp_path / "payload")
+    shard = PayloadShard(BufferConfig(journal=NoJournal()), 0, tmp_path / "payload" / "shard-0")
+    with pytest.raises(ComponentFailed, match=r"cannot be kept in memory: .*payload.*; remove it, or launch again"):
+        await shard.begin()
+
+
+async def test_payload_in_memory_lies_in_a_folder_of_this_user_alone(tmp_path):
+    shard = PayloadShard(BufferConfig(journal=NoJournal()), 0, tmp_path / "payload" / "shard-0")
+    await shard.begin()
+    await shard.append([b"payload"])
+    assert (tmp_path / "payload").stat().st_mode & 0o777 == 0o700
+    await shard.remove()
+    assert not (tmp_path / "payload").exists()

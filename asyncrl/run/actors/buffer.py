@@ -57,6 +57,7 @@ class BufferActor:
 
     async def ready(self) -> None:
         """Load the tasks, and read and check the journal and the payload. Changes neither of the two."""
+        await self._shard.begin()
         self._places = [ShardPlace(0, this_node(), self._folder.shard(0), ray.get_runtime_context().current_actor)]
         others = _other_nodes()
         for shard in range(1, self._recipe.buffer.shards):
@@ -110,7 +111,7 @@ class BufferActor:
 
     async def _started_shard(self, place: ShardPlace) -> None:
         of, remedy = f"payload shard {place.shard} to start", f"see the logs beside {self._log_file.name}"
-        await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
+        await ask(place.actor.begin.remote(), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
 
     async def endpoint(self) -> Endpoint:
         """Return the address of the service."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import ray
 
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.memory_owners import MemoryOwner
+from asyncrl.core.own_folder import open_own_folder
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.asking import AGAIN
 from asyncrl.run.payload import ask_shard, open_writer
@@ -28,6 +31,21 @@ class PayloadShard:
     def __init__(self, buffer: BufferConfig, shard: int, folder: Path) -> None:
         self._folder, self.store, self._reader = folder, PayloadStore(folder), PayloadReader(folder)
         self._writer = open_writer(buffer, shard, folder, "elsewhere")
+        self._in_memory = not isinstance(buffer.journal, AppendOnlyJournal)
+
+    async def begin(self) -> None:
+        """Make the folder of all shards if it lies in memory, where anybody could make one. Call nothing before.
+
+        Raises:
+            ComponentFailed: somebody has.
+        """
+        if not self._in_memory:
+            return
+        try:
+            os.close(await asyncio.to_thread(open_own_folder, self._folder.parent))
+        except OSError as error:
+            remedy = "remove it, or launch again: the next run's folder has another name"
+            raise ComponentFailed(f"trajectories cannot be kept in memory: {error}; {remedy}") from error
 
     async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
         """Read the bytes of ``refs``.
