@@ -3,6 +3,7 @@
 What always holds: the process reports once how the run ended, and when it has reported, no process of the run is left.
 """
 
+import math
 import os
 import selectors
 import signal
@@ -93,14 +94,15 @@ def _watch(running: Running, request: Start, allowed_processes: int, outputs: "_
             if now >= until:
                 return Reason.WALL_TIME
             if now >= next_look:
-                crossed = _crossed(request, allowed_processes, looks % _MEASURE_FOLDER_EVERY == _MEASURE_FOLDER_EVERY - 1)
+                measured = looks % _MEASURE_FOLDER_EVERY == _MEASURE_FOLDER_EVERY - 1
+                crossed = _crossed(request, allowed_processes, measured, until)
                 if crossed is not None:
                     return crossed
                 looks += 1
                 next_look = time.monotonic() + _LOOK_EVERY_S
 
 
-def _crossed(request: Start, allowed_processes: int, folder_too: bool) -> Reason | None:
+def _crossed(request: Start, allowed_processes: int, folder_too: bool, until: float) -> Reason | None:
     limits, used = request.limits, usage(os.getpid(), allowed_processes + 1)
     if used.threads > allowed_processes:
         return Reason.PROCESSES
@@ -108,13 +110,16 @@ def _crossed(request: Start, allowed_processes: int, folder_too: bool) -> Reason
         return Reason.CPU_TIME
     if used.memory_bytes > limits.memory_mb * MIB:
         return Reason.MEMORY
-    if folder_too and folder_is_full(request.folder, limits, unlinked_bytes(os.getpid(), allowed_processes)):
+    if folder_too and folder_is_full(request.folder, limits, unlinked_bytes(os.getpid(), allowed_processes), until):
         return Reason.FOLDER
     return None
 
 
-def folder_is_full(folder: str, limits: Limits, used: int = 0) -> bool:
-    """Whether the files below ``folder`` and ``used`` bytes are more than ``folder_mb``. Stops counting as soon as they are."""
+def folder_is_full(folder: str, limits: Limits, used: int = 0, until: float = math.inf) -> bool:
+    """Whether the files below ``folder`` and ``used`` bytes are more than ``folder_mb``.
+
+    Stops counting as soon as they are, or when it is ``until`` on the monotonic clock: there may be millions of small ones.
+    """
     allowed = limits.folder_mb * MIB
     if used > allowed:
         return True
@@ -122,6 +127,8 @@ def folder_is_full(folder: str, limits: Limits, used: int = 0) -> bool:
         used += _FILE_COSTS + size
         if used > allowed:
             return True
+        if time.monotonic() >= until:
+            break
     return False
 
 

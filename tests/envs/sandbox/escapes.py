@@ -271,6 +271,8 @@ for group in ("", "/cpu", "/cpuset", "/freezer", "/unified"):
     Escape(
         "signals",
         """
+import fcntl
+F_SETSIG = 10
 for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL, 0):
     attempt("signal", lambda: os.kill(VICTIM, number))
     attempt("group", lambda: os.killpg(VICTIM, number))
@@ -278,6 +280,13 @@ def by_descriptor():
     signal.pidfd_send_signal(os.pidfd_open(VICTIM), signal.SIGKILL)
 attempt("descriptor", by_descriptor)
 attempt("queued", lambda: libc.sigqueue(VICTIM, 9, None) and call(-1))
+def by_file():
+    reading, writing = socket.socketpair()
+    for command, value in ((F_SETSIG, signal.SIGKILL), (fcntl.F_SETOWN, VICTIM), (fcntl.F_SETFL, os.O_ASYNC)):
+        fcntl.fcntl(reading, command, value)
+    writing.send(b"x")
+with contextlib.suppress(OSError):  # the test looks whether the victim lives
+    by_file()
 print("done", flush=True)
 os.kill(-1, signal.SIGKILL)
 """,
@@ -510,6 +519,7 @@ attempt("typing on the terminal", lambda: __import__("fcntl").ioctl(os.open("/de
 attempt("clock", lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()))
 attempt("host name", lambda: socket.sethostname("x"))
 attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -10))
+attempt("real time", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
 attempt("limit", lambda: __import__("resource").setrlimit(1, (-1, -1)))
 attempt("root folder", lambda: os.chroot("."))
 attempt("owner", lambda: (write("file"), os.chown("file", 1234, 1234)))

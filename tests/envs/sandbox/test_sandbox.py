@@ -6,12 +6,14 @@ import os
 import select
 import signal
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.envs.sandbox.attempt import folder_is_full
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.limits import Limits
@@ -201,6 +203,14 @@ def test_messages_are_found_in_pieces() -> None:
     found = [message for byte in stream for message in frames.add(bytes([byte]))]
     assert found == Frames().add(stream)
     assert len(found) == 3
+
+
+def test_a_folder_is_measured_no_longer_than_the_run_may_take(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"small{number}").touch()
+    limits = Limits(folder_mb=1)
+    assert folder_is_full(str(tmp_path), limits)
+    assert not folder_is_full(str(tmp_path), limits, until=time.monotonic())
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * (LONGEST_ARGUMENT + 1)])
