@@ -5,7 +5,8 @@ import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-_NUMBER = re.compile(r"(?<![0-9])-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_PLAIN = r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_NUMBER = re.compile(rf"(?<![0-9])({_PLAIN})(?:\s*(/|\^|\*\*)\s*\{{?({_PLAIN})\}}?)?")
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 _LARGEST = 400
 """Digits before or behind the point beyond which a number is none of ours; Python's floats end at 308."""
@@ -14,12 +15,14 @@ _LARGEST = 400
 def is_answer(text: str, expected: float | str) -> bool:
     """Whether ``text`` gives the ``expected`` answer.
 
-    A number is compared with the last number in the text. A text is compared with the last line, without spaces around it.
+    A number is compared with the last number in the text, which may be a fraction ``1/2`` or a power ``10^17``. A text is
+    compared with the last line, without spaces around it.
     """
     if isinstance(expected, str):
         return text.strip().rpartition("\n")[2].strip() == expected.strip()
     numbers = _NUMBER.findall(text)
-    return bool(numbers) and same_number(numbers[-1].replace(",", ""), expected)
+    given = _value(*numbers[-1]) if numbers else None
+    return given is not None and _same(given, expected)
 
 
 def same_number(given: str, expected: float) -> bool:
@@ -27,14 +30,36 @@ def same_number(given: str, expected: float) -> bool:
 
     An integer may be written with a point, and with an error of a billionth, as it comes out of a computation.
     """
-    try:
-        number = Decimal(given)
-    except InvalidOperation:
+    number = _exact(given)
+    return number is not None and _same(number, expected)
+
+
+def _same(given: Fraction, expected: float) -> bool:
+    if not math.isfinite(expected):
         return False
-    if not number.is_finite() or not math.isfinite(expected) or number.adjusted() > _LARGEST:
-        return False
-    exact = Fraction(number) if number.adjusted() > -_LARGEST else Fraction()
     allowed = Fraction(_ABSOLUTE)
     if isinstance(expected, float):
-        allowed = max(allowed, Fraction(_RELATIVE) * max(abs(exact), abs(Fraction(expected))))
-    return abs(exact - Fraction(expected)) <= allowed
+        allowed = max(allowed, Fraction(_RELATIVE) * max(abs(given), abs(Fraction(expected))))
+    return abs(given - Fraction(expected)) <= allowed
+
+
+def _value(first: str, operator: str, second: str) -> Fraction | None:
+    """The value of a number, a fraction or a power; None if there is none, or one of more digits than anybody means."""
+    left, right = _exact(first.replace(",", "")), _exact(second.replace(",", "")) if operator else Fraction(1)
+    if left is None or right is None:
+        return None
+    if operator in ("", "/"):
+        return left / right if right else None
+    if right.denominator != 1 or abs(right) * math.log10(max(abs(left.numerator), left.denominator, 2)) > _LARGEST:
+        return None
+    return left**right.numerator if left else None
+
+
+def _exact(text: str) -> Fraction | None:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    if not number.is_finite() or number.adjusted() > _LARGEST:
+        return None
+    return Fraction(number) if number.adjusted() > -_LARGEST else Fraction()
