@@ -7,7 +7,7 @@ import pytest
 import rank_side
 import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
-from loss_samples import decoupled_ppo
+from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 from test_ranks import distance
 from transformers import AutoModelForCausalLM
@@ -84,8 +84,14 @@ def named(reference, **options):
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8.0)], ids=["all_weights", "adapters"])
-def test_a_named_reference_is_measured_from(folder, other, lora):
-    (first,), _ = train(folder, named(other), BATCHES[:1], lora=lora)
+@pytest.mark.parametrize(
+    "correction",
+    [decoupled(), decoupled(anchor="behaviour", weight="none"), decoupled(anchor="proximal_log_linear")],
+    ids=lambda correction: correction.anchor,
+)
+def test_a_named_reference_is_measured_from(folder, other, correction, lora):
+    """By the same number, whichever policy anchors the loss's ratio: all tokens' staleness is at most 1."""
+    (first,), _ = train(folder, named(other, correction=correction), BATCHES[:1], lora=lora)
     assert first["kl/reference_k3"] == pytest.approx(np.mean(estimates_of(other, folder, *BATCHES[0])), rel=1e-3)
     assert first["kl/reference_k3"] > 0.01
 
