@@ -4,7 +4,6 @@ What always holds: the process that runs the program is never told the expected 
 """
 
 import asyncio
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +20,6 @@ from asyncrl.envs.rewards.base import Reward, expected
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
 from asyncrl.envs.sandbox.sandbox import Sandbox
-from asyncrl.envs.workspaces import remove_after_episode
 
 _USUAL = Limits()
 
@@ -98,13 +96,10 @@ class CodeTests(Reward):
         files: Mapping[str, str] = MappingProxyType({}),
     ) -> Finished:
         """Run a command in a folder of its own, which holds the files."""
-        folder = Path(tempfile.mkdtemp(prefix="asyncrl-tests-"))
-        try:
+        async with self._sandbox.folder() as folder:
             for name, content in files.items():
                 (folder / name).write_text(content, errors="replace")
             return await self._sandbox.run(command, folder, limits, stdin, readable)
-        finally:
-            await remove_after_episode(folder)
 
 
 def _stripped(text: str) -> list[str]:

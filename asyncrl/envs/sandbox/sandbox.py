@@ -37,6 +37,7 @@ from asyncrl.envs.sandbox.messages import (
 )
 from asyncrl.envs.sandbox.processes import kill_below
 from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.workspaces import Workspaces, remove_after_episode
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Sandbox:
     def __init__(self, choice: Choice = Choice.AUTO) -> None:
         self.choice = choice
         self._supervisor: _Supervisor | None = None
+        self._folders: Workspaces | None = None
         self._starting = asyncio.Lock()
         self._running = asyncio.Semaphore(_RUNS_AT_ONCE)
 
@@ -95,9 +97,11 @@ class Sandbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the supervisor and all runs."""
+        """End the supervisor and all runs, and remove the folders that were made."""
         if self._supervisor is not None:
             await self._supervisor.close()
+        if self._folders is not None:
+            await run_in_daemon_thread(self._folders.close, name="removing folders of the sandbox")
 
     async def run(
         self,
@@ -120,6 +124,23 @@ class Sandbox:
         async with self._room():
             supervisor = await self._alive()
             return await supervisor.run(partial(_start, tuple(command), folder, readable, stdin, limits), limits)
+
+    @asynccontextmanager
+    async def folder(self) -> AsyncIterator[Path]:
+        """Make an empty folder for runs that have none, and remove it afterwards, even after a kill.
+
+        Raises:
+            ComponentFailed: there is no room for it.
+        """
+        async with self._starting:
+            if self._folders is None:
+                self._folders = await run_in_daemon_thread(partial(Workspaces, "sandbox"), name="making room for the sandbox")
+        folder = self._folders.next()
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            await remove_after_episode(folder)
 
     @asynccontextmanager
     async def _room(self) -> AsyncIterator[None]:

@@ -171,6 +171,24 @@ async def test_a_folder_that_is_gone_is_not_the_commands_fault(tmp_path: Path) -
             await shell(sandbox, "true", tmp_path / "gone")
 
 
+async def test_folders_for_runs_that_have_none_go_with_the_sandbox_and_with_the_next_if_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "workspaces"
+    monkeypatch.setattr("asyncrl.envs.workspaces.default_root", lambda: root)
+    killed = root / "sandbox-1-0123abcd" / "episode-0"
+    killed.mkdir(parents=True)
+    root.chmod(0o700)
+    async with Sandbox(ANY) as sandbox:
+        async with sandbox.folder() as folder, sandbox.folder() as another:
+            assert folder != another
+            assert (await shell(sandbox, "echo kept > file; pwd", folder)).stdout == f"{folder}\n".encode()
+            assert folder.parent.parent == root
+            assert not killed.exists()
+        assert not folder.exists()
+    assert [path.name for path in root.iterdir()] == [".lock"]
+
+
 async def test_none_is_chosen_only_by_name_and_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with Sandbox(Choice.NONE) as sandbox:
         assert sandbox.backend is BackendName.NONE
