@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from asyncrl.api.driven import drive
 from asyncrl.api.errors import NotThere
 from asyncrl.api.messages import EvaluateRequest
-from asyncrl.api.run import PathLike, Run, read_trajectories
+from asyncrl.api.recipes import Overrides, PathLike, Recipe, override_texts, recipe_file
+from asyncrl.api.run import Run, read_trajectories
+from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,8 +26,8 @@ if TYPE_CHECKING:
 
 def evaluate(
     models: PathLike | Run | Sequence[PathLike | Run],
-    recipe: PathLike | None = None,
-    overrides: Sequence[str] = (),
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
     *,
     samples: int | None = None,
     versions: Sequence[int] = (),
@@ -31,13 +36,13 @@ def evaluate(
 
     Args:
         models: Hugging Face folders, runs or their folders, or ``tiny``.
-        recipe: path or name of the recipe; None for that of the first run among the models.
-        overrides: changes of the recipe, e.g. ``["evaluation.temperature=1"]``.
+        recipe: path or name of the recipe, or a dictionary; None for that of the first run among the models.
+        overrides: changes of the recipe, e.g. ``["evaluation.temperature=1"]`` or ``{"evaluation": {"temperature": 1}}``.
         samples: episodes of each task; by default 8, or 1 if ``evaluation.temperature`` is 0.
         versions: policy versions of each run; by default its newest.
 
     Raises:
-        RecipeError: a model, a version or the recipe was refused; nothing was started.
+        RecipeError: a model, a version, the recipe or an argument was refused; nothing was started.
         RunFailed: the evaluation failed.
         RunInterrupted: a signal to the evaluation's own process stopped it.
         ComponentFailed: that process could not begin.
@@ -45,14 +50,16 @@ def evaluate(
     from asyncrl.run.evaluation_request import EvaluationRequest
 
     several = [models] if isinstance(models, str | os.PathLike | Run) else models
-    asked = EvaluationRequest(
-        models=tuple(str(model.path) if isinstance(model, Run) else os.fspath(model) for model in several),
-        recipe=None if recipe is None else os.fspath(recipe),
-        overrides=tuple(overrides),
-        samples=samples,
-        versions=tuple(versions),
-    )
-    ended = drive(EvaluateRequest(asked))
+    changes = override_texts(overrides)
+    with nullcontext() if recipe is None else recipe_file(recipe) as file:
+        asked = {"recipe": file, "overrides": changes, "samples": samples, "versions": versions}
+        try:
+            named = [str(model.path) if isinstance(model, Run) else os.fspath(model) for model in several]
+            request = msgspec.convert({"models": named, **asked}, EvaluationRequest)
+        except (TypeError, msgspec.ValidationError) as error:
+            remedy = "models are paths, names or runs; samples is a number from 1, and versions are numbers"
+            raise RecipeError("", f"what is to be evaluated cannot be read: {error}", remedy) from error
+        ended = drive(EvaluateRequest(request))
     evaluation = Evaluation(ended.folder)
     ended.require_completed(evaluation)
     return evaluation

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,37 +9,38 @@ from typing import TYPE_CHECKING, Literal
 from asyncrl.api.driven import Ended, drive
 from asyncrl.api.errors import NotThere
 from asyncrl.api.messages import LaunchRequest
+from asyncrl.api.recipes import Overrides, PathLike, Recipe, override_texts, recipe_file
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import short
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from asyncrl.core.recipe.schema import Recipe
+    from asyncrl.core.recipe.schema import Recipe as ResolvedRecipe
     from asyncrl.run.summary import Summary
 
-PathLike = str | os.PathLike[str]
 
-
-def launch(recipe: PathLike, overrides: Sequence[str] = ()) -> Run:
+def launch(recipe: Recipe, overrides: Overrides = ()) -> Run:
     """Run a recipe to its end, showing what ``asyncrl launch`` shows.
 
     The run is driven by a process of its own. So it may be launched from any thread and under a running event loop, as in a
     notebook. If this is the main thread, an interrupt ends it in order; Python interrupts no other thread.
 
     Args:
-        recipe: path of a ``.yaml`` file, or the name of a shipped recipe.
-        overrides: changes as on the command line, e.g. ``["learner.lr=1e-4", "steps=20"]``.
+        recipe: path of a ``.yaml`` file, the name of a shipped recipe, or a dictionary of what such a file would hold, e.g.
+            ``{"defaults": ["quickstart", "_self_"], "steps": 20}``.
+        overrides: changes as on the command line, e.g. ``["learner.lr=1e-4", "steps=20"]``, or as a dictionary, e.g.
+            ``{"learner": {"lr": 1e-4}, "steps": 20}``.
 
     Raises:
-        TypeError: ``overrides`` is one text instead of a list of texts.
         RecipeError: the recipe was refused; nothing was started. Further problems are its notes.
         RunFailed: the run failed; the error has the reason and the folder.
         RunInterrupted: a signal to the run's own process stopped it.
         ComponentFailed: the process that drives the run could not begin.
     """
-    if isinstance(overrides, str):
-        raise TypeError(f"overrides is the text {overrides!r}; give a list of texts, [{overrides!r}]")
-    return _ended(drive(LaunchRequest(os.fspath(recipe), tuple(overrides))))
+    changes = override_texts(overrides)
+    with recipe_file(recipe) as file:
+        return _ended(drive(LaunchRequest(file, changes)))
 
 
 class Run:
@@ -82,7 +81,7 @@ class Run:
             raise NotThere(f"{self.path} has no summary ({error}): the run has not ended, or was killed; resume it") from error
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> ResolvedRecipe:
         """The resolved recipe, every key.
 
         Raises:
@@ -139,6 +138,7 @@ class Run:
             kind: of training or of evaluations; None for both.
 
         Raises:
+            RecipeError: there is no such kind.
             NotThere: no episodes are kept.
             EpisodesUnreadable: a file of them is damaged.
         """
@@ -158,7 +158,7 @@ def read_trajectories(folder: Path, step: int | None = None, kind: Literal["trai
     from asyncrl.episodes.schema import Kind
 
     if kind is not None and kind not in [each.value for each in Kind]:
-        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(Kind)}, or None for both")
+        raise RecipeError("kind", f"there are no episodes of kind {short(kind)}", f"give {' or '.join(Kind)}, or None for both")
     try:
         reader = EpisodeReader(folder)
     except RecipeError as error:

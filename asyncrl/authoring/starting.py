@@ -7,6 +7,7 @@ import keyword
 import re
 import shutil
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
@@ -19,11 +20,15 @@ def start(folder: Path) -> tuple[Path, ...]:
     """Write the files of an environment into a new folder, whose name becomes that of module, class and run; return them.
 
     Raises:
-        RecipeError: the name cannot be a module's, or the folder is there already.
+        RecipeError: the name cannot be a module's or is another module's, or the folder is there already.
     """
     module = re.sub(r"[-.\s]+", "_", folder.name).lower()
     if not module.isidentifier() or not module.isascii() or keyword.iskeyword(module):
         raise RecipeError("", f"{folder.name!r} cannot be the name of a Python module", "use letters, digits and `-` or `_`")
+    for name in (module, f"test_{module}"):
+        if (there := find_spec(name)) is not None and there.origin is not None:
+            problem = f"the environment would be a module named {name!r}, and {there.origin} is imported by that name"
+            raise RecipeError("", problem, "choose another name")
     if folder.exists():
         raise RecipeError("", f"{str(folder)!r} is there already", "name a folder that is not, or remove it")
     class_name = "".join(part.capitalize() for part in module.split("_"))

@@ -197,9 +197,10 @@ class WarningSigns:
         if tool.errors > OFTEN_FAILED * tool.calls:
             yield RunWarning(
                 f"tool_errors_{safe_name(name)}",
-                f"tool {name} failed in {percent(tool.errors / tool.calls)} of its {tool.calls} calls in {self._steps}; the logs "
-                "of the generators have the tracebacks. If the tool is right, its description does not tell the model how to "
-                "call it",
+                f"tool {name} failed in {percent(tool.errors / tool.calls)} of its {tool.calls} calls in {self._steps}; "
+                "`asyncrl show RUN` has what each of them was answered with, and the logs of the generators have the "
+                "tracebacks of all but those that the tool told by ToolError. If the tool is right, its description does not "
+                "tell the model how to call it",
             )
 
     def _sample_size(self) -> Iterator[RunWarning]:

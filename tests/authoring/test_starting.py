@@ -31,3 +31,10 @@ def test_nothing_is_overwritten_and_names_must_be_modules(tmp_path: Path):
         with pytest.raises(RecipeError, match=problem):
             start(tmp_path / name)
     assert [file.name for file in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("name", ["json", "random", "test", "torch", "sys", "asyncrl", "learners", "Re", "pytest"])
+def test_a_name_that_is_imported_as_something_else_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(RecipeError, match=f"a module named '{name.lower()}', and .* is imported by that name; choose another"):
+        start(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

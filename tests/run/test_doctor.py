@@ -1,6 +1,7 @@
 """What the doctor says of machines with all kinds of defects."""
 
 import json
+import re
 import resource
 import socket
 import tomllib
@@ -186,3 +187,16 @@ def test_the_command_s_exit_code_tells_whether_there_is_a_problem(monkeypatch, c
     ]
     assert main(["doctor"]) == code
     assert "open them" in capsys.readouterr().out
+
+
+def test_what_a_remedy_sends_people_to_read_is_there():
+    """Of every sentence in the code that names a page, and a section of it."""
+    named = set()
+    for folder in ("asyncrl", "generators", "buffers", "learners"):
+        for file in (REPOSITORY / folder).rglob("*.py"):
+            text = file.read_text()
+            named |= {(page, "") for page in re.findall(r"docs/([\w-]+\.md)", text)}
+            named |= {(page, section) for section, page in re.findall(r'"([^"\n]+)" in docs/([\w-]+\.md)', text)}
+    assert ("models.md", "What a chat template must do") in named
+    for page, section in named:
+        assert re.search(rf"^#+ {re.escape(section)}", (REPOSITORY / "docs" / page).read_text(), re.MULTILINE), (page, section)

@@ -1,6 +1,7 @@
 """What is raised to a Python program: by refusals, by runs that end early, and by runs that lack what is asked of them."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -9,15 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
 
 import asyncrl
-from asyncrl.api import driven
+from asyncrl.api import driven, run
 from asyncrl.api.driven import Ended
 from asyncrl.api.messages import Began, LaunchRequest
+from asyncrl.api.recipes import override_texts
 from asyncrl.api.run import _ended
 from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
@@ -55,9 +61,108 @@ def test_a_refused_recipe_is_raised_with_everything_that_is_wrong(tmp_path, monk
     assert capfd.readouterr().err == ""
 
 
-def test_one_override_that_is_no_list_is_refused():
-    with pytest.raises(TypeError, match=r"overrides is the text 'steps=3'; give a list of texts, \['steps=3'\]"):
-        asyncrl.launch("quickstart", "steps=3")
+CHANGES_OF_RECIPE = {
+    "learner": {"lr": 1e-4},
+    "generators.count": np.int64(3),
+    "name": "named",
+    "run_dir": Path("runs/here"),
+}
+
+
+def composed_of(recipe: object, overrides: object, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """What the process that drives a run would compose."""
+    composed = []
+
+    def drive(request: LaunchRequest) -> Ended:
+        composed.append(compose(str(request.recipe), request.overrides))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "drive", drive)
+    with pytest.raises(KeyboardInterrupt):
+        asyncrl.launch(recipe, overrides)
+    return composed[0]
+
+
+def test_a_recipe_and_its_changes_may_be_dictionaries(monkeypatch: pytest.MonkeyPatch):
+    recipe = composed_of("quickstart", CHANGES_OF_RECIPE, monkeypatch)
+    assert (recipe.learner.lr, recipe.generators.count, recipe.name, recipe.run_dir) == (1e-4, 3, "named", "runs/here")
+    assert composed_of(Path("quickstart"), ["learner.lr=1e-4"], monkeypatch).learner.lr == 1e-4
+    written = {"defaults": ["quickstart", "_self_"], "steps": 7, "learner": {"lr": 1e-5}, "run_dir": Path("runs/here")}
+    recipe = composed_of(written, {"learner.lr": 2e-5}, monkeypatch)
+    assert (recipe.steps, recipe.learner.lr, recipe.run_dir) == (7, 2e-5, "runs/here")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            None,
+            True,
+            False,
+            3,
+            -1,
+            1e-5,
+            1e300,
+            float("inf"),
+            "",
+            "true",
+            "null",
+            "3",
+            "a b",
+            "it's",
+            "back\\slash",
+            "a\\'b",
+            "\\",
+        ),
+        *("a,b", "[a]", "{a: b}", "key=value", "a\nb", "Straße", "~", "x${y", [], [1, [2, "a"]], [{"a": "b"}], (1, 2)),
+        [{"a b": 1, "c:d": [], "e,f": "g", "h\\i": None}],
+    ],
+)
+def test_a_value_in_a_dictionary_is_what_the_override_sets(value: object):
+    (text,) = override_texts({"key": value})
+    (parsed,) = OverridesParser.create().parse_overrides([text])
+    given = parsed.value()
+    assert json.dumps(given.text if isinstance(given, QuotedString) else unquoted(given)) == json.dumps(value)
+
+
+def unquoted(value: object) -> object:
+    match value:
+        case QuotedString():
+            return value.text
+        case dict():
+            return {key: unquoted(each) for key, each in value.items()}
+        case list():
+            return [unquoted(each) for each in value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (
+            lambda: asyncrl.launch("quickstart", "steps=3"),
+            r"overrides is the text 'steps=3'; give a list of texts, \['steps=3'\]",
+        ),
+        (lambda: asyncrl.launch("quickstart", [3]), r"overrides is \[3\]; give a list of texts"),
+        (lambda: asyncrl.launch("quickstart", 3), "overrides is 3; give a list of texts"),
+        (
+            lambda: asyncrl.launch("quickstart", {"learner": {"lr": object}}),
+            "learner.lr: <class 'object'> cannot stand in a recipe",
+        ),
+        (lambda: asyncrl.launch("quickstart", {3: 1}), "3 is no key"),
+        (lambda: asyncrl.launch(3), "3 is no recipe"),
+        (lambda: asyncrl.launch({"steps": object}), "cannot stand in a recipe"),
+        (lambda: asyncrl.launch({"defaults": ["quickstart", "_self_"], "stepps": 3}), "stepps: unknown key"),
+        (lambda: asyncrl.evaluate("tiny", "quickstart", "steps=3"), "overrides is the text"),
+        (lambda: asyncrl.evaluate(3, "quickstart"), "what is to be evaluated cannot be read"),
+        (lambda: asyncrl.evaluate("tiny", "quickstart", samples=0), "cannot be read: Expected `int` >= 1"),
+        (lambda: asyncrl.evaluate("tiny", "quickstart", versions=["a"]), "cannot be read: Expected `int`"),
+        (lambda: asyncrl.evaluate("tiny", 3), "3 is no recipe"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_one_class(call, problem: str):
+    with pytest.raises(asyncrl.RecipeError, match=problem):
+        call()
 
 
 def test_an_environment_that_is_importable_here_is_importable_there(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ def check_model(path: Path) -> Iterator[Finding]:
     try:
         shape = read_shape(str(path))
     except AsyncRLError as error:
-        yield problem("model", str(error), "docs/models.md lists the models that can be trained")
+        yield problem("model", str(error), 'see "Models that can be trained" in docs/models.md')
         return
     yield fine("model", f"about {quantity(shape.parameters)} parameters")
     needed = 2 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -37,7 +37,7 @@ def _template(path: Path) -> Iterator[Finding]:
     try:
         ChatFormat.load(str(path))
     except TemplateUnsuitable as error:
-        yield problem("chat template", str(error), "docs/models.md says what a template must do")
+        yield problem("chat template", str(error), 'see "What a chat template must do" in docs/models.md')
     else:
         yield fine("chat template", "it marks where each turn begins and ends")
 

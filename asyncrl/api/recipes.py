@@ -1,0 +1,115 @@
+"""What a Python program gives for a recipe and for changes of it, as the command line takes them.
+
+What always holds: whatever is given, what cannot be a recipe or a change is a ``RecipeError`` that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import short
+
+PathLike = str | os.PathLike[str]
+Recipe = PathLike | Mapping[str, Any]
+Overrides = Sequence[str] | Mapping[str, Any]
+_SPECIAL, _ESCAPED = re.compile(r"[\\()\[\]{}:=,]"), r"\\\g<0>"
+"""What a key of a dictionary in an override is written with."""
+
+
+@contextmanager
+def recipe_file(recipe: Recipe) -> Iterator[str]:
+    """Give the path or name of a recipe; that of a file with it, if it is a dictionary.
+
+    Raises:
+        RecipeError: it is neither, or holds what YAML cannot.
+    """
+    if isinstance(recipe, str | os.PathLike):
+        yield os.fspath(recipe)
+        return
+    if not isinstance(recipe, Mapping):
+        remedy = "give the path of a .yaml file, the name of a shipped recipe, or a dictionary of its sections"
+        raise RecipeError("", f"{short(recipe)} is no recipe", remedy)
+    with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:
+        file = Path(folder) / "recipe.yaml"
+        file.write_text(yaml.safe_dump(_plain("", recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        yield str(file)
+
+
+def override_texts(overrides: Overrides) -> tuple[str, ...]:
+    """Write changes of a recipe as the command line takes them.
+
+    Args:
+        overrides: texts such as ``learner.lr=1e-4``; or a dictionary, in which ``{"learner": {"lr": 1e-4}}`` and
+            ``{"learner.lr": 1e-4}`` are the same.
+
+    Raises:
+        RecipeError: something is neither.
+    """
+    if isinstance(overrides, Mapping):
+        return tuple(f"{key}={value}" for key, value in _flat(overrides, ""))
+    if isinstance(overrides, str):
+        raise RecipeError("", f"overrides is the text {overrides!r}", f"give a list of texts, [{overrides!r}], or a dictionary")
+    if not isinstance(overrides, Sequence) or not all(isinstance(each, str) for each in overrides):
+        remedy = 'give a list of texts such as "learner.lr=1e-4", or a dictionary'
+        raise RecipeError("", f"overrides is {short(overrides)}", remedy)
+    return tuple(overrides)
+
+
+def _flat(mapping: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
+    for key, value in mapping.items():
+        if not isinstance(key, str):
+            raise RecipeError(place, f"{short(key)} is no key", "keys are texts")
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{place}{key}.")
+        else:
+            yield place + key, _written(_plain(place + key, value))
+
+
+def _plain(place: str, value: object) -> Any:
+    """Return a value of Python's own types.
+
+    Raises:
+        RecipeError: it is nothing that a recipe can hold.
+    """
+    try:
+        return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_plainer)
+    except (TypeError, RecursionError) as error:
+        remedy = "give text, numbers, true or false, None, lists or dictionaries"
+        raise RecipeError(place, f"{short(value)} cannot stand in a recipe", remedy) from error
+
+
+def _plainer(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if callable(getattr(value, "tolist", None)):  # numpy
+        return value.tolist()
+    raise TypeError
+
+
+def _written(value: object) -> str:
+    """Write a plain value in the grammar of Hydra's overrides."""
+    from hydra.core.override_parser.types import Quote, QuotedString  # takes a tenth of a second
+
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case str():
+            return QuotedString(value, Quote.single).with_quotes()
+        case dict():
+            return f"{{{','.join(f'{_SPECIAL.sub(_ESCAPED, str(key))}:{_written(each)}' for key, each in value.items())}}}"
+        case list() | tuple():
+            return f"[{','.join(map(_written, value))}]"
+        case _:
+            return repr(value)
