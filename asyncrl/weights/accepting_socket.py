@@ -1,15 +1,17 @@
 """Accepts connections for a server that has threads of its own.
 
 What always holds: only :meth:`AcceptingSocket.close` ends it. If a connection cannot be accepted, because the process has too
-many open files or its client has gone already, that is logged, and the next one is waited for.
+many open files or its client has gone already, that is logged, at most once a minute, and the next one is waited for.
 """
 
 import contextlib
 import logging
 import socket
 import threading
+import time
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.strangers import COUNTING_S
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class AcceptingSocket:
     """
 
     def __init__(self, host: str, server: str) -> None:
-        self._server, self._closed = server, threading.Event()
+        self._server, self._closed, self._told = server, threading.Event(), -COUNTING_S
         try:
             self._listening = socket.create_server((host, 0))
         except OSError as error:
@@ -46,7 +48,8 @@ class AcceptingSocket:
             try:
                 return self._listening.accept()
             except OSError as error:
-                if not self._closed.wait(_AGAIN_S):
+                if not self._closed.wait(_AGAIN_S) and time.monotonic() - self._told >= COUNTING_S:
+                    self._told = time.monotonic()
                     logger.warning("%s at %s could not accept a connection: %s", self._server, self.address, error)
         return None
 
