@@ -26,6 +26,8 @@ from asyncrl.core.text import told
 from asyncrl.envs.load import environment_class, load_members
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.envs.worker_environments import WorkerEnvironments
+from asyncrl.run.hub import tokenizer_folder
+from asyncrl.run.model_shape import TINY
 from generators.episode import EpisodeLimits
 
 CHECK_S = 240.0
@@ -61,13 +63,18 @@ def check(recipe: Recipe, model: str | None, note: Callable[[str], None]) -> tup
     """Check each environment of a recipe.
 
     Args:
-        model: a Hugging Face folder whose template the episodes are looked at through; None for none.
+        model: a model whose template the episodes are looked at through, as a folder or an id on the hub; None for the
+            recipe's own, unless that is the tiny one.
         note: shows the user a line about what is being done.
 
     Raises:
-        RecipeError: an environment cannot be loaded, so nothing was checked.
+        RecipeError: an environment cannot be loaded, or a model of the hub not found, so nothing was checked.
     """
     load_members(recipe.environment)
+    if model is None and recipe.model.path != TINY:
+        model = recipe.model.path
+    if model is not None:
+        model = str(tokenizer_folder(model, "model.path"))
     return tuple(_check(subject, model, note) for subject in subjects_of(recipe))
 
 

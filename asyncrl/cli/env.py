@@ -32,8 +32,8 @@ Look at an environment without a trainer: its tools and their types, its tasks
 (the same for the same seed, none in both splits), and its episodes: alone and
 a hundred at once, with hostile calls, cancelled in the middle. Finds blocking
 calls, shared state, what close() leaves behind, rewards that never differ.
-With --model, also what the model's chat template makes of it. Every finding
-has its place and remedy. The exit code is 0 if there is no error, else 1."""
+With --model, or the model of a recipe, also what its chat template makes of
+it. Every finding has its place and remedy. The exit code is 0 if there is no error, else 1."""
 
 _PLAY = """\
 Be the model: type calls as name(argument="value") or as JSON, and the answer
@@ -57,7 +57,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     init.add_argument("name", metavar="NAME", type=Path, help="the new folder")
     check = _add(kinds, "check", "find what would hurt a run", _CHECK, run_check)
     _add_subject(check)
-    check.add_argument("--model", metavar="FOLDER", help="look at it through this model's chat template, too")
+    check.add_argument(
+        "--model", metavar="MODEL", help="look at it through this model's chat template, too (default the recipe's)"
+    )
     check.add_argument("--json", metavar="FILE", type=writable_file, help="also write the findings there")
     play = _add(kinds, "play", "be the model", _PLAY, run_play)
     _add_subject(play)

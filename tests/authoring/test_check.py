@@ -6,6 +6,7 @@ from pathlib import Path
 
 import faulty_environments
 import pytest
+from model_folders import SMALL, write_model
 
 from asyncrl.authoring.check import Checked, check
 from asyncrl.authoring.check_view import check_view
@@ -128,6 +129,18 @@ def test_prompts_are_looked_at_through_the_template_of_a_model(tmp_path: Path):
     assert "holds no tokenizer" in missing.problem
     (guessed,) = checked("Wordy").findings
     assert "model.max_context is 1,024" in guessed.problem
+
+
+def test_a_recipe_s_own_model_is_taken(tmp_path: Path):
+    write_model(tmp_path / "model", SMALL)
+    recipe = tmp_path / "words.yaml"
+    recipe.write_text(
+        "name: words\nsteps: 1\nmodel: {path: MODEL, max_context: 64}\nenvironment: {name: faulty_environments:Wordy}\n".replace(
+            "MODEL", str(tmp_path / "model")
+        )
+    )
+    (one,) = check(compose_for_author(str(recipe), ["sampling.max_turn_tokens=16"]), None, lambda note: None)
+    assert any("tokens with this model, and model.max_context is 64: no turn fits" in each.problem for each in one.findings)
 
 
 def test_what_is_no_environment_is_refused():
