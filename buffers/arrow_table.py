@@ -2,6 +2,10 @@
 
 Columns are cast to types that JSON has: text, numbers, booleans, null, lists, objects. Dates, times and decimals become text, and
 categories become their values. Bytes, durations and all other types that JSON does not have are refused.
+
+Every object in a table has the fields of all others of its column: what it did not have is null there. So a null in an object is
+left out, and the object has the keys that it would have in JSON lines. Only where a field has no type, because it is null
+everywhere, the null was meant, and is kept. A row has every column, and None where it is null.
 """
 
 from bisect import bisect_right
@@ -48,6 +52,7 @@ class ArrowTable:
         except (OSError, pa.ArrowException) as error:
             raise RecipeError(place, f"cannot read {path} ({error})", "name a readable, whole file") from error
         self.digest = blake2b(content, digest_size=16).hexdigest()
+        self._types = {field.name: field.type for field in table.schema}
         self._batches = self._plain(table, place).to_batches()
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
 
@@ -73,7 +78,7 @@ class ArrowTable:
         batch = self._batches[index]
         first = self._ends[index] - batch.num_rows
         row: dict[str, Any] = batch.slice(position - first, 1).to_pylist(maps_as_pydicts="lossy")[0]
-        return row
+        return {name: _own(value, self._types[name]) for name, value in row.items()}
 
     def _plain(self, table: pa.Table, place: str) -> pa.Table:
         """Cast every column to a type that JSON has."""
@@ -97,6 +102,23 @@ class ArrowTable:
         return table.cast(pa.schema(fields))
 
 
+def _own(value: Any, found: pa.DataType) -> Any:
+    """Return a value of type ``found`` without the fields that its objects do not have."""
+    if isinstance(found, pa.BaseExtensionType):
+        return _own(value, found.storage_type)
+    if types.is_dictionary(found):
+        return _own(value, found.value_type)
+    if isinstance(value, list):
+        return [_own(each, found.value_type) for each in value]
+    if isinstance(value, dict) and types.is_struct(found):
+        kinds = {found.field(index).name: found.field(index).type for index in range(found.num_fields)}
+        own = {name for name, each in value.items() if each is not None or types.is_null(kinds[name])}
+        return {name: _own(each, kinds[name]) for name, each in value.items() if name in own}
+    if isinstance(value, dict):
+        return {name: _own(each, found.item_type) for name, each in value.items()}
+    return value
+
+
 def _plain_type(found: pa.DataType) -> pa.DataType | None:
     """Return the type that a column is cast to; None if JSON has no type for it."""
     if isinstance(found, pa.BaseExtensionType):
@@ -112,15 +134,20 @@ def _plain_type(found: pa.DataType) -> pa.DataType | None:
     return _plain_nested_type(found)
 
 
+def _plain_inner_type(found: pa.DataType) -> pa.DataType | None:
+    # Arrow miscounts the nulls when it casts what lies in a list to the type null; as text they are as many as before.
+    return pa.string() if types.is_null(found) else _plain_type(found)
+
+
 def _plain_nested_type(found: pa.DataType) -> pa.DataType | None:
     if types.is_struct(found):
-        inner = [(found.field(index).name, _plain_type(found.field(index).type)) for index in range(found.num_fields)]
+        inner = [(found.field(index).name, _plain_inner_type(found.field(index).type)) for index in range(found.num_fields)]
         return pa.struct(inner) if all(plain is not None for _, plain in inner) else None
     if types.is_map(found):
-        plain = _plain_type(found.item_type)
+        plain = _plain_inner_type(found.item_type)
         return pa.map_(found.key_type, plain) if plain is not None and _is_text(found.key_type) else None
     if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
-        plain = _plain_type(found.value_type)
+        plain = _plain_inner_type(found.value_type)
         # Lists of a fixed size become plain lists: their size is not needed.
         return plain and (pa.large_list(plain) if types.is_large_list(found) else pa.list_(plain))
     return None

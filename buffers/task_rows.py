@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from asyncrl.core.chat_prompt import chat_prompt, why_no_chat
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
@@ -89,7 +91,7 @@ class TaskRows:
         row = file.rows.row(position)
         task_id = TaskId(self._id(file, position, row.get(self._id_key)))
         data = {key: value for key, value in row.items() if key not in (self._prompt_key, self._id_key)}
-        prompt = row[self._prompt_key]
+        prompt = as_messages(row[self._prompt_key])
         asked = prompt if isinstance(prompt, str) else chat_prompt(prompt)
         return Task(id=task_id, prompt=asked, data=data, environment=self._environment)
 
@@ -121,11 +123,27 @@ class TaskRows:
 
 def why_no_prompt(prompt: object) -> str:
     """Say why a value is not a prompt; empty if it is one."""
+    prompt = as_messages(prompt)
     if isinstance(prompt, str):
-        return ""
+        return "" if prompt.strip() else f"has an empty prompt, {prompt!r}; ask the model something"
     if isinstance(prompt, list):
         return why_no_chat(prompt)
     return f"has prompt {short(prompt)}"
+
+
+def as_messages(prompt: Any) -> Any:
+    """Return a prompt that is the JSON text of chat messages as these messages, and every other one as it is.
+
+    Tables whose columns can only hold text have messages as such. As a question to a model the text would make no sense.
+    """
+    if not isinstance(prompt, str) or not prompt.lstrip().startswith("["):
+        return prompt
+    try:
+        messages = msgspec.json.decode(prompt)
+    except (msgspec.DecodeError, RecursionError):
+        return prompt
+    is_chat = bool(messages) and all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages)
+    return messages if is_chat else prompt
 
 
 def why_no_id(own: object) -> str:

@@ -15,10 +15,13 @@ from typing import Any
 
 from asyncrl.core.environment_variables import added_to_environment, changed_in_environment
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.envs.workspaces import Workspaces
+from asyncrl.core.socket_folder import socket_folder
+from asyncrl.envs.workspaces import Workspaces, default_root
 
 _NAME = "e"
 """Short, because the path of a socket has at most 107 bytes, of which its own name takes 36."""
+_SOCKET = len("/asyncrl-123456/e-1234567-12345678/") + 36
+"""Bytes of the longest path of a socket below the folder for temporary files."""
 
 
 class EngineFolder:
@@ -30,7 +33,7 @@ class EngineFolder:
 
     def __init__(self) -> None:
         try:
-            self._folder: Workspaces | None = Workspaces(_NAME)
+            self._folder: Workspaces | None = Workspaces(_NAME, default_root(socket_folder(_SOCKET)))
         except ComponentFailed as error:
             raise ComponentFailed(f"there is no place for the sockets of an engine: {error}") from error
         self.path = str(self._folder.folder)

@@ -82,7 +82,7 @@ def _all(kind: _Kind) -> frozenset[str]:
     """Return the parsers that a new process with vLLM and its plug-ins lists; none if that process fails."""
     listing = _LIST_ALL.format(module=f"vllm.{kind.package}", manager=kind.manager)
     try:
-        done = subprocess.run([sys.executable, "-c", listing], capture_output=True, timeout=_LISTING_S, check=True)
+        done = subprocess.run([sys.executable, "-P", "-c", listing], capture_output=True, timeout=_LISTING_S, check=True)
         return frozenset(msgspec.json.decode(done.stdout.splitlines()[-1], type=list[str]))
     except (subprocess.SubprocessError, msgspec.DecodeError, IndexError):
         return frozenset()

@@ -127,7 +127,7 @@ def _made_in_another_process(spec: ClassEnvironment, seed: int) -> list[list[Tas
     variables = os.environ | {"PYTHONHASHSEED": "1"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _AGAIN], input=asked, capture_output=True, timeout=AGAIN_S, check=True, env=variables
+            [sys.executable, "-P", "-c", _AGAIN], input=asked, capture_output=True, timeout=AGAIN_S, check=True, env=variables
         )
         return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[list[Task]])
     except subprocess.TimeoutExpired as error:

@@ -57,9 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     init.add_argument("name", metavar="NAME", type=Path, help="the new folder")
     check = _add(kinds, "check", "find what would hurt a run", _CHECK, run_check)
     _add_subject(check)
-    check.add_argument(
-        "--model", metavar="MODEL", help="look at it through this model's chat template, too (default the recipe's)"
-    )
+    check.add_argument("--model", metavar="MODEL", help="look at it through this model's chat template, too (else the recipe's)")
     check.add_argument("--json", metavar="FILE", type=writable_file, help="also write the findings there")
     play = _add(kinds, "play", "be the model", _PLAY, run_play)
     _add_subject(play)

@@ -28,6 +28,8 @@ def why_no_chat(messages: Sequence[object]) -> str:
         if problem := _problem(message, is_first=number == 1):
             return f"has a prompt whose message {number} {problem}"
     last = _plain(messages[-1])
+    if last["role"] == "user" and not last["content"].strip():
+        return f"has a prompt whose last message is empty, {last['content']!r}; ask the model something"
     if last["role"] != "user":
         return f"has a prompt that ends with a message of role {last['role']!r}; end it with one of the user: the model is next"
     return ""
@@ -39,8 +41,10 @@ def _problem(message: object, *, is_first: bool) -> str:
     if plain is None:
         return f"is {short(message)}; write it as {{role: user, content: TEXT}}"
     for key in ("role", "content"):
-        if plain.get(key) is None:
+        if key not in plain:
             return f"has no {key!r}, only {', '.join(map(repr, plain)) or 'nothing'}; write it as {{role: user, content: TEXT}}"
+        if plain[key] is None:
+            return f"has null as {key!r}; write it as {{role: user, content: TEXT}}"
     role, content = plain["role"], plain["content"]
     if role not in ROLES:
         return f"has role {short(role)}; a prompt's roles are {', '.join(ROLES)}"

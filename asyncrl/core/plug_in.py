@@ -13,6 +13,8 @@ from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.standard_streams import standard_stream
 from asyncrl.core.text import told
 
+_TAKEN = frozenset({"asyncrl", "generators", "buffers", "learners", "recipes", *sys.stdlib_module_names})
+"""Names of modules that no file of the user's can have."""
 _OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ", importlib.__file__)
 """How the file names of our frames and of Python's import system begin."""
 
@@ -100,9 +102,27 @@ def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
         sys.path.append(here)  # last, so that a file that happens to lie here hides no library
     with users_code(f"importing module {name!r} failed with", place, mend):
         try:
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             missing = error.name or ""
             if not f"{name}.".startswith(f"{missing}."):
                 raise RecipeError(place, f"module {name} needs module {missing}, which is missing", "install it") from error
             raise RecipeError(place, f"there is no module {name!r} on the path or in {here}", instead) from error
+    _refuse_hidden(module, Path(here), place)
+    return module
+
+
+def _refuse_hidden(module: ModuleType, here: Path, place: str) -> None:
+    """Refuse a module that was found although a file of the same name lies ``here``, which Python's own or ours hides.
+
+    Raises:
+        RecipeError: the module is of Python or of asyncrl, and there is such a file.
+    """
+    name = module.__name__
+    if name.partition(".")[0] not in _TAKEN:
+        return
+    file = here.joinpath(*name.split("."))
+    theirs = next((each for each in (file.with_suffix(".py"), file / "__init__.py") if each.is_file()), None)
+    if theirs is not None and (module.__file__ is None or not theirs.samefile(module.__file__)):
+        owner = "Python" if name.partition(".")[0] in sys.stdlib_module_names else "asyncrl"
+        raise RecipeError(place, f"{theirs} is hidden by module {name!r} of {owner}", "give your module another name")

@@ -17,6 +17,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_in import import_module, users_code
+from asyncrl.core.recipe.describe import quote_it
 from asyncrl.core.recipe.environment import (
     ClassEnvironment,
     EnvironmentConfig,
@@ -140,6 +141,7 @@ class ClassMember(Member):
     def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
         """Return the context of the class's ``share``."""
         extra = {"secrets": secrets} if self._share_takes_secrets else {}
+        self._check_options_of("share", tuple(extra))
         shared = self.environment.share(**self._options, **extra)
         if inspect.iscoroutine(shared):
             shared.close()
@@ -149,6 +151,7 @@ class ClassMember(Member):
 
     def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
         """Make tasks; see :meth:`Environment.make_tasks`."""
+        self._check_options_of("make_tasks", ("split", "count", "seed"))
         raised = f"make_tasks of {self._name!r} raised"
         with users_code(raised, f"{self.place}.name", "fix it, or set tasks.kind to `files` and name the files"):
             try:
@@ -157,6 +160,13 @@ class ClassMember(Member):
                 problem = f"environment {self._name!r} makes no tasks of its own"
                 raise RecipeError("tasks.kind", problem, "use `files` and name the files") from error
             return list(tasks) if isinstance(tasks, Sequence) else tasks
+
+    def _check_options_of(self, method: str, own: tuple[str, ...]) -> None:
+        """Refuse a class with an option that is called like an argument which ``method`` gets from the run."""
+        for option in self._options:
+            if option in own:
+                problem = f"{method} of {self._name!r} gets its own {option!r}, and each option too, one of which is {option!r}"
+                raise RecipeError(f"{self.place}.name", problem, "call that parameter of the constructor something else")
 
     def lessons(self) -> Lessons | None:
         """Return the class's lessons for the options."""
@@ -244,4 +254,6 @@ def _unfit(error: msgspec.ValidationError, options: Mapping[str, object], place:
         if not isinstance(value, Mapping) or key not in value:  # within a list
             return RecipeError(place, f"{error}, got {short(options)}", f"use {usage}")
         place, value = f"{place}.{key}", value[key]
-    return RecipeError(place, f"{short(value)} does not fit: {problem[0].lower()}{problem[1:]}", f"use {usage}")
+    is_text = isinstance(value, bool | int | float) and "Expected `str" in problem
+    remedy = f"{quote_it(place)} (use {usage})" if is_text else f"use {usage}"
+    return RecipeError(place, f"{short(value)} does not fit: {problem[0].lower()}{problem[1:]}", remedy)

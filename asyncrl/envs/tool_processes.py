@@ -135,7 +135,7 @@ class _Process:
     @classmethod
     async def start(cls) -> "_Process":
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)]
+        command = [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)]
 
         def execute() -> "subprocess.Popen[bytes]":
             # Closed by this thread, which goes on if nobody waits for it any more: its number must not become another file's.

@@ -40,9 +40,9 @@ _NAME = re.compile(r".+-\d+-[a-z0-9_]{8}", re.DOTALL)
 """A worker's folder: the worker's name, its process, and eight random characters."""
 
 
-def default_root() -> Path:
-    """The folder of all workers of this user on this machine, below ``$TMPDIR`` or ``/tmp``."""
-    return Path(tempfile.gettempdir()) / f"asyncrl-{os.getuid()}"
+def default_root(below: Path | None = None) -> Path:
+    """The folder of all workers of this user on this machine, below ``$TMPDIR`` or ``/tmp`` unless another is named."""
+    return (below or Path(tempfile.gettempdir())) / f"asyncrl-{os.getuid()}"
 
 
 class Workspaces:

@@ -46,7 +46,7 @@ async def helped(
     """
     with sigterm_blocked():  # the driver handles the signals that stop a run, and ends this process itself
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, msgspec.json.encode(request).decode()),
+            *(sys.executable, "-P", "-m", module, msgspec.json.encode(request).decode()),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             # Threads that spin while they wait for each other make this several times slower on a busy machine.

@@ -78,7 +78,7 @@ def look_up_nodes(seconds: float) -> Nodes:
         ComponentFailed: nothing answers at the address within :data:`REACH_S`, or the cluster cannot be joined.
     """
     _check_answers(os.environ.get("RAY_ADDRESS", ""))
-    command = [sys.executable, "-m", "asyncrl.run.nodes"]
+    command = [sys.executable, "-P", "-m", "asyncrl.run.nodes"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as late:

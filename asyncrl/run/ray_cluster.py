@@ -7,15 +7,18 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.socket_folder import socket_folder
 from asyncrl.run.gpus import usable
 from asyncrl.run.stopping import sigterm_blocked
 
@@ -23,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
+_SOCKET = len("/ray-1234567/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
+"""Bytes of the path of one of Ray's sockets, below the folder for temporary files."""
 LOOPBACK_S = 5.0
 """How long this machine may take to connect to itself."""
 
@@ -97,7 +102,15 @@ def _start_own_ray() -> None:
         logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
         num_gpus=usable(),
+        _temp_dir=_folder(),
     )
+
+
+def _folder() -> str | None:
+    """A folder of Ray's for sockets and logs where the usual one would be too long; None for the usual one."""
+    if "RAY_TMPDIR" in os.environ or (folder := socket_folder(_SOCKET)) == Path(tempfile.gettempdir()):
+        return None
+    return str(folder / f"ray-{os.getuid()}")
 
 
 def _start_nothing(*_: Any, **__: Any) -> None:

@@ -4,6 +4,7 @@ import datetime
 import decimal
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -120,7 +121,13 @@ def test_only_line_feeds_end_lines(tmp_path):
     assert tasks_of(read(path))[0].prompt == "a\u2028b\u0085c"
 
 
-@given(st.lists(st.fixed_dictionaries({"prompt": st.text(), "n": st.integers(-(2**63), 2**63 - 1), "x": st.none() | st.text()})))
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"prompt": st.text().filter(str.strip), "n": st.integers(-(2**63), 2**63 - 1), "x": st.none() | st.text()}
+        )
+    )
+)
 def test_any_text_comes_through_json_and_parquet(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("rows")
     schema = pa.schema({"prompt": pa.string(), "n": pa.int64(), "x": pa.string()})
@@ -202,7 +209,65 @@ def test_keys_that_a_table_fills_with_nulls_are_no_mistake_and_others_are(tmp_pa
     assert f"{tmp_path / 'b.parquet'} row 1 (from 0) has a prompt whose message 1 has 'name', which would not" in str(error)
 
 
+def turns(*texts: str) -> list[dict[str, Any]]:
+    roles = ("system", "user")[-len(texts) :]
+    return [{"role": role, "content": text, "tool_calls": None} for role, text in zip(roles, texts, strict=True)]
+
+
+IN_TABLES: dict[str, list[dict[str, Any]]] = {
+    "null everywhere in messages": [{"prompt": turns("S", "a")}, {"prompt": turns("b")}],
+    "null everywhere in a list of objects": [
+        {"prompt": "a", "tools": [{"name": "f", "strict": None}, {"name": "g", "strict": None}]}
+    ],
+    "null everywhere beside a date": [{"prompt": "a", "x": [{"n": None, "m": 1}, {"n": None, "m": 2}]}],
+    "null everywhere in an object": [{"prompt": "a", "x": {"n": None}}, {"prompt": "b", "x": {"n": None}}],
+    "null everywhere": [{"prompt": "a", "x": None}],
+    "only nulls in a list": [{"prompt": "a", "x": [None, None]}],
+    "empty lists": [{"prompt": "a", "x": []}, {"prompt": "b", "x": {"y": []}["y"]}],
+    "objects with other keys": [{"prompt": "a", "x": {"left": 1}}, {"prompt": "b", "x": {"right": 2}}],
+    "objects with other keys in lists": [{"prompt": "a", "x": [{"left": 1}, {"right": [{"far": "c"}]}]}],
+}
+"""Rows whose table has nulls that the rows do not have, or a type that is null."""
+
+
+@pytest.mark.parametrize("rows", IN_TABLES.values(), ids=IN_TABLES)
+@pytest.mark.parametrize("write", [write_parquet, save_to_disk])
+def test_a_table_has_the_tasks_of_the_same_json_lines(tmp_path, rows, write):
+    rows = [{"id": str(number), **row} for number, row in enumerate(rows)]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
+    path = (
+        write_parquet(tmp_path / "a.parquet", table)
+        if write is write_parquet
+        else save_to_disk(tmp_path / "a", table.to_pylist(), 1)
+    )
+    assert tasks_of(read(path)) == tasks_of(read(write_jsonl(tmp_path / "a.jsonl", rows)))
+
+
+def test_what_is_cast_beside_nulls_keeps_its_place(tmp_path):
+    day = datetime.date(2026, 1, 1)
+    table = pa.Table.from_pylist([{"prompt": "a", "x": [{"day": day, "n": None}, {"day": day, "n": None}]}])
+    (task,) = tasks_of(read(write_parquet(tmp_path / "a.parquet", table)))
+    assert task.data == {"x": [{"day": "2026-01-01", "n": None}] * 2}
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
+def test_messages_as_json_text_are_messages_and_other_texts_are_not(tmp_path, write):
+    other = ["[1, 2]", "[]", '["a"]', '[{"role": "user"}]', '{"role": "user", "content": "a"}', "[not JSON"]
+    rows = [{"prompt": json.dumps(CHAT)}, *({"prompt": text} for text in other)]
+    first, *others = tasks_of(read(write(tmp_path / "a.jsonl" if write is write_jsonl else tmp_path / "a.parquet", rows)))
+    assert first.prompt == tuple(Message(**one) for one in CHAT)
+    assert [task.prompt for task in others] == other
+    error = refusal(write_jsonl(tmp_path / "b.jsonl", [{"prompt": json.dumps([{"role": "tool", "content": "a"}])}]))
+    assert "message 1 has role 'tool'" in error.problem
+
+
 MALFORMED = {
+    '{"prompt": ""}': "has an empty prompt, ''; ask the model something",
+    r'{"prompt": " \n"}': r"has an empty prompt, ' \n'",
+    '{"prompt": [{"role": "user", "content": " "}]}': "has a prompt whose last message is empty, ' '",
+    '{"prompt": [{"role": "user", "content": null}]}': "has a prompt whose message 1 has null as 'content'; write it as",
+    '{"prompt": [{"role": null, "content": "a"}]}': "has a prompt whose message 1 has null as 'role'",
     '{"prompt": ': "is not a JSON object",
     "[1]": "is not a JSON object (Expected `object`, got `array`)",
     '{"prompt": NaN}': "is not a JSON object",

@@ -85,6 +85,9 @@ def test_a_key_of_other_kinds_names_them_since_one_may_have_been_forgotten():
         ({"generators": {"dtype": "\udcff"}}, "generators.dtype", r"'\udcff'", "must be one of bfloat16, float16, float32"),
         ({"steps": "\udcff"}, "steps", r"'\udcff'", "must be an integer >= 1"),
         ({"environment": {"name": "x", "options": {"a": ["\ud800"]}}}, "environment.options", r"\ud800", "characters that UTF-8"),
+        ({"sampling": {"temperature": 2.5}}, "sampling.temperature", "2.5", "a number >= 0.01 and <= 2"),
+        ({"sampling": {"temperature": 0.001}}, "sampling.temperature", "0.001", "a number >= 0.01 and <= 2"),
+        ({"evaluation": {"temperature": 2.5}}, "evaluation.temperature", "2.5", "a number >= 0 and <= 2"),
         ({"learner": {"lr": -1e-4}}, "learner.lr", "-0.0001", "a number > 0"),
         ({"learner": {"lr": float("nan")}}, "learner.lr", "nan", "a number > 0"),
         ({"learner": {"clip_grad": float("inf")}}, "learner.clip_grad", "inf", "finite"),
@@ -184,3 +187,18 @@ def test_no_correction_is_right_for_synchronous_training():
     uncorrected = {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}
     recipe = decode_recipe(mapping(algorithm=uncorrected, buffer={"max_staleness": 0, "pipeline_depth": 0}))
     assert recipe.algorithm.correction == CorrectionConfig(anchor="proximal_recomputed", weight="none")
+
+
+@pytest.mark.parametrize(
+    ("sections", "place"),
+    [({"tracking": {"experiment": 1000.0}}, "tracking.experiment"), ({"run_dir": 10}, "run_dir"), ({"name": False}, "name")],
+)
+def test_what_yaml_took_for_something_else_than_text_is_to_be_quoted(sections, place):
+    error = refusal(**sections)
+    assert error.place == place
+    key = place.rpartition(".")[2]
+    assert f'such as no, 1e3 and 012 for truth values and numbers: quote it, as in {key}: "no"' in error.remedy
+
+
+def test_a_number_where_a_number_belongs_is_not_to_be_quoted():
+    assert "quote" not in refusal(steps=-1).remedy

@@ -11,6 +11,7 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.load import environment_class, load_member, make_tasks
+from asyncrl.envs.secrets import Secrets
 
 OWN = """
 from asyncrl.envs import Environment, ToolEnvironment, tool
@@ -241,3 +242,34 @@ for name in sys.argv[1:]:
 def test_the_command_goes_on_as_one_that_can_speak(module: str, name: str):
     done = subprocess.run([sys.executable, "-c", DRIVER, name], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr, done.returncode) == (f"{name} t\n", "heard\n", 0)
+
+
+@pytest.mark.parametrize("option", ["split", "count", "seed", "secrets"])
+def test_options_called_like_what_the_run_gives_are_refused_by_name(module: str, tmp_path: Path, option: str) -> None:
+    own = tmp_path / f"my_{option}.py"
+    own.write_text(
+        "from my_library import Plain\n"
+        "class Own(Plain):\n"
+        f"    def __init__(self, {option}: int = 0) -> None: ...\n"
+        "    @classmethod\n"
+        "    def share(cls, secrets, **options): ...\n"
+    )
+    member = load_member(ClassEnvironment(name=f"{own.stem}:Own"))
+    method = "share" if option == "secrets" else "make_tasks"
+    with pytest.raises(RecipeError, match=rf"environment\.name: {method} of 'my_{option}:Own' gets its own '{option}'"):
+        member.share(Secrets({})) if option == "secrets" else member.make_tasks("train", 1, 0)
+
+
+def test_a_number_where_an_option_is_text_is_to_be_quoted(module: str) -> None:
+    with pytest.raises(RecipeError, match=r'shelf: False does not fit: .* quote it, as in shelf: "no" \(use'):
+        load_member(ClassEnvironment(name=f"{module}:Library", options={"shelf": False}))
+
+
+@pytest.mark.parametrize(("name", "owner"), [("buffers", "asyncrl"), ("random", "Python"), ("generators.chat", "asyncrl")])
+def test_a_module_that_another_one_hides_is_told(module: str, tmp_path: Path, name: str, owner: str) -> None:
+    file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(OWN)
+    with pytest.raises(RecipeError) as caught:
+        environment_class(f"{name}:Library")
+    assert f"{file} is hidden by module {name!r} of {owner}; give your module another name" in str(caught.value)

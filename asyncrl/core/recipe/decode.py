@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.describe import describe
+from asyncrl.core.recipe.describe import describe, quote_it
 from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO, is_automatic, is_usual, unmarked
@@ -113,7 +113,9 @@ class _SectionReader:
         try:
             msgspec.convert(value, hint)
         except (msgspec.ValidationError, UnicodeEncodeError):  # half of a surrogate pair where no text belongs
-            self._refuse(place, f"{_show(value)} does not fit", f"must be {_expected(value_type)}")
+            self._refuse(
+                place, f"{_show(value)} does not fit", f"must be {_expected(value_type)}{_unquoted(value_type, value, place)}"
+            )
         else:
             if bound := _broken_bound(value_type, value):
                 self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(value_type)}, and {bound}")
@@ -123,7 +125,8 @@ class _SectionReader:
         """Read a section that the recipe gives a name of its own."""
         pattern = mapping.key_type.pattern if isinstance(mapping.key_type, inspect.StrType) else None
         if not isinstance(key, str) or (pattern and not re.search(pattern, key)):
-            self._refuse(place, f"{_show(key)} cannot be a name here", f"must be {describe(mapping.key_type)}")
+            remedy = f"must be {describe(mapping.key_type)}{_unquoted(mapping.key_type, key, place)}"
+            self._refuse(place, f"{_show(key)} cannot be a name here", remedy)
             return value
         return self._value(mapping.value_type, None, hint, value, place)
 
@@ -256,6 +259,24 @@ def _expected(value_type: inspect.Type) -> str:
         case inspect.VarTupleType(item_type=inspect.StructType() as item):
             return f"{describe(value_type)}, each with {_keys(item)}"
     return describe(value_type)
+
+
+def _unquoted(value_type: inspect.Type, value: Any, place: str) -> str:
+    """What to do about a value that YAML has not taken for text, where the key wants text; empty if that is not the case."""
+    if not isinstance(value, bool | int | float) or not _takes_text(value_type):
+        return ""
+    return f"; {quote_it(place)}"
+
+
+def _takes_text(value_type: inspect.Type) -> bool:
+    match value_type:
+        case inspect.Metadata(type=inner):
+            return _takes_text(inner)
+        case inspect.UnionType(types=several):
+            return any(map(_takes_text, several))
+        case inspect.LiteralType(values=values):
+            return any(isinstance(each, str) for each in values)
+    return isinstance(value_type, inspect.StrType)
 
 
 def _keys(schema: inspect.StructType) -> str:

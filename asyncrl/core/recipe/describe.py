@@ -51,6 +51,12 @@ def describe(value_type: inspect.Type) -> str:
     raise TypeError(f"describe() has no words for {value_type}, which the recipe schema uses; add a case for it")
 
 
+def quote_it(place: str) -> str:
+    """Say what to do about a value that YAML has not taken for text, at a key that wants text."""
+    key = place.rpartition(".")[2]
+    return f'YAML takes words such as no, 1e3 and 012 for truth values and numbers: quote it, as in {key}: "no"'
+
+
 def _range(number: inspect.IntType | inspect.FloatType) -> str:
     bounds = ((">", number.gt), (">=", number.ge), ("<", number.lt), ("<=", number.le))
     spelling = "," if isinstance(number, inspect.IntType) else "g"

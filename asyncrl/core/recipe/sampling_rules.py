@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import LEAST_TEMPERATURE, Recipe
 
 
 def _a_turn_fits_the_context(recipe: Recipe) -> Iterator[RecipeError]:
@@ -39,7 +39,16 @@ def _ratios_are_of_the_whole_distribution(recipe: Recipe) -> Iterator[RecipeErro
     )
 
 
+def _evaluation_is_greedy_or_sampled_as_asked(recipe: Recipe) -> Iterator[RecipeError]:
+    """vLLM takes a temperature between 0 and the least that it samples at for the latter."""
+    temperature = recipe.evaluation.temperature
+    if 0 < temperature < LEAST_TEMPERATURE:
+        problem = f"{temperature:g} is lower than vLLM samples at"
+        yield RecipeError("evaluation.temperature", problem, f"set it to 0 (greedy), or to at least {LEAST_TEMPERATURE:g}")
+
+
 SAMPLING_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_turn_fits_the_context,
     _ratios_are_of_the_whole_distribution,
+    _evaluation_is_greedy_or_sampled_as_asked,
 )

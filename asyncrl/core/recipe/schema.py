@@ -15,7 +15,7 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.network import NetworkConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
-from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text, UpToOne
+from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Seconds, Section, Text, UpToOne
 from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
 from asyncrl.core.recipe.weights import AutoWeights, WeightsConfig
@@ -41,11 +41,16 @@ class ModelConfig(Section, frozen=True):
     reasoning_parser: Text | None = None
 
 
+LEAST_TEMPERATURE = 0.01
+"""The lowest temperature above 0 at which vLLM samples."""
+
+
 class SamplingConfig(Section, frozen=True):
     """How tokens are sampled while training. docs/episodes.md says what log-probabilities mean with top-p, top-k and min-p.
 
     Attributes:
-        temperature: the temperature of the softmax; engine and learner both compute log-probabilities at this temperature.
+        temperature: the temperature of the softmax; engine and learner both compute log-probabilities at this temperature. vLLM
+            takes every lower one for 0.01, and refuses higher ones.
         top_p: sample from the smallest set of most probable tokens with this probability; 1 is off. Like ``top_k`` and ``min_p``,
             it is refused where the update uses behaviour probabilities, which would be of another distribution than its own.
         top_k: sample from this many most probable tokens; 0 is off.
@@ -53,7 +58,7 @@ class SamplingConfig(Section, frozen=True):
         max_turn_tokens: the most tokens of one turn.
     """
 
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Meta(ge=LEAST_TEMPERATURE, le=2)] = 1.0
     top_p: UpToOne = 1.0
     top_k: NonNegative = 0
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
@@ -85,7 +90,7 @@ class EvaluationConfig(Section, frozen=True):
 
     Attributes:
         every: training steps between evaluations; the first and the last version are always evaluated.
-        temperature: the temperature of sampling; 0 is greedy.
+        temperature: the temperature of sampling; 0 is greedy, and others are at least 0.01.
         top_p, top_k, min_p: as in ``sampling``; without effect where sampling is greedy.
         max_turn_tokens: the most tokens of one turn; null means ``sampling.max_turn_tokens``.
         samples: episodes of each task, for mean@k and pass@k; null means 1 while training, and in ``asyncrl evaluate`` 8, or 1 if
@@ -98,7 +103,7 @@ class EvaluationConfig(Section, frozen=True):
     """
 
     every: Count = 20
-    temperature: Annotated[float, Meta(ge=0)] = 0.0
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     top_p: UpToOne = 1.0
     top_k: NonNegative = 0
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0

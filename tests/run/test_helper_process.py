@@ -1,0 +1,22 @@
+"""Processes that help the driver load our modules, whatever lies in the folder that the user launches from."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.run.compose import compose
+from asyncrl.run.helper_process import helped
+from asyncrl.run.tiny_player import Player
+from asyncrl.run.warm_up import Request
+from generators.episode import EpisodeLimits
+
+
+async def test_modules_of_the_user_hide_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("buffers", "generators", "learners", "msgspec", "asyncrl"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('hidden')\n")
+    monkeypatch.chdir(tmp_path)
+    player = Player(ClassEnvironment(name="calculater"), EpisodeLimits.of(compose("quickstart")))
+    with pytest.raises(ComponentFailed, match="there is no environment 'calculater'"):
+        await helped("asyncrl.run.warm_up", Request({"": player}, "hermes", 0), print, task="making", seconds=300)
