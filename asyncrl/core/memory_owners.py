@@ -27,7 +27,8 @@ class MemoryOwner:
 
     def __init__(self, run_id: str) -> None:
         self._lock: int | None = None
-        path, ends = owner_file(run_id), time.monotonic() + HELD_S
+        self._path = path = owner_file(run_id)
+        ends = time.monotonic() + HELD_S
         try:
             while (lock := _shared(path)) is None:
                 if time.monotonic() > ends:
@@ -38,8 +39,10 @@ class MemoryOwner:
             logger.warning("what the run keeps in memory stays there if it is killed: cannot lock %s: %s", path, error)
 
     def close(self) -> None:
-        """Give the hold back. Does nothing the second time."""
+        """Give the hold back; the last process of the run removes the owner file. Does nothing the second time."""
         if self._lock is not None:
+            if _has_locked(self._lock, fcntl.LOCK_EX) and _is_at(self._lock, self._path):
+                self._path.unlink()
             os.close(self._lock)
             self._lock = None
 

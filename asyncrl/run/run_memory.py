@@ -32,7 +32,6 @@ def memory_held(run_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        remove_owner_file(run_id)
         owner.close()
 
 

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.bench.buffer_actors import trajectory_of
 from asyncrl.core.errors import ComponentFailed, ProcessDied
+from asyncrl.core.memory_owners import remove_owner_file
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig, NoJournal
 from asyncrl.core.recipe.environment import ClassEnvironment
@@ -63,6 +64,7 @@ def shards(nodes, tmp_path):
     yield places
     for place in places:
         ray.kill(place.actor)
+    remove_owner_file(tmp_path.name)
 
 
 def written(folder: Path) -> int:
@@ -194,6 +196,7 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     ray.get(buffer.close.remote())
     assert places[0].folder.parent.is_dir() == (journal != NoJournal())
     ray.kill(buffer)
+    remove_owner_file(run_id)
 
 
 @pytest.mark.parametrize("made", [link, of_another_user, writable])

@@ -100,9 +100,18 @@ def test_a_launch_that_is_over_leaves_no_owner_file() -> None:
     assert not owner_file(run).exists()
 
 
+def test_the_last_process_of_a_run_that_ends_by_itself_removes_the_owner_file() -> None:
+    run = uuid4().hex
+    one, other = MemoryOwner(run), MemoryOwner(run)
+    one.close()
+    assert owner_file(run).exists()
+    other.close()
+    assert not owner_file(run).exists()
+
+
 def test_whoever_takes_hold_while_a_run_is_removed_holds_a_file_of_its_own() -> None:
     run = uuid4().hex
-    MemoryOwner(run).close()
+    owner_file(run).touch()
     for each in abandoned_runs():
         if each == run:
             owner_file(run).unlink()  # what is locked has no name any more

@@ -141,6 +141,7 @@ class BufferActor:
             await self._service.close()
         if self._folder.journal is None:
             await asyncio.gather(self._shard.remove(), *(place.actor.remove.remote() for place in self._places[1:]))
+        self._memory.close()
 
 
 def _other_nodes() -> list[str]:

@@ -53,6 +53,7 @@ class DiskMirrorActor:
     def close(self) -> None:
         """See :meth:`DiskMirror.close`."""
         self._mirror.close()
+        self._memory.close()
 
 
 RemoteDiskMirror = ray.remote(DiskMirrorActor)

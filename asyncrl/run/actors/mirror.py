@@ -52,6 +52,7 @@ class MirrorActor:
     def close(self) -> None:
         """See :meth:`Mirror.close`."""
         self._mirror.close()
+        self._memory.close()
 
 
 RemoteMirror = ray.remote(MirrorActor)
