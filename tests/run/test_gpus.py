@@ -1,8 +1,7 @@
 """Which GPUs a run needs, and what is said where there are too few."""
 
-import json
-
 import pytest
+from model_folders import write_model
 from msgspec.structs import replace
 
 from asyncrl.bench.gpu.settings import QWEN3_06B, QWEN3_4B, QWEN3_17B
@@ -13,7 +12,7 @@ from asyncrl.run.gpus import parse
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import read_shape
 from asyncrl.run.parts import parts_of, pools_of
-from asyncrl.run.plan import make_plan, place_on
+from asyncrl.run.plan import _remarks_on_gpus, make_plan, place_on
 from asyncrl.run.process_sizes import learner_state_bytes
 
 ONE = Machine(memory=64 << 30, free=60 << 30, cores=8, gpus=1, gpu_memory=80 << 30)
@@ -24,7 +23,8 @@ TOLD = """\
 
 
 def remarks_on_memory(recipe, machine):
-    return [remark for remark in make_plan(recipe, machine).remarks if "of GPU memory" in remark]
+    remarks = _remarks_on_gpus(recipe, read_shape(recipe.model.path), machine)
+    return [remark for remark in remarks if "of GPU memory" in remark]
 
 
 def gpus_of(recipe):
@@ -57,7 +57,7 @@ def test_two_gpus_are_not_shared():
 
 
 def folder_of(tmp_path, size):
-    """A folder with the configuration of one of the benchmark's models, which are Qwen3's."""
+    """A folder with one of the benchmark's models, which are Qwen3's."""
     shape = {
         "architectures": ["Qwen3ForCausalLM"],
         "hidden_size": size.hidden,
@@ -70,8 +70,7 @@ def folder_of(tmp_path, size):
         "max_position_embeddings": 40960,
         "tie_word_embeddings": size.tied,
     }
-    (tmp_path / "config.json").write_text(json.dumps(shape))
-    return tmp_path
+    return write_model(tmp_path, shape)
 
 
 H100 = replace(ONE, gpu_memory=81_559 << 20, gpu_name="NVIDIA H100 80GB HBM3")
