@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -34,6 +35,9 @@ def check_source(environment: type[Environment], findings: Findings) -> None:
     """Look at tools and methods of a class."""
     if issubclass(environment, ToolEnvironment):
         _check_tools(environment, findings)
+        for base in environment.__mro__:
+            if issubclass(base, Environment) and base not in (Environment, ToolEnvironment):
+                _check_replaced(base, findings)
     for method in _own_methods(environment):
         _check_method(method, findings)
 
@@ -66,6 +70,22 @@ def _check_tools(environment: type[ToolEnvironment], findings: Findings) -> None
     if not environment.tools:
         remedy = "mark methods with @tool; without any, the model can only answer"
         findings.warning("tools", environment.__qualname__, "it has no tools", remedy)
+
+
+def _check_replaced(environment: type[Environment], findings: Findings) -> None:
+    """Look for tools that a later method of the same class replaces: Python keeps the last one only, and says nothing."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(environment)))
+    except (OSError, TypeError, SyntaxError):
+        return
+    body = getattr(tree.body[0], "body", [])
+    methods = [each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    last = {method.name: method for method in methods}
+    for method in methods:
+        marked = any(re.match(r"(\w+\.)*tool\b", ast.unparse(decorator)) for decorator in method.decorator_list)
+        if marked and last[method.name] is not method:
+            problem = f"tool {method.name} is replaced by a later method of the same name, so the model is not offered it"
+            findings.error("tools", f"{environment.__qualname__}.{method.name}", problem, "rename one of them")
 
 
 def _check_method(method: FunctionType, findings: Findings) -> None:

@@ -76,6 +76,16 @@ class Undocumented(Sound):
         return number // 2
 
 
+class Replaced(Sound):
+    @tool
+    async def halve(self, number: int) -> int:
+        """Half of the number."""
+        return number // 2
+
+    def halve(self, number: int) -> int:
+        return number // 2
+
+
 class Constant(Sound):
     def reward(self, task: Task, answer: str) -> float:
         return 0.5

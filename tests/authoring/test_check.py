@@ -55,6 +55,7 @@ def test_a_sound_environment_has_no_findings_and_is_measured(tmp_path: Path):
         ("Blocking", "blocking", "`time.sleep` in an async method stops all episodes"),
         ("Blocking", "blocking", "keeps the event loop of all episodes from running"),
         ("Undocumented", "tools", "tool halve has no docstring"),
+        ("Replaced", "tools", "tool halve is replaced by a later method of the same name"),
         ("Constant", "rewards", "is rewarded with 0.5"),
         ("NotFinite", "episodes", "returned nan"),
         ("Shared", "shared state", "plays differently beside 99 others: turn "),
