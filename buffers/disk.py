@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.file_errors import naming
 
 PAGE = 4096
 """Bytes in the units in which file systems allocate space."""
@@ -61,11 +62,11 @@ def append_whole(file: int, parts: Sequence[bytes], end: int, *, folder: Path, f
         if fsync:
             os.fdatasync(file)
     except OSError as error:
-        os.ftruncate(file, end)
-        full = disk_full(error, folder, wanted)
-        if full is None:
+        with naming(folder):
+            os.ftruncate(file, end)
+            if full := disk_full(error, folder, wanted):
+                raise full from error
             raise
-        raise full from error
     return end + wanted
 
 

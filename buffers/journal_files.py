@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.file_errors import naming
 from buffers import frames
 from buffers.frames import Header
 
@@ -129,7 +130,7 @@ class Head(msgspec.Struct, frozen=True):
         """Read the head of the journal in ``folder``. If it is missing or unreadable, return that of a new journal."""
         path = head_of(folder)
         try:
-            segment, snapshot = path.read_text(encoding="ascii").split()
+            segment, snapshot = _content(path).decode("ascii").split()
             return cls(int(segment), int(snapshot))
         except FileNotFoundError:
             return cls()
@@ -209,6 +210,11 @@ def find(folder: Path) -> Found:
     return found
 
 
+def _content(path: Path) -> bytes:
+    with naming(path):
+        return path.read_bytes()
+
+
 def _read_snapshot(folder: Path, number: int, segments: list[int]) -> tuple[Header, bytes] | None:
     """Read snapshot ``number``; None if it cannot be used.
 
@@ -216,12 +222,12 @@ def _read_snapshot(folder: Path, number: int, segments: list[int]) -> tuple[Head
     before it then has more records than the snapshot covers.
     """
     path = path_of(folder, number, SNAPSHOT)
-    header, states, damage = frames.read(path.read_bytes())
+    header, states, damage = frames.read(_content(path))
     if header is None or len(states) != 1 or damage is not None:
         logger.warning("snapshot %s is damaged and is not used", path)
         return None
     if number not in segments and number - 1 in segments:
-        before, records, _ = frames.read(path_of(folder, number - 1, LOG).read_bytes())
+        before, records, _ = frames.read(_content(path_of(folder, number - 1, LOG)))
         if before is not None and before.position + len(records) > header.position:
             logger.warning("snapshot %s is older than the records before it and is not used", path)
             return None
@@ -237,7 +243,7 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
         readable = number > first or before.identity is not None
         if number not in segments:
             raise _missing(path, segments, head, readable)
-        data = path.read_bytes()
+        data = _content(path)
         header, found, damage = frames.read(data)
         last = number == segments[-1]
         if header is not None and header.position != position:

@@ -3,12 +3,19 @@
 import argparse
 from pathlib import Path
 
+from asyncrl.core.text import short
 
-def whole_number(text: str, least: int = 0) -> int:
-    """A whole number of at least ``least``."""
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
-    return int(text)
+MOST = 1_000_000_000
+"""The largest number that a command takes, as it is the largest count in a recipe."""
+
+
+def whole_number(text: str, least: int = 0, most: int = MOST) -> int:
+    """A whole number of at least ``least`` and at most ``most``."""
+    digits = text.lstrip("0") or text[-1:]
+    plain = text.isascii() and text.isdigit() and len(digits) <= len(str(most))
+    if not plain or not least <= int(digits) <= most:
+        raise argparse.ArgumentTypeError(f"{short(text)} must be a whole number from {least:,} to {most:,}")
+    return int(digits)
 
 
 def count(text: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli import env_serve
-from asyncrl.cli.arguments import count, writable_file
+from asyncrl.cli.arguments import count, whole_number, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_refusal
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -71,7 +71,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     score.add_argument("--model", metavar="MODEL", required=True, action="append", help="may be given several times")
     score.add_argument("-n", metavar="N", type=count, help="tasks to play (default 200, or all that the files have)")
     score.add_argument("--samples", metavar="N", type=count, help="episodes of each task")
-    score.add_argument("--version", metavar="N", type=int, help="policy version of a run (default the newest)")
+    score.add_argument("--version", metavar="N", type=whole_number, help="policy version of a run (default the newest)")
     score.add_argument("--json", metavar="FILE", type=writable_file, help="also write the scores there")
 
 

@@ -15,6 +15,7 @@ import msgspec
 from rich.text import Text
 
 import asyncrl
+from asyncrl.cli.arguments import whole_number
 from asyncrl.cli.console import error_console
 from asyncrl.core.errors import RecipeError
 
@@ -84,9 +85,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a port, 0 to 65535")
-    return int(text)
+    return whole_number(text, most=65_535)
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import count, writable_file
+from asyncrl.cli.arguments import count, whole_number, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
 from asyncrl.core.errors import RecipeError
@@ -113,7 +113,9 @@ def prepare(request: EvaluationRequest) -> tuple[EvaluationPlan, EvaluationFolde
     """
     from asyncrl.run.evaluation_folder import EvaluationFolder
     from asyncrl.run.evaluation_plan import plan_evaluation
+    from asyncrl.run.open_files import check_open_files
 
+    check_open_files()
     plan = plan_evaluation(request, say)
     return plan, EvaluationFolder.create(plan.recipe)
 
@@ -123,7 +125,9 @@ def evaluate_to_end(plan: EvaluationPlan, folder: EvaluationFolder, console: Con
     from asyncrl.run.evaluation import evaluate
     from asyncrl.run.evaluation_view import evaluation_view
     from asyncrl.run.live_view import LiveView
+    from asyncrl.run.open_files import allow_open_files
 
+    allow_open_files()
     for remark in plan.remarks:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     with logging_to(folder.logs / "driver.log"), LiveView(console, plan.recipe.name) as view:
@@ -136,7 +140,7 @@ def evaluate_to_end(plan: EvaluationPlan, folder: EvaluationFolder, console: Con
 
 
 def _versions(text: str) -> tuple[int, ...]:
-    numbers = text.split(",")
-    if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} must be policy versions, e.g. 20 or 0,20,80")
-    return tuple(map(int, numbers))
+    try:
+        return tuple(map(whole_number, text.split(",")))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} must be policy versions, e.g. 20 or 0,20,80: {error}") from error

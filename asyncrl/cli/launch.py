@@ -136,9 +136,11 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     from asyncrl.run.compose import compose_for
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.machine import Machine
+    from asyncrl.run.open_files import check_open_files
     from asyncrl.run.plan import make_plan
     from asyncrl.run.resuming import check_resumable
 
+    check_open_files()
     found = RunFolder.find(resume) if resume else None
     machine = Machine.of_runs()
     composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
@@ -148,6 +150,9 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
 
 def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:
     """Run to the end, and show what was chosen before and how it ended after."""
+    from asyncrl.run.open_files import allow_open_files
+
+    allow_open_files()
     plan, reached = accepted.plan, accepted.reached
     if plan.choices:
         console.print(Text("Chosen for this machine (--dry-run says why):", "dim"), soft_wrap=True)

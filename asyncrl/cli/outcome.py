@@ -16,6 +16,7 @@ from rich.text import Text
 
 from asyncrl.cli.console import error_console
 from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.file_errors import explained
 from asyncrl.run.stopping import stopped_by
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def show_refusal(error: RecipeError) -> ExitCode:
 def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
     """Show an error of the operating system, or of an import, that occurred outside a run."""
     match error:
-        case OSError(strerror=str(problem)):
-            reason = f"{error.filename}: {problem}" if error.filename else problem
+        case OSError():
+            reason = explained(error)
         case ImportError():
             reason = f"{error}; check that the installation is complete, and that there is enough memory (ulimit -v)"
         case _:

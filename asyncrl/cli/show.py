@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.cli.arguments import count
+from asyncrl.cli.arguments import count, whole_number
 from asyncrl.cli.console import error_console
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -53,7 +53,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("--evaluation", action="store_true", help="episodes of evaluations instead of those of training")
-    parser.add_argument("--step", metavar="N", type=int, help="of this training step, or of the evaluation of this version")
+    parser.add_argument(
+        "--step", metavar="N", type=whole_number, help="of this training step, or of the evaluation of this version"
+    )
     parser.add_argument("--task", metavar="ID", help="of this task")
     parser.add_argument("--sort", choices=SORTS, help="lowest reward, or largest engine-learner gap, staleness or length, first")
     parser.add_argument("--limit", metavar="N", type=count, help="show this many at most")
@@ -97,7 +99,7 @@ def _one_model(path: Path) -> RunFolder:
     """Return the folder of a run, or that of the only model of an evaluation."""
     from asyncrl.run.folder import RunFolder
 
-    models = [] if (path / "recipe.yaml").exists() else sorted(each.parent for each in path.glob("*/recipe.yaml"))
+    models = [] if (path / "recipe.yaml").exists() else RunFolder.below(path)
     return RunFolder.find(models[0] if len(models) == 1 else path)
 
 

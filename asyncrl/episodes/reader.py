@@ -24,6 +24,10 @@ from asyncrl.episodes.measures import COLUMNS, Measure, measure
 from asyncrl.episodes.schema import SCHEMA, Kind
 
 _FILE = "__filename"
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string)
+_LISTS = (pa.types.is_list, pa.types.is_large_list)
+_NEEDED = [field.name for field in msgspec.structs.fields(EpisodeRecord) if field.required]
 _ORDER = [("kind", "descending"), ("version", "ascending"), ("group_id", "ascending"), ("sample_index", "ascending")]
 """The order of episodes that are sorted by nothing: training steps as they went, then evaluations."""
 
@@ -76,6 +80,7 @@ class EpisodeReader:
 
     Raises:
         RecipeError: there are none, or the folder's name is not UTF-8.
+        EpisodesUnreadable: a file is damaged, or lacks a column.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,6 +97,8 @@ class EpisodeReader:
         self.folder = folder
         with _readable(folder):
             self._dataset = ds.dataset(files, schema=SCHEMA, format="parquet")
+            for fragment in self._dataset.get_fragments():  # Arrow would read a column that is missing as null
+                _check_columns(fragment.path, fragment.physical_schema)
 
     def table(self, choice: Choice = ALL, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the chosen rows, in the order of the files.
@@ -158,7 +165,7 @@ class EpisodeReader:
             for file, number in zip(files, numbers, strict=True):
                 try:
                     yield EpisodeRecord.of_row(next(rows_of[file]).to_pylist()[0])
-                except (msgspec.ValidationError, UnicodeDecodeError) as error:
+                except (ValueError, TypeError) as error:
                     problem = f"row {number} of {file} is no episode: {error}; see asyncrl.episodes.schema"
                     raise EpisodesUnreadable(problem) from error
             first += count
@@ -179,7 +186,12 @@ class EpisodeReader:
         numbers, starts = rows["row"].to_numpy(), _starts(rows["file"])
         found = [np.zeros(0)]
         for start, end in pairwise([*starts, len(rows)]):
-            of_file = measure(self._rows_of_file(rows["file"][int(start)].as_py(), COLUMNS[by]), by)
+            file = rows["file"][int(start)].as_py()
+            try:
+                of_file = measure(self._rows_of_file(file, COLUMNS[by]), by)
+            except (ValueError, IndexError, TypeError) as error:
+                problem = f"the lists of an episode's tokens in {file} are not all as long as token_ids; move the file away"
+                raise EpisodesUnreadable(problem) from error
             found.append(of_file[numbers[start:end]])
         return np.concatenate(found)
 
@@ -236,6 +248,37 @@ def _rows_of(files: pa.ChunkedArray) -> np.ndarray:
     starts = _starts(files)
     numbers: np.ndarray = np.arange(len(files)) - np.repeat(starts, np.diff(starts, append=len(files)))
     return numbers
+
+
+def _check_columns(file: str, found: pa.Schema) -> None:
+    """Check that a file has the columns that no episode can be without, and that all have the types of the schema, or similar."""
+    missing = [name for name in _NEEDED if name not in found.names]
+    if missing:
+        problem = f"{file} lacks the column {missing[0]}, so it holds no kept episodes; move it away"
+        raise EpisodesUnreadable(problem)
+    for field in SCHEMA:
+        if field.name in found.names and not _alike(found.field(field.name).type, field.type):
+            problem = f"column {field.name} of {file} is {found.field(field.name).type}, not {field.type}; move the file away"
+            raise EpisodesUnreadable(problem)
+
+
+def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether both types are read alike; other programs write wider numbers, and texts without a dictionary."""
+    if pa.types.is_null(found):
+        return True
+    if pa.types.is_dictionary(found) or pa.types.is_dictionary(wanted):
+        return _alike(*(each.value_type if pa.types.is_dictionary(each) else each for each in (found, wanted)))
+    for kinds in _NUMBERS, _TEXTS, _LISTS:
+        if any(kind(wanted) for kind in kinds):
+            if not any(kind(found) for kind in kinds):
+                return False
+            return kinds is not _LISTS or _alike(found.value_type, wanted.value_type)
+    if pa.types.is_struct(wanted):
+        inside = {found.field(place).name: found.field(place).type for place in range(found.num_fields)}
+        return pa.types.is_struct(found) and all(
+            each.name in inside and _alike(inside[each.name], each.type) for each in (wanted[i] for i in range(wanted.num_fields))
+        )
+    return found.id == wanted.id
 
 
 @contextmanager

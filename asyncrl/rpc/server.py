@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
+from asyncrl.core.file_errors import explained
 from asyncrl.core.listener import Listener
 from asyncrl.core.tls import TlsKeys
 from asyncrl.rpc.wire import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
@@ -61,7 +62,8 @@ class RpcServer:
         except Exception as error:
             # A bug. The caller must be told, or it would wait for an answer that never comes.
             logger.exception("%s (%s)", self.name, call.method)
-            failure = Failure.of(ComponentFailed(f"{self.name} ({call.method}): {type(error).__name__}: {error}"))
+            told = explained(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            failure = Failure.of(ComponentFailed(f"{self.name} ({call.method}): {told}"))
         return Answer(call.number, True, msgspec.Raw(encoder.encode(failure)))
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from ray.exceptions import (
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, NodeLost, ProcessDied, ProcessUnreachable
+from asyncrl.core.file_errors import explained
 
 T = TypeVar("T")
 
@@ -74,6 +75,8 @@ def told(error: RayError, of: str) -> AsyncRLError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, RayTaskError):
         cause = error.cause
+        if isinstance(cause, OSError):
+            return ComponentFailed(f"{of}: {explained(cause)}")
         return cause if isinstance(cause, AsyncRLError) else ComponentFailed(f"{of}: {type(cause).__name__}: {cause}")
     if isinstance(error, ActorUnavailableError):
         return ProcessUnreachable(f"{of}: its process cannot be reached ({lines[0]})")

@@ -45,6 +45,8 @@ _LOCK_BYTES = 32
 class RunFolder:
     """Paths of one run, all absolute. :meth:`create` makes the folder."""
 
+    _TRACKED_ANEW = "put it back from a copy, or move it away, so that the metrics of this run begin anew"
+
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self.recipe = self.path / "recipe.yaml"
@@ -96,12 +98,17 @@ class RunFolder:
             found = folder.recipe.is_file()
         except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError
             raise RecipeError("", f"cannot look into {str(path)!r}: {getattr(error, 'strerror', error)}", remedy) from error
-        if not found and (models := sorted(each.parent.name for each in path.glob("*/recipe.yaml"))):
+        if not found and (models := [each.name for each in cls.below(path)]):
             problem = f"{str(path)!r} is the folder of several runs, or of an evaluation of several models"
             raise RecipeError("", problem, f"name one of {', '.join(str(path / model) for model in models[:MOST_NAMED])}")
         if not found:
             raise RecipeError("", f"{str(path)!r} is not a run folder: it has no {folder.recipe.name}", remedy)
         return folder
+
+    @classmethod
+    def below(cls, path: Path) -> list[Path]:
+        """The folders of runs, or of an evaluation's models, right below a folder that is none itself."""
+        return sorted(each.parent for each in path.glob("*/recipe.yaml") if each.parent.name != cls(path).artifacts.name)
 
     @contextmanager
     def driven(self) -> Iterator[None]:
@@ -172,6 +179,21 @@ class RunFolder:
             return Path(os.fsdecode(self._launched_in.read_bytes()))
         except OSError:
             return None
+
+    def read_tracked_as(self) -> str:
+        """Read the id of the run in MLflow.
+
+        Raises:
+            RecipeError: the file cannot be read, or holds no id.
+        """
+        try:
+            found = self.tracked_as.read_text(encoding="utf-8")
+            if not found.isalnum():
+                raise ValueError("it holds no id of a run")
+        except (OSError, ValueError) as error:
+            problem = f"{self.tracked_as} cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise RecipeError("", problem, f"{self._TRACKED_ANEW}; then try again") from error
+        return found
 
     def count_resume(self) -> None:
         """Note that the run is resumed now, however that ends. Call it while the run is :meth:`driven`.

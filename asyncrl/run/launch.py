@@ -16,6 +16,7 @@ import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.file_errors import explained
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.buffer import AppendOnlyJournal
 from asyncrl.core.recipe.inert import inert
@@ -257,4 +258,6 @@ def _reason(error: BaseException) -> str:
     """Return the text of the error that caused the others."""
     while isinstance(error, BaseExceptionGroup):
         error = next((own for own in error.exceptions if isinstance(own, AsyncRLError)), error.exceptions[0])
+    if isinstance(error, OSError):
+        return explained(error)
     return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error}"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.file_errors import naming
+
 _LEVELS = {
     "D": logging.DEBUG,
     "I": logging.INFO,
@@ -108,13 +110,17 @@ class LogFile:
             self._partial = b""
 
     def _lines(self) -> Iterator[bytes]:
-        while chunk := self._file.readline(_LONGEST_LINE):
+        while chunk := self._next_line():
             line = self._partial + chunk
             if line.endswith(b"\n") or len(line) >= _LONGEST_LINE:
                 self._partial = b""
                 yield line
             else:
                 self._partial = line
+
+    def _next_line(self) -> bytes:
+        with naming(self._path):
+            return self._file.readline(_LONGEST_LINE)
 
     def _take(self, line: str) -> Iterator[LogRecord]:
         header = next((match for pattern in _HEADERS if (match := pattern.match(line))), None)

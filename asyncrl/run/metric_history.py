@@ -37,7 +37,7 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig) -> dict[str, Ser
 
     try:
         client = MlflowClient(uri)
-        run_id = folder.tracked_as.read_text(encoding="utf-8")
+        run_id = folder.read_tracked_as()
         names = client.get_run(run_id).data.metrics
         return {name: _series({m.step: m.value for m in client.get_metric_history(run_id, name)}) for name in sorted(names)}
     except (MlflowException, OSError) as error:

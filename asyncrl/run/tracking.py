@@ -234,7 +234,7 @@ class Tracker:
 
     def _go_on(self, client: "MlflowClient") -> str:
         """Go on with the MLflow run that a resumed run had, and return its id."""
-        run_id = self._folder.tracked_as.read_text(encoding="utf-8")
+        run_id = self._folder.read_tracked_as()
         self._with_room(partial(client.update_run, run_id, status="RUNNING"))
         self._own_artifacts(run_id)
         self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
@@ -353,7 +353,7 @@ def check_database(folder: RunFolder) -> None:
     remedy = "repair it or put it back; or move it away to begin the metrics of all its runs anew; then resume"
     problem = database_problem(folder.database, whole=True)
     if not problem and folder.tracked_as.is_file():
-        run_id = folder.tracked_as.read_text(encoding="utf-8")
+        run_id = folder.read_tracked_as()
         found, problem = _finds(folder.database, run_id)
         if not found and not problem:
             problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -8,11 +9,13 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
+from asyncrl.cli.arguments import whole_number
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode, run_to_end
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.open_files import allow_open_files
 from asyncrl.run.stopping import interrupting
 from asyncrl.run.summary import Status, Summary
 
@@ -311,3 +314,69 @@ def test_what_the_terminal_cannot_show_is_replaced():
     assert b"Traceback" not in result.stderr
     assert result.returncode == 0
     assert b"caf?" in result.stdout
+
+
+BEYOND_ALL = "1" + 22 * "0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scale", "RUN", f"generators={BEYOND_ALL}"],
+        ["scale", "RUN", f"generators=1{5000 * '0'}"],
+        ["scale", "RUN", "generators=-1"],
+        ["show", "RUN", "--step", BEYOND_ALL],
+        ["show", "RUN", "--step", "-1"],
+        ["show", "RUN", "--limit", BEYOND_ALL],
+        ["export", "RUN", "--to", "x", "--version", BEYOND_ALL],
+        ["evaluate", "RUN", "--version", f"0,{BEYOND_ALL}"],
+        ["evaluate", "RUN", "--samples", BEYOND_ALL],
+        ["env", "eval", "calculator", "--model", "tiny", "-n", BEYOND_ALL],
+        ["env", "eval", "calculator", "--model", "tiny", "--version", BEYOND_ALL],
+        ["env", "serve", "calculator", "--port", BEYOND_ALL],
+        ["bench", "pool", "--engines", BEYOND_ALL, "--json", "x.json"],
+    ],
+)
+def test_a_number_beyond_all_sense_is_refused_as_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    told = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert "must be a whole number from" in told
+    assert len(told) < 3000
+
+
+def test_a_whole_number_may_begin_with_zeros():
+    assert whole_number("007") == 7
+    assert whole_number("000") == 0
+
+
+def test_few_open_files_are_refused_before_anything_starts(tmp_path):
+    command = ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", sys.executable, "-m", "asyncrl.cli.main"]
+    done = subprocess.run([*command, "launch", "quickstart", f"run_dir={tmp_path}"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == ExitCode.REFUSED
+    assert "a process may have 64 files and connections open here, and those of a run need 256 at least; raise" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launch_allows_itself_the_open_files_that_it_may_have(monkeypatch):
+    asked = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    allow_open_files()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
+    allow_open_files()
+    assert asked == [(4096, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [("logs/driver.log", "logs"), ("buffer/journal.head", "buffer"), ("buffer/journal/00000001.log", "buffer")],
+)
+def test_a_disk_that_fails_is_told_with_the_file(tmp_path, capsys, file, command):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    failing = folder.path / file
+    failing.parent.mkdir(parents=True, exist_ok=True)
+    failing.symlink_to("/proc/self/mem")  # it opens, and reading it fails as a broken disk does
+    assert main([command, str(folder.path)]) == ExitCode.FAILED
+    assert f"Failed: {failing}: Input/output error; the disk" in capsys.readouterr().err

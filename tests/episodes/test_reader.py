@@ -2,6 +2,8 @@ import math
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,3 +174,41 @@ def test_a_row_that_is_no_episode_is_named(tmp_path):
     reader = EpisodeReader(write(tmp_path, [row(), row(stop_reason=None)]))
     with pytest.raises(EpisodesUnreadable, match=r"row 1 of .*stop_reason"):
         list(reader.read(reader.places(Choice(), Measure.LENGTH)))
+
+
+@pytest.mark.parametrize("column", ["metrics", "reward", "turns", "kind"])
+def test_a_file_without_a_column_is_named_and_so_is_the_column(tmp_path, column):
+    folder = write(tmp_path, [row(1)], "whole")
+    lacking = pq.read_table(write(tmp_path, [row(2)], "lacking") / "lacking.parquet").drop_columns([column])
+    pq.write_table(lacking, folder / "lacking.parquet")
+    told = rf"{folder}/lacking\.parquet lacks the column {column}, so it holds no kept episodes; move it away"
+    with pytest.raises(EpisodesUnreadable, match=told):
+        EpisodeReader(folder)
+
+
+@pytest.mark.parametrize("column", ["metrics", "reward", "turns", "versions", "turn_rewards", "began"])
+def test_a_column_of_another_kind_is_told(tmp_path, column):
+    file = write(tmp_path, [row(1)]) / "some.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, pa.array([["x"]])), file)
+    with pytest.raises(EpisodesUnreadable, match=rf"column {column} of {file} is list<.*string>, not .*; move the file away"):
+        EpisodeReader(file.parent)
+
+
+def test_what_other_programs_write_is_read(tmp_path):
+    """Wider numbers, longer texts, and no dictionaries, as polars writes them; columns that nothing is known of are null."""
+    file = write(tmp_path, [row(1), row(2, kind=OF_EVALUATION)]) / "some.parquet"
+    table = pq.read_table(file)
+    wider = {"step": pa.int64(), "task_id": pa.large_string(), "queued_s": pa.float64(), "fates": pa.list_(pa.string())}
+    for name, kind in wider.items():
+        table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
+    pq.write_table(table, file)
+    episodes = list(EpisodeReader(file.parent).read(EpisodeReader(file.parent).places()))
+    assert [(each.kind, each.task_id) for each in episodes] == [(Kind.TRAIN, "train-1"), (OF_EVALUATION, "train-2")]
+
+
+def test_lists_of_tokens_that_differ_in_length_are_told(tmp_path):
+    file = write(tmp_path, [row(1, logprobs=[0.0] * 3)]) / "some.parquet"
+    reader = EpisodeReader(file.parent)
+    with pytest.raises(EpisodesUnreadable, match=f"tokens in {file} are not all as long as token_ids; move the file away"):
+        reader.places(by=Measure.GAP)

@@ -140,7 +140,7 @@ def test_the_probe_runs_here():
 
 
 def test_few_descriptors_and_a_full_memory_file_system_are_problems(monkeypatch, tmp_path):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 2048))
     (few,) = system.check_descriptors()
     assert few.level is Level.PROBLEM
     assert "ulimit -n 4096" in few.remedy

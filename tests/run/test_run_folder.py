@@ -139,3 +139,21 @@ def test_half_of_a_run_folder_is_none(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match=r"cannot make a run folder in .*: No space left on device"):
         RunFolder.create(compose("quickstart", [f"run_dir={tmp_path / 'runs'}"]))
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_run_without_its_recipe_is_not_taken_for_several(tmp_path):
+    """MLflow keeps a copy of the recipe in the folder's artifacts."""
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    folder.artifacts.mkdir()
+    folder.recipe.rename(folder.artifacts / "recipe.yaml")
+    with pytest.raises(RecipeError, match=r"is not a run folder: it has no recipe\.yaml; name a folder that"):
+        RunFolder.find(folder.path)
+    assert RunFolder.below(folder.path) == []
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"../elsewhere"])
+def test_the_id_of_the_run_in_mlflow_is_checked_where_it_is_read(tmp_path, content):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    folder.tracked_as.write_bytes(content)
+    with pytest.raises(RecipeError, match=rf"{folder.tracked_as} cannot be read: .*; put it back from a copy, or move it away"):
+        folder.read_tracked_as()

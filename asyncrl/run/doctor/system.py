@@ -13,6 +13,7 @@ from pathlib import Path
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.envs.workspaces import default_root
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
+from asyncrl.run.open_files import allowed
 from asyncrl.run.units import memory
 
 SHARED_MEMORY_BYTES = 1 << 30
@@ -51,8 +52,8 @@ def check_descriptors() -> Iterator[Finding]:
     """How many files and connections a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"a process may have {soft} open (at most {hard})"
-    if soft < DESCRIPTORS:
-        yield problem("file descriptors", found, f"ulimit -n {DESCRIPTORS if hard < 0 else min(hard, 65536)} before launching")
+    if allowed() < DESCRIPTORS:  # a launch raises the first of the two limits by itself
+        yield problem("file descriptors", found, f"ulimit -n {DESCRIPTORS} before launching; as root, or in limits.conf")
     else:
         yield fine("file descriptors", found)
 

@@ -1,0 +1,41 @@
+"""Errors of the operating system about files: with the name of the file, in a sentence, and with a remedy."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_REMEDIES = {
+    errno.EIO: "the disk, or the connection to it, fails: see dmesg, and put the file on a sound one",
+    errno.ESTALE: "the network drive has lost it: mount that anew",
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota",
+    errno.EROFS: "its file system is read-only: mount it writable, or name a folder elsewhere",
+    errno.EACCES: "give yourself permission",
+    errno.EPERM: "give yourself permission",
+    errno.EMFILE: "allow this process more open files (ulimit -n 65536)",
+    errno.ENFILE: "allow this machine more open files (sysctl fs.file-max)",
+    errno.ENAMETOOLONG: "name a folder with a shorter path",
+}
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Let an ``OSError`` that is raised in this context, and that names no file, name ``file``: reads and writes of what is open
+    do not know its name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(file)
+        raise
+
+
+def explained(error: OSError) -> str:
+    """Return a sentence about the error: the file, what is wrong, and what can be done about it."""
+    if not error.strerror:  # a text of our own, or of a library
+        return str(error) or type(error).__name__
+    name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return f"{name}{error.strerror}{f'; {remedy}' if remedy else ''}"

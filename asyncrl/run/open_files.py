@@ -1,0 +1,34 @@
+"""How many files and connections a process of a run may have open: as many as the system allows, and enough to start."""
+
+import resource
+
+from asyncrl.core.errors import RecipeError
+
+LEAST = 256
+"""The smallest run needs about 100 in Ray's own processes. With fewer, these die without saying why."""
+WANTED = 65_536
+"""What a process asks for; some programs take time for each descriptor that they might have."""
+
+
+def allowed() -> int:
+    """How many a process may have open once :func:`allow_open_files` was called."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+
+
+def check_open_files() -> None:
+    """Refuse to start where processes could not have enough files open.
+
+    Raises:
+        RecipeError: the system's limit is below :data:`LEAST`.
+    """
+    if allowed() < LEAST:
+        problem = f"a process may have {allowed()} files and connections open here, and those of a run need {LEAST} at least"
+        raise RecipeError("", problem, "raise the limit (ulimit -n 4096; as root ulimit -Hn, or limits.conf), then launch again")
+
+
+def allow_open_files() -> None:
+    """Let this process, and those that it starts, have as many files open as the system allows: shells often allow only 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < allowed():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed(), hard))
