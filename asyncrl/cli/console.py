@@ -6,12 +6,42 @@ import sys
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
 from rich.text import Text
+
+from asyncrl.episodes.visible import visible
+
+
+class _Harmless(RenderHook):
+    """Makes control characters of texts visible where they would reach a terminal; a reader of a pipe gets them as they are."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Visible(each) for each in renderables] if self._console.is_terminal or self._console.stderr else renderables
+
+
+class _Visible:
+    """Something to be shown, with the control characters of its texts made visible."""
+
+    def __init__(self, shown: ConsoleRenderable) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in console.render(self._shown, options):
+            yield part if part.control else Segment(visible(part.text), part.style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._shown)
 
 
 class PatientConsole(Console):
     """A console that raises no error of the operating system: what cannot be written is lost.
+
+    On a terminal it shows the control characters of texts, which may quote what a model or a tool wrote, instead of sending them.
 
     Attributes:
         failure: the first error through which output was lost; None if there was none, or if only the reader of a pipe went away,
@@ -19,6 +49,10 @@ class PatientConsole(Console):
     """
 
     failure: OSError | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.push_render_hook(_Harmless(self))
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
         """Print as rich does, but wrap prose at words on a terminal, which would break lines anywhere by itself.

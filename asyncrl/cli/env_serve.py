@@ -18,6 +18,7 @@ import asyncrl
 from asyncrl.cli.arguments import whole_number
 from asyncrl.cli.console import error_console
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.log_format import log_to
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     def listening(port: int) -> None:
         console.print(Text(f"serving {arguments.environment} at ws://{host}:{port}; Ctrl-C ends it"), soft_wrap=True)
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to(logging.StreamHandler())
     try:
         if not token:
             problem = f"the environment variable {arguments.token_variable} is not set"

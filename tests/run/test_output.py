@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-CLOSING = """
+CLOSING = r"""
 import logging, os, subprocess, sys
 from pathlib import Path
 from asyncrl.run.actors.output import route_output
 
 route_output(Path(sys.argv[1]))
-print("before")
+print("before \x1b[31m\x9b")
 for leave in (exit, sys.stdout.close, sys.stderr.close):
     try:
         leave()
@@ -29,6 +29,6 @@ def test_closed_standard_streams_are_nobody_elses(tmp_path: Path):
     done = subprocess.run(command, input=b"typed", timeout=120, check=False)
     assert done.returncode == 0
     first, second, third, *rest = log.read_text().splitlines()
-    assert (first, second, third) == ("before", "from a child", "typed")
+    assert (first, second, third) == (r"before \x1b[31m\x9b", "from a child", "typed")
     assert [line.partition(" mine: ")[2] for line in rest] == ["after"]
     assert (tmp_path / "actor.log.mine").read_text() == ""

@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from asyncrl.core.standard_streams import standard_stream
+from asyncrl.core.log_format import log_to
+from asyncrl.core.standard_streams import logged_stream, standard_stream
 from asyncrl.run.actors.bounded_log import BoundedLog
 
 
@@ -24,9 +25,8 @@ def route_output(log_file: Path) -> None:
     # ``exit()`` closes standard input, and the user's code may close the others. None of the three descriptors may become free:
     # the next file or connection would take its number, and be the standard output of this process's children.
     sys.stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
-    sys.stdout, sys.stderr = standard_stream(1), standard_stream(2)
-    message = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(stream=standard_stream(2), level=logging.INFO, format=message, force=True)
+    sys.stdout, sys.stderr = logged_stream(1), logged_stream(2)
+    log_to(logging.StreamHandler(standard_stream(2)))
     BoundedLog(log_file).watch()
 
 

@@ -1,0 +1,62 @@
+"""What others wrote reaches a terminal as text, whatever command shows it."""
+
+import io
+
+import pytest
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.cli.console import PatientConsole
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07gone\x9b2J\u202eback"
+
+
+def shown(print_it, **options) -> str:
+    console = PatientConsole(file=io.StringIO(), width=80, **options)
+    print_it(console)
+    return console.file.getvalue()
+
+
+WAYS = {
+    "text": lambda console: console.print(Text(HOSTILE)),
+    "markup": lambda console: console.print(HOSTILE, markup=False, highlight=False),
+    "raw": lambda console: console.out(HOSTILE, highlight=False),
+    "table": lambda console: console.print(_table()),
+    "bold": lambda console: console.print(Text(HOSTILE, "bold red")),
+}
+
+
+def _table() -> Table:
+    table = Table(show_header=False)
+    table.add_row("problem", HOSTILE)
+    return table
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "options", [{"force_terminal": True, "color_system": None}, {"stderr": True}], ids=["terminal", "stderr"]
+)
+def test_a_terminal_gets_no_control_characters_of_texts(way, options):
+    written = shown(WAYS[way], **options)
+    assert "gone" in written
+    assert "\u241b[2J" in written
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(written)
+
+
+def test_styles_and_what_is_drawn_in_place_still_reach_the_terminal():
+    def draw(console):
+        console.print(Text("red", "red"))
+        with Live(Text(f"live {HOSTILE}"), console=console, auto_refresh=False) as live:
+            live.refresh()
+            console.print(Text(HOSTILE))
+
+    written = shown(draw, force_terminal=True, color_system="standard", _environ={})
+    assert "\x1b[31mred\x1b[0m" in written
+    assert "\x1b[?25l" in written, "the cursor is hidden while something is drawn in place"
+    assert "\x1b]0;title" not in written.partition("live")[0]
+
+
+def test_a_pipe_gets_what_was_written():
+    assert "\x1b[2J" in shown(WAYS["raw"])
+    assert "\x9b2J\u202eback" in shown(WAYS["raw"])
