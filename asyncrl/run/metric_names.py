@@ -1,4 +1,4 @@
-"""Names that users choose (of task sources, metrics and tools) as parts of metric names: made safe, and bounded in number.
+"""Names that users choose (of task sources, metrics, tools, options) in names of metrics and parameters: made safe, and bounded.
 
 MLflow takes letters, digits and a few other characters, and a tracker drowns in thousands of curves. So a name that holds
 anything else is respelt, and only the most frequent names of a kind have curves of their own.
@@ -16,6 +16,9 @@ from generators.finished_episodes import OTHER
 LONGEST = 60
 """Most characters of a name."""
 
+LONGEST_PARAMETER = 250
+"""Most characters of a parameter's name, as MLflow has it."""
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 Counts = TypeVar("Counts")
@@ -31,6 +34,14 @@ def safe_name(name: str) -> str:
         return name
     checksum = f"{zlib.crc32(name.encode()):08x}"
     return f"{safe[: LONGEST - len(checksum) - 1]}-{checksum}" if safe else checksum
+
+
+def parameter_name(key: str) -> str:
+    """Return the dotted key of a recipe as the name of a parameter that MLflow takes: each part of it is a :func:`safe_name`."""
+    name = ".".join(map(safe_name, key.split(".")))
+    if len(name) <= LONGEST_PARAMETER:
+        return name
+    return f"{name[: LONGEST_PARAMETER - 9]}-{zlib.crc32(key.encode()):08x}"
 
 
 class FrequentNames:

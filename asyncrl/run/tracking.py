@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RecipeError
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.flatten import flatten
 from asyncrl.core.long_import import long_import
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
@@ -30,11 +30,12 @@ from asyncrl.run.compose import resolved_yaml
 from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.further_trackers import FurtherTracker, make_further_tracker
+from asyncrl.run.metric_names import parameter_name
 from asyncrl.run.metrics import REWARD
 from asyncrl.run.paced_traces import PacedTraces
 from asyncrl.run.summary import Status
 from asyncrl.run.traces import Traces
-from asyncrl.run.tracking_check import database_problem
+from asyncrl.run.tracking_check import elsewhere
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -141,7 +142,7 @@ class Tracker:
                 raise self._failure
             remedy = "check tracking.uri, or leave it empty to track beside the run folder"
             if not self._recipe.tracking.uri:
-                remedy = f"put {self._folder.database} back, or remove it to begin the metrics of all its runs anew, and resume"
+                remedy = f"put {self._folder.database} back as it was, or {elsewhere(self._folder)}"
             raise TrackingFailed(f"MLflow at {self.uri}: {self._failure}; {remedy}") from self._failure
 
     def _work(self) -> None:
@@ -152,7 +153,7 @@ class Tracker:
             known = self._is_known()  # before the client makes a database where there is none
             with _only_one_makes(self.uri):
                 client = MlflowClient(self.uri)
-            run_id = self._go_on(client) if known else self._new_run(client)
+            run_id = self._go_on(client) if known and self._has_run(client) else self._new_run(client)
             traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
             for name in self._recipe.tracking.also:
                 make = partial(make_further_tracker, name, self._recipe, self._folder, run_id)
@@ -187,7 +188,7 @@ class Tracker:
         try:
             return self._with_room(call)
         except Exception as error:
-            remedy = f"correct that, or take {name} out of tracking.also in {self._folder.recipe}, and resume"
+            remedy = f"correct that and resume, or resume without it (--resume {self._folder.path} 'tracking.also=[]')"
             raise TrackingFailed(f"{name}: {error}; {remedy}") from error
 
     def _keep_text(self, client: "MlflowClient", run_id: str, name: str, text: str) -> None:
@@ -232,6 +233,20 @@ class Tracker:
         logger.warning("%s is gone, with all metrics so far: tracking begins anew", self._folder.database)
         return False
 
+    def _has_run(self, client: "MlflowClient") -> bool:
+        """Whether the run is known where it is tracked now; a resume may name another place than before."""
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+        try:
+            self._with_room(partial(client.get_run, self._folder.read_tracked_as()))
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            logger.warning("%s does not know the run that %s names: tracking begins anew", self.uri, self._folder.tracked_as)
+            return False
+        return True
+
     def _go_on(self, client: "MlflowClient") -> str:
         """Go on with the MLflow run that a resumed run had, and return its id."""
         run_id = self._folder.read_tracked_as()
@@ -245,7 +260,7 @@ class Tracker:
 
         experiment = self._with_room(partial(self._experiment, client))
         run = self._with_room(partial(client.create_run, experiment, run_name=self._folder.path.name))
-        parameters = [Param(name, str(value)) for name, value in flatten(msgspec.to_builtins(self._recipe))]
+        parameters = [Param(parameter_name(key), str(value)) for key, value in flatten(msgspec.to_builtins(self._recipe))]
         run_id: str = run.info.run_id
         self._own_artifacts(run_id)
         for chunk in _chunks(parameters, PARAMETERS_A_CALL):
@@ -338,37 +353,6 @@ def _log_further(tracker: FurtherTracker, records: Sequence[_Values]) -> None:
     for record in records:
         tracker.log(record.step, record.time_ms / 1000, record.values)
     tracker.flush()
-
-
-def check_database(folder: RunFolder) -> None:
-    """Check that the tracking database of a run that is resumed, if there is one, can take more metrics.
-
-    Changes nothing, except that SQLite finishes what a killed run had begun to write.
-
-    Raises:
-        RecipeError: it cannot be read or written, or has no such run.
-    """
-    if not folder.database.is_file():
-        return
-    remedy = "repair it or put it back; or move it away to begin the metrics of all its runs anew; then resume"
-    problem = database_problem(folder.database, whole=True)
-    if not problem and folder.tracked_as.is_file():
-        run_id = folder.read_tracked_as()
-        found, problem = _finds(folder.database, run_id)
-        if not found and not problem:
-            problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
-            remedy = f"put it back; or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
-    if problem:
-        raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
-
-
-def _finds(file: Path, run_id: str) -> tuple[bool, str]:
-    """Whether MLflow knows a run, and why it cannot be seen, if so."""
-    with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S)) as database:
-        try:
-            return database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone() is not None, ""
-        except sqlite3.Error as error:
-            return False, str(error)
 
 
 def _log_values(client: "MlflowClient", run_id: str, records: Sequence[_Values]) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder import RunFolder
 
 ANSWER_S = 5.0
 """How long a tracking server may take to accept a connection."""
@@ -118,3 +119,39 @@ def _check_dialect(uri: str) -> None:
     except (ArgumentError, ImportError) as error:
         remedy = "install the package of that database, or name a server (http://...) or a file (sqlite:///FILE)"
         raise RecipeError(_URI, f"MLflow cannot use {uri!r}: {error}", remedy) from error
+
+
+def elsewhere(folder: RunFolder) -> str:
+    """Say how a run is resumed whose database cannot be used: it is never to be removed, since other runs are in it."""
+    return f"resume with the metrics elsewhere (--resume {folder.path} tracking.uri=sqlite:////PATH/mlflow.db)"
+
+
+def check_database(folder: RunFolder) -> None:
+    """Check that the tracking database of a run that is resumed, if there is one, can take more metrics.
+
+    Changes nothing, except that SQLite finishes what a killed run had begun to write.
+
+    Raises:
+        RecipeError: it cannot be read or written, or has no such run.
+    """
+    if not folder.database.is_file():
+        return
+    remedy = f"repair it or put it back, then resume; or {elsewhere(folder)}"
+    problem = database_problem(folder.database, whole=True)
+    if not problem and folder.tracked_as.is_file():
+        run_id = folder.read_tracked_as()
+        found, problem = _finds(folder.database, run_id)
+        if not found and not problem:
+            problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
+            remedy = f"put it back; or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
+    if problem:
+        raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
+
+
+def _finds(file: Path, run_id: str) -> tuple[bool, str]:
+    """Whether MLflow knows a run, and why it cannot be seen, if so."""
+    with closing(sqlite3.connect(file, timeout=_BUSY_S)) as database:
+        try:
+            return database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone() is not None, ""
+        except sqlite3.Error as error:
+            return False, str(error)

@@ -2,9 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow.utils.validation import _validate_metric_name
+from mlflow.utils.validation import _validate_metric_name, _validate_param_name
 
-from asyncrl.run.metric_names import LONGEST, FrequentNames, safe_name
+from asyncrl.run.metric_names import LONGEST, LONGEST_PARAMETER, FrequentNames, parameter_name, safe_name
 from generators.finished_episodes import OTHER, ReportedMetric
 
 
@@ -50,3 +50,15 @@ def test_ten_thousand_names_are_few_curves_and_nothing_is_lost():
         assert len(folded) <= 51
         assert {"accuracy", "format", OTHER} <= folded.keys()
         assert sum(each.episodes for each in folded.values()) == 1200
+
+
+def test_a_key_of_a_recipe_is_a_parameter_s_name_that_mlflow_takes():
+    plain = ("learner.lr", "environment.options.weights.exact_match", "generators.engine.max-num-seqs")
+    assert [parameter_name(key) for key in plain] == list(plain)
+    users = ("f1@5", "größe", "a b", "", "..", "x" * 400, "1/2", "f1#5", "\x1b[31m")
+    keys = [f"environment.options.{user}" for user in users] + ["o." + ".".join(["y" * 50] * 9)]
+    names = list(map(parameter_name, keys))
+    for name in names:
+        _validate_param_name(name)
+        assert len(name) <= LONGEST_PARAMETER
+    assert len(set(names)) == len(names)

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import closing, contextmanager
 
+import msgspec
 import pytest
 import tracking_side
 from fork_server import WITH_MLFLOW
@@ -25,7 +26,8 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.metric_history import metric_history
 from asyncrl.run.summary import Status
-from asyncrl.run.tracking import Tracker, TrackingFailed, check_database
+from asyncrl.run.tracking import Tracker, TrackingFailed
+from asyncrl.run.tracking_check import check_database
 
 
 def make(tmp_path, *overrides: str):
@@ -246,7 +248,7 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
     again.start()
     again.log(1, {"reward/mean": 1.0})
     again.log(2, {"bad": 1.0})
-    with pytest.raises(TrackingFailed, match=r"wandb: no such project; correct that, or take wandb out of tracking\.also"):
+    with pytest.raises(TrackingFailed, match=r"wandb: no such project; correct that and resume, or resume without"):
         again.finish(Status.COMPLETED, seconds=60)
     assert noted.calls[3:] == []
 
@@ -258,7 +260,7 @@ def test_a_further_tracker_that_cannot_be_made_is_told_as_such(beside_others, mo
     monkeypatch.setattr(tracking, "make_further_tracker", refuse)
     tracker = Tracker(*make(beside_others, "tracking.also=[wandb]"))
     tracker.start()
-    with pytest.raises(TrackingFailed, match=r"^wandb: no such entity; correct that, or take wandb out of tracking\.also"):
+    with pytest.raises(TrackingFailed, match=r"^wandb: no such entity; correct that and resume, or resume without"):
         tracker.finish(Status.COMPLETED, seconds=120)
 
 
@@ -291,11 +293,43 @@ def test_a_run_of_an_earlier_version_keeps_the_database_in_its_folder(beside_oth
     assert metric_history(newer, recipe.tracking)["reward/mean"].steps == (7,)
 
 
+def test_a_resume_that_names_another_place_is_tracked_anew_there_and_the_database_stays(beside_others, empty_database):
+    _, folder = make(beside_others)
+    assert track(folder, 1) == 0
+    before = folder.database.read_bytes()
+    elsewhere = beside_others / "elsewhere.db"
+    shutil.copy(empty_database, elsewhere)
+    recipe = compose(str(folder.recipe), [f"tracking.uri=sqlite:///{elsewhere}"])
+    for step in (2, 3):
+        tracker = Tracker(recipe, folder)
+        tracker.start()
+        tracker.log(step, {"reward/mean": 0.5})
+        tracker.finish(Status.COMPLETED, seconds=120)
+    assert metric_history(folder, recipe.tracking)["reward/mean"].steps == (2, 3)
+    assert folder.database.read_bytes() == before
+
+
+def test_options_of_any_name_are_parameters(beside_others):
+    recipe, folder = make(beside_others)
+    environment = msgspec.structs.replace(recipe.environment, options={"f1@5": 1, "größe": 2})
+    recipe = msgspec.structs.replace(recipe, environment=environment)
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    tracker.finish(Status.COMPLETED, seconds=120)
+
+    from mlflow import MlflowClient
+
+    parameters = MlflowClient(tracker.uri).get_run(folder.read_tracked_as()).data.params
+    values = {name: value for name, value in parameters.items() if name.startswith("environment.options.")}
+    assert sorted(values.values()) == ["1", "2"]
+    assert any(name.startswith("environment.options.f1_5-") for name in values)
+
+
 def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
     _, folder = make(tmp_path)
     folder.tracked_as.write_text("0123456789abcdef0123456789abcdef")
     folder.database.write_bytes(b"no database " * 1000)
-    assert track(folder, 2, f"put {folder.database} back, or remove it to begin the metrics of all its runs anew") != 0
+    assert track(folder, 2, f"put {folder.database} back as it was, or resume with the metrics elsewhere") != 0
     folder.database.unlink()
     assert track(folder, 2) == 0
 
