@@ -15,6 +15,7 @@ from asyncrl.core.errors import AsyncRLError, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.ticket import Ticket
+from buffers.limits import Limits
 from buffers.replay_buffer import ReplayBuffer
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,16 @@ class HandBack(msgspec.Struct, frozen=True, array_like=True, tag=13):
         buffer.hand_back(self.worker, self.why)
 
 
+class SetLimits(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """The buffer has these limits from now on. A run begins with this command; a resume with others repeats it."""
+
+    limits: Limits
+
+    def apply(self, buffer: ReplayBuffer) -> None:
+        """Set the limits."""
+        buffer.limit(self.limits)
+
+
 Command = (
     IssueTickets
     | Commit
@@ -174,6 +185,7 @@ Command = (
     | SetSteps
     | Pace
     | HandBack
+    | SetLimits
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,6 +12,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasks
+from buffers.limits import Limits
 from buffers.recorded_tasks import RecordedSource, recorded_sources
 from buffers.task_stream import TaskStream
 
@@ -62,6 +63,8 @@ class Identity(msgspec.Struct, frozen=True):
 def _keys_of(recipe: Recipe) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
     del values["buffer"]["journal"], values["tasks"]["evaluation"]
+    for name in Limits.__struct_fields__:  # a resume may change these
+        del values["buffer"][name]
     if isinstance(recipe.tasks, FileTasks):
         for source in values["tasks"]["train"]:
             del source["path"]

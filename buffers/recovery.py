@@ -29,6 +29,7 @@ from buffers.frames import UnknownFormat
 from buffers.identity import Identity, JournalOfAnotherRun
 from buffers.journal import Journal
 from buffers.journal_files import JournalGone, Recovery
+from buffers.limits import Limits
 from buffers.replay_buffer import ReplayBuffer
 
 
@@ -150,7 +151,7 @@ def recover(
         PayloadGone: the folder of a whole shard is missing, and trajectories in it are needed.
         LedgerError: so much payload is lost that the learner's batches cannot be made again.
     """
-    steps = buffer.steps
+    steps, limits = buffer.steps, buffer.limits
     if not folder.is_dir():
         _check_new(folder, stores)
     journal, found = Journal.open(
@@ -164,7 +165,7 @@ def recover(
         if found.is_empty:
             _check_new(folder, stores)
         rebuild(buffer, identity, folder, found)
-        return _taken_over(buffer, steps, journal, found, stores)
+        return _taken_over(buffer, steps, limits, journal, found, stores)
     except BaseException:
         journal.close()
         raise
@@ -200,8 +201,14 @@ def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
         raise JournalGone(folder, f"there are trajectories of the run (payload shard {', '.join(held)})")
 
 
-def _taken_over(buffer: ReplayBuffer, steps: int, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
-    """Take back all running episodes, check which payload is lost, and set aside the payload that is not needed."""
+def _taken_over(
+    buffer: ReplayBuffer, steps: int, limits: Limits, journal: Journal, found: Recovery, stores: Mapping[int, Store]
+) -> Takeover:
+    """Take back all running episodes, check which payload is lost, and set aside the payload that is not needed.
+
+    Args:
+        steps, limits: what the recipe says now; the buffer has what its journal says.
+    """
     resumed = not found.is_empty
     changes: list[Command] = []
     lost_trajectories = 0
@@ -217,6 +224,10 @@ def _taken_over(buffer: ReplayBuffer, steps: int, journal: Journal, found: Recov
         set_steps = commands.SetSteps(steps)
         set_steps.apply(buffer)
         changes.append(set_steps)
+    if limits != buffer.limits or not resumed:
+        set_limits = commands.SetLimits(limits)
+        set_limits.apply(buffer)
+        changes.append(set_limits)
     statistics = buffer.statistics()
     report = RecoveryReport(
         resumed=resumed,

@@ -29,6 +29,7 @@ from buffers.batches import Batches
 from buffers.filters import left_out_by
 from buffers.group import Group
 from buffers.groups import Groups
+from buffers.limits import Limits
 from buffers.ready import mean_absolute_advantage
 from buffers.sampling import make_sampler
 from buffers.staleness import Load, StalenessPolicy
@@ -63,7 +64,8 @@ class ReplayBuffer:
         self._policy = StalenessPolicy(limits, batch)
         self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
         self._fingerprint = tasks.fingerprint()
-        self._adopt(BufferState(steps))
+        self._filtered_in_a_row = 0
+        self._adopt(BufferState(steps, Limits.of(limits)))
 
     def _adopt(self, state: BufferState) -> None:
         self._state, max_reuse = state, self._limits.max_reuse
@@ -84,6 +86,15 @@ class ReplayBuffer:
     def plan(self, steps: int) -> None:
         """Set the training steps of the whole run."""
         self._state.steps = steps
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that hold now."""
+        return self._state.limits
+
+    def limit(self, limits: Limits) -> None:
+        """Change the limits for what happens from now on."""
+        self._state.limits = limits
 
     @property
     def depth(self) -> int:
@@ -268,9 +279,9 @@ class ReplayBuffer:
     def _spend(self, kind: FailureKind, what: str) -> None:
         failures = self._state.failures
         failures[kind] += 1
-        if failures[kind] > self._limits.max_failures:
+        if failures[kind] > self.limits.max_failures:
             raise BudgetExceeded(
-                f"{failures[kind]} failures ({kind.told}), more than buffer.max_failures={self._limits.max_failures}; "
+                f"{failures[kind]} failures ({kind.told}), more than buffer.max_failures={self.limits.max_failures}; "
                 f"the last one: {what}"
             )
 
@@ -283,7 +294,7 @@ class ReplayBuffer:
             self._wait_for_missing(group, FailureKind.INFRASTRUCTURE.told, last_failure)
             return
         group.attempt += 1
-        if group.attempt < self._limits.max_attempts:
+        if group.attempt < self.limits.max_attempts:
             self._wait_for_missing(group, FailureKind.DATA.told, last_failure)
             return
         logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
@@ -297,7 +308,8 @@ class ReplayBuffer:
     def _complete(self, group: Group) -> None:
         records = list(group.records.values())
         rewards = [record.reward for record in records]
-        why = left_out_by(self._limits.filters, rewards, [record.rewards for record in records])
+        why = left_out_by(self.limits.filters, rewards, [record.rewards for record in records])
+        self._filtered_in_a_row = self._filtered_in_a_row + 1 if why else 0
         if why:
             self.groups.end(group, GroupState.FILTERED, why)
         else:
@@ -361,6 +373,7 @@ class ReplayBuffer:
             source_shares=dict(self._tasks.shares),
             kept_from=state.forgotten,
             depth=self.depth,
+            filtered_in_a_row=self._filtered_in_a_row,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
         )
 

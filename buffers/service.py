@@ -38,6 +38,8 @@ LEASE_WAIT_S = 5.0
 """Seconds after which a lease request gets an empty answer, so that requests of dead workers do not stay."""
 FREED_AT_ONCE = 64
 """Most payloads freed in one call."""
+BATCHES_IN_VAIN = 2
+"""As many batches of groups may be left out by filters, one after the other, before the user is told."""
 BLOCKERS_NAMED = 3
 """Number of groups that the error about an overdue batch names; the others are counted."""
 
@@ -184,6 +186,10 @@ class BufferService:
         remedy = "see that worker's log, shorten environment.episode_timeout_s, or raise deadlines.batch"
         if counts.filtered and counts.filtered == counts.issued - counts.running - counts.failed:
             remedy = "every finished group was filtered: loosen buffer.filters, or give tasks of another difficulty"
+            if counts.left_out_by_filters * 2 < counts.filtered:
+                remedy = (
+                    "every group was given up because its task breaks its environment: correct that; see the generators' logs"
+                )
         elif not blockers:
             remedy = "no group is being generated: see the generators' logs, or raise deadlines.batch"
         return DeadlineExceeded(
@@ -219,7 +225,19 @@ class BufferService:
 
     async def statistics(self) -> BufferStatistics:
         """See :meth:`BufferApi.statistics`."""
-        return msgspec.structs.replace(self._buffer.statistics(), paused=self._pauses.message)
+        statistics = self._buffer.statistics()
+        return msgspec.structs.replace(statistics, paused=self._pauses.message, in_vain=self._in_vain(statistics))
+
+    def _in_vain(self, statistics: BufferStatistics) -> str:
+        """Say so if filters have left out the groups of :data:`BATCHES_IN_VAIN` batches, one after the other."""
+        left_out, ready = statistics.filtered_in_a_row, statistics.ledger.committed
+        if ready >= self._groups_per_step or left_out < BATCHES_IN_VAIN * self._groups_per_step:
+            return ""
+        return (
+            f"buffer.filters left out the last {left_out} groups, one after the other, and the learner waits: choose tasks that "
+            "the policy sometimes solves, check that the reward tells answers apart, or resume with looser filters "
+            "(asyncrl launch --resume RUN 'buffer.filters=[]')"
+        )
 
     async def close(self) -> None:
         """Refuse all calls from now on, let background work end, and close the journal. A second call does nothing."""

@@ -8,6 +8,7 @@ from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.task import Task
 from buffers.group import Group
 from buffers.ledger import LedgerState
+from buffers.limits import Limits
 from buffers.statistics import Held, Observed
 
 
@@ -37,6 +38,7 @@ class BufferState(msgspec.Struct):
 
     Attributes:
         steps: training steps of the run; never fewer than before.
+        limits: what a resume may change.
         version: the published version.
         depth: the pipeline depth after its first change; None before that, when the recipe's first depth counts.
         now: the last time that a caller gave, in seconds since the epoch.
@@ -57,6 +59,7 @@ class BufferState(msgspec.Struct):
     """
 
     steps: int
+    limits: Limits
     version: PolicyVersion = PolicyVersion(0)
     depth: int | None = None
     now: float = 0.0

@@ -71,6 +71,11 @@ class LedgerCounts(msgspec.Struct, frozen=True):
     trajectories: TrajectoryCounts = TrajectoryCounts()
     tasks: TaskCounts = TaskCounts()
 
+    @property
+    def left_out_by_filters(self) -> int:
+        """How many groups ``buffer.filters`` left out; others are filtered because their task breaks its environment."""
+        return self.filtered - self.reasons.get(f"{GroupState.FILTERED}: {FailureKind.DATA.told}", 0)
+
 
 class StaleTokens(msgspec.Struct):
     """Counts of sampled tokens that were too old for a loss.
@@ -120,6 +125,8 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
         skipped_rows: malformed rows of each task source.
         source_shares: the share of each task source in the draws, as it was at the last draw; a curriculum may change it.
         paused: why the run is paused; empty if it is not.
+        filtered_in_a_row: groups that filters have left out since one was last kept.
+        in_vain: a sentence about why the learner waits for a batch without end; empty if there is no sign of that.
         kept_from: the learner cannot go back to before this version, because batches of earlier versions are not kept.
         depth: the pipeline depth.
         steps_trained: number of training steps done, each counted once.
@@ -141,6 +148,8 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     skipped_rows: Mapping[str, int]
     source_shares: Mapping[str, float] = {}
     paused: str = ""
+    filtered_in_a_row: int = 0
+    in_vain: str = ""
     kept_from: PolicyVersion = PolicyVersion(0)
     depth: int = 0
     steps_trained: int = 0

@@ -41,7 +41,7 @@ class BufferClient:
     Args:
         client: the caller's name, for error messages.
         note: called with a line for the user when a call has to wait for the buffer's disk, and with another when it
-            goes on.
+            goes on; and once if a batch is waited for of which filters leave out every group.
         batch_seconds: how long the buffer may wait for a batch (``deadlines.batch``); needed by clients that take batches.
         loss: the class of the error that a lost connection raises.
     """
@@ -58,7 +58,7 @@ class BufferClient:
         self._actor, self._rpc, self._client, self._note = actor, rpc, client, note
         self._batch_seconds, self._loss = batch_seconds, loss
         self._pause = ""
-        self._closed = False
+        self._told_in_vain = self._closed = False
 
     @classmethod
     async def connect(
@@ -140,7 +140,7 @@ class BufferClient:
         answering = asyncio.ensure_future(self._rpc.call(verb, *args, **kwargs))
         seconds = ANSWER_DEADLINE_S + (self._batch_seconds if verb is BufferApi.take else 0.0)
         try:
-            await self._wait(answering, of, seconds)
+            await self._wait(answering, of, seconds, takes=verb is BufferApi.take)
             result = answering.result()
         except ConnectionLost as loss:
             raise await self._gone(of, loss) from loss
@@ -151,26 +151,30 @@ class BufferClient:
             self._note("There is room again: the run goes on")
         return result
 
-    async def _wait(self, answering: "asyncio.Future[Any]", of: str, seconds: float) -> None:
+    async def _wait(self, answering: "asyncio.Future[Any]", of: str, seconds: float, *, takes: bool) -> None:
         clock, left = asyncio.get_running_loop().time, seconds
         while left > 0:
             begin = clock()
             await asyncio.wait({answering}, timeout=min(left, PAUSE_CHECK_S))
             if answering.done():
                 return
-            if reason := await self._paused(answering):
-                self._paused_by(reason)
+            statistics = await self._asked(answering)
+            if statistics is not None and statistics.paused:
+                self._paused_by(statistics.paused)
             else:
                 left -= clock() - begin
+                if statistics is not None and statistics.in_vain and not self._told_in_vain and takes:
+                    self._told_in_vain = True
+                    self._note(f"Warning: {statistics.in_vain}")
         if not answering.done():
             raise DeadlineExceeded(self._client, of, seconds, _REMEDY)
 
-    async def _paused(self, answering: "asyncio.Future[Any]") -> str:
-        """Ask why the buffer is paused; empty if it is not paused, does not say, or answers the call meanwhile."""
+    async def _asked(self, answering: "asyncio.Future[Any]") -> BufferStatistics | None:
+        """Ask how the buffer is; None if it does not say, or answers the call meanwhile."""
         asking = asyncio.ensure_future(self._rpc.call(BufferApi.statistics))
         try:
             await asyncio.wait({answering, asking}, timeout=PAUSE_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
-            return str(asking.result().paused) if asking.done() else ""
+            return asking.result() if asking.done() else None
         finally:
             asking.cancel()
 

@@ -11,8 +11,7 @@ import msgspec
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
-from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, LedgerCounts
-from asyncrl.core.errors import FailureKind
+from asyncrl.core.buffer_statistics import BufferStatistics, LedgerCounts
 from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.recipe.schema import Recipe
@@ -163,7 +162,7 @@ class Recorder:
     def _filters(self, ledger: LedgerCounts) -> tuple[int, int]:
         """How many groups were complete since the step before, and how many of them filters left out."""
         before, self._ledger = self._ledger, ledger
-        filtered = _left_out(ledger) - _left_out(before)
+        filtered = ledger.left_out_by_filters - before.left_out_by_filters
         kept = ledger.committed + ledger.taken + ledger.trained - before.committed - before.taken - before.trained
         return max(0, filtered + kept), max(0, filtered)
 
@@ -334,11 +333,6 @@ def _signs(values: Mapping[str, float], complete: int, filtered: int, finished: 
 
 def _filter_readings(complete: int, filtered: int) -> list[Reading]:
     return [Reading(metrics.FILTERED, filtered / complete, complete)] if complete else []
-
-
-def _left_out(ledger: LedgerCounts) -> int:
-    """How many groups filters left out. Others are filtered because their task breaks its environment."""
-    return ledger.filtered - ledger.reasons.get(f"{GroupState.FILTERED}: {FailureKind.DATA}", 0)
 
 
 def _buffer_readings(buffer: BufferStatistics) -> list[Reading]:

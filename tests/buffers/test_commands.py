@@ -12,6 +12,7 @@ from test_crash import RECIPES, recipe
 
 from asyncrl.core.errors import AsyncRLError, FailureKind
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.trajectory import StopReason
 from buffers import commands
 from buffers.commands import (
@@ -25,6 +26,7 @@ from buffers.commands import (
     Lost,
     Pace,
     Recovered,
+    SetLimits,
     SetSteps,
     Take,
     Trained,
@@ -32,6 +34,7 @@ from buffers.commands import (
     encode,
     replay,
 )
+from buffers.limits import Limits
 
 FEW_FAILURES = recipe(max_staleness=3, max_failures=2)
 
@@ -55,6 +58,7 @@ def some_command(chance, buffer, tickets):
             Fail(group, chance.randrange(3), kind, "it broke"),
             Lost(worker),
             HandBack(worker, "is out of reach"),
+            SetLimits(Limits.of(BufferConfig(max_failures=chance.choice([2, 3]), max_attempts=chance.choice([1, 2])))),
             Expire(version),
             *[Take(version, 4)] * 3,
             *[Trained(version)] * 3,
@@ -103,4 +107,4 @@ def test_a_command_of_a_finished_episode_is_small():
 
 
 def test_every_change_of_the_buffer_is_a_command():
-    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 14))
+    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 15))

@@ -82,7 +82,7 @@ def test_a_run_that_begins_has_nothing_to_report(tmp_path):
     life = Life(tmp_path)
     assert life.report == RecoveryReport(resumed=False)
     assert str(life.report) == ""
-    assert len(read_journal(tmp_path / "journal").records) == 1, "how long it is to be"
+    assert len(read_journal(tmp_path / "journal").records) == 2, "how long it is to be, and its limits"
     life.die()
 
 
@@ -136,7 +136,7 @@ def test_a_recovery_is_part_of_the_history(tmp_path):
         life.die()
     assert issued == [[(0, 3), (1, 3)], [(0, 2), (1, 3)], [(0, 1), (1, 3)], [(1, 3), (2, 3)]]
     life = Life(tmp_path)
-    assert life.report.records == 1 + 2 + 3 * 3
+    assert life.report.records == 2 + 2 + 3 * 3
     life.die()
     assert before != life.buffer.snapshot()
 

@@ -272,6 +272,42 @@ class TestTake:
         assert "1 committed" in told
         assert "version 0 is published" in told
 
+    @pytest.mark.parametrize("batches", [1, 2, 3])
+    def test_a_run_whose_groups_are_all_filtered_says_so_after_two_batches(self, either, batches):
+        async def scenario(bench):
+            for _ in range(2 * batches):
+                for ticket in await bench.service.lease(A, 0, 1):
+                    await bench.service.commit(finished(ticket, reward=1.0))
+            return await bench.service.statistics()
+
+        told = either(scenario, filters=(ZeroVarianceFilter(),)).in_vain
+        assert (told != "") == (batches >= 2)
+        assert not told or told.startswith(f"buffer.filters left out the last {2 * batches} groups, one after the other")
+
+    def test_filters_that_are_not_there_are_not_blamed(self, either):
+        """Groups are filtered, too, because their tasks break their environment."""
+
+        async def scenario(bench):
+            async def generate():
+                while True:
+                    for ticket in await bench.service.lease(A, 0, 1):
+                        for index in ticket.samples:
+                            await bench.service.fail(ticket.group_id, index, FailureKind.DATA, "it broke")
+                    await asyncio.sleep(9)
+
+            generating = asyncio.ensure_future(generate())
+            with pytest.raises(DeadlineExceeded) as caught:
+                await bench.service.take(0)
+            generating.cancel()
+            statistics = await bench.service.statistics()
+            return str(caught.value), statistics
+
+        told, statistics = either(scenario, max_attempts=1)
+        assert "every group was given up because its task breaks its environment" in told
+        assert "buffer.filters" not in told
+        assert statistics.ledger.filtered > 2
+        assert (statistics.ledger.left_out_by_filters, statistics.in_vain) == (0, "")
+
     def test_a_run_whose_groups_are_all_filtered_says_so(self, either):
         async def scenario(bench):
             async def generate():
