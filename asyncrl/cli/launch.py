@@ -36,6 +36,7 @@ examples:
   asyncrl launch quickstart +pace=synchronous   with a config group
   asyncrl launch quickstart --dry-run           check and show, start nothing
   asyncrl launch --resume runs/NAME-TIME        go on with a run that has ended
+  asyncrl launch --resume runs/NAME-TIME steps=200    and change its recipe
 
 Every key, its range and its default: docs/recipe.md."""
 
@@ -57,7 +58,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="set a key; ~KEY removes one, GROUP=OPTION chooses a config, +GROUP=OPTION adds one (Hydra's grammar)",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the resolved recipe and the plan, and start nothing")
-    parser.add_argument("--resume", metavar="RUN", type=Path, help="go on with the run in this folder, with its own recipe")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        type=Path,
+        help="go on with the run in this folder, by its own recipe and these changes",
+    )
     parser.add_argument(
         "--from",
         dest="start",
@@ -70,6 +76,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compose the recipe, check it, and launch it unless this is a dry run."""
+    if arguments.resume is not None and arguments.recipe is not None and is_override(arguments.recipe):
+        arguments.overrides.insert(0, arguments.recipe)
+        arguments.recipe = None
     if (arguments.recipe is None) == (arguments.resume is None):
         arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
     if arguments.resume is None:
@@ -102,6 +111,11 @@ def _run(arguments: argparse.Namespace, console: Console, resume: Path | None) -
     return start(accepted, folder, console)
 
 
+def is_override(word: str) -> bool:
+    """Whether a word of the command line changes a recipe instead of naming one."""
+    return not Path(word).exists() and ("=" in word or word[:1] in ("~", "+"))
+
+
 class Accepted(NamedTuple):
     """A run that may be started.
 
@@ -132,20 +146,27 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     Raises:
         RecipeError: it cannot be run.
     """
+    import msgspec
+
     # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
     from asyncrl.run.compose import compose_for
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.machine import Machine
     from asyncrl.run.open_files import check_open_files
     from asyncrl.run.plan import make_plan
-    from asyncrl.run.resuming import check_resumable
+    from asyncrl.run.resuming import check_changes, check_resumable
 
     check_open_files()
     found = RunFolder.find(resume) if resume else None
+    if found is not None:
+        check_changes(overrides)
     machine = Machine.of_runs()
     composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
     plan = make_plan(composed, machine, choices, say, found.path if found else None)
-    return Accepted(composed, plan, found, check_resumable(composed, found) if found else None)
+    if found is None:
+        return Accepted(composed, plan, None, None)
+    reached = check_resumable(composed, found)
+    return Accepted(composed, plan, found, msgspec.structs.replace(reached, changed=bool(overrides)))
 
 
 def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Change how many engines a pool of a run has, while the run goes on. Newcomers
 load the current weights before they play anything. Those that end hand their
-episodes back, which are played by others at once. The recipe stays as it is:
-a run that is resumed begins with the engines of its recipe."""
+episodes back, which are played by others at once. The run's recipe.yaml says so
+from then on, and a resume begins with as many."""
 
 _EXAMPLES = """\
 examples:

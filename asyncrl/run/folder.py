@@ -35,6 +35,7 @@ from pathlib import Path
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
+from asyncrl.run.whole_file import write_whole
 
 MOST_NAMED = 8
 """The most folders that are named to a user who named the one above them."""
@@ -84,6 +85,14 @@ class RunFolder:
             problem = f"cannot make a run folder in {recipe.run_dir!r}: {error.strerror}"
             raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
         return folder
+
+    def keep_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe that the run has from now on, in place of the one before, for whoever resumes it.
+
+        Raises:
+            OSError: the disk refuses; the recipe before is still there.
+        """
+        write_whole(self.recipe, resolved_yaml(recipe).encode())
 
     @classmethod
     def find(cls, path: Path) -> "RunFolder":

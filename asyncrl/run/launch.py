@@ -41,6 +41,7 @@ from asyncrl.run.ray_cluster import starting_ray, stop_ray
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
 from asyncrl.run.run_memory import free_memory_of, memory_held
+from asyncrl.run.scaling import Scaling
 from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import load_held_out_tasks
@@ -81,7 +82,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     tracker = Tracker(recipe, folder)
     adopt_orphans()
     tracker.start()
-    running = partial(_run, recipe, folder, view, totals, tracker)
+    running = partial(_run, recipe, folder, view, totals, tracker, reached is not None and reached.changed)
     status, reason = asyncio.run(supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
     summary = summarize(totals, status, reason, recipe.buffer)
     if reached is not None:
@@ -137,8 +138,15 @@ async def supervise(
 
 
 async def _run(
-    recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
+    recipe: Recipe,
+    folder: RunFolder,
+    view: LiveView,
+    totals: Totals,
+    tracker: Tracker,
+    changed: bool,
+    ending: asyncio.Event,
 ) -> None:
+    own_recipe = recipe
     if folder.run_id_before is not None:
         free_memory_of(folder.run_id_before)
     if (without_effect := inert(recipe)) is not None:
@@ -156,6 +164,8 @@ async def _run(
         published_version = statistics.version
         begin = await checkpointer.resume(published_version, statistics.kept_from)
         await cluster.take_over()  # everything was read and checked; the run's files change only from here on
+        if changed:
+            folder.keep_recipe(own_recipe)
         forget_steps_after(folder.trajectories, begin)
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
@@ -172,7 +182,7 @@ async def _run(
         view.phase(f"Training steps {begin + 1} to {recipe.steps}")
         await recorder.begin()
         try:
-            async with asyncio.TaskGroup() as pumps, controlled(folder, generators):
+            async with asyncio.TaskGroup() as pumps, controlled(folder, Scaling(generators, own_recipe, folder)):
                 generating = pumps.create_task(generators.generate(), name="generation pump")
                 await train_pump(
                     begin,

@@ -1,5 +1,7 @@
 """Finds out whether a run can be resumed, before anything of it starts, and how far it had come."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from asyncrl.core.buffer_statistics import BufferStatistics
@@ -12,7 +14,7 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import make_task_stream
 from asyncrl.run.totals import SavedTotals, Totals, summarize
-from asyncrl.run.tracking import check_database
+from asyncrl.run.tracking_check import check_database
 from buffers.identity import Identity
 from buffers.journal_files import JournalGone, Recovery, read_journal
 from buffers.payload import SUFFIX, check_there
@@ -29,12 +31,14 @@ class Reached(msgspec.Struct, frozen=True):
         summary: the summary that it would have if it ended now.
         totals: the totals at the checkpoint that its learner begins from.
         note: tells the user that the summary cannot be read and is made anew; empty if it could be read.
+        changed: whether the run is resumed with changes of its recipe, which it keeps from now on.
     """
 
     summary: Summary
     totals: SavedTotals
     statistics: BufferStatistics
     note: str = ""
+    changed: bool = False
 
 
 def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
@@ -51,7 +55,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     ended, unreadable = _how_it_ended(folder)
     if ended is not None and ended.status is Status.COMPLETED and recipe.steps <= ended.steps:
         problem = f"{folder.path} has completed its {ended.steps} training steps, so there is nothing to resume"
-        raise RecipeError("", problem, f"raise steps in {folder.recipe} to go on with it, or launch a new run")
+        raise RecipeError("", problem, f"make it longer (--resume {folder.path} steps=N), or launch a new run")
     try:
         statistics = _read_buffer(recipe, folder, ended)
         version, checkpoint = begin_from(folder.checkpoints, statistics.version, statistics.kept_from)
@@ -65,6 +69,20 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
         check_database(folder)
     totals, _ = totals_at(folder.checkpoints, version)
     return Reached(_told_now(recipe.buffer, folder, totals, statistics, ended), totals, statistics, unreadable)
+
+
+def check_changes(overrides: Sequence[str]) -> None:
+    """Refuse changes of a resumed run's recipe that would say something else than its folder does.
+
+    What else may not change is found where it matters: see :meth:`buffers.identity.Identity.check`, and the checkpoint's model.
+
+    Raises:
+        RecipeError: one of them names the run or its folder anew.
+    """
+    for override in overrides:
+        key = override.lstrip("~+").partition("=")[0].strip()
+        if key in ("name", "run_dir"):
+            raise RecipeError(key, "a resumed run keeps its name and its folder", "leave it out, or launch a new run")
 
 
 def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:

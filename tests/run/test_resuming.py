@@ -32,6 +32,7 @@ from asyncrl.run.tasks import make_task_stream
 from asyncrl.run.totals import SavedTotals
 from buffers import commands
 from buffers.journal_files import head_of
+from buffers.limits import Limits
 from buffers.payload import PayloadStore, PayloadWriter
 from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import CheckpointShape, Manifest, Progress, StoredFile
@@ -183,7 +184,7 @@ def test_totals_that_cannot_be_read_are_done_without(run, content):
 
 def test_a_completed_run_is_not_resumed(run):
     Summary(status=Status.COMPLETED, steps=20).write(run.folder.summary)
-    run.refused("has completed its 20 training steps, so there is nothing to resume; raise steps")
+    run.refused("has completed its 20 training steps, so there is nothing to resume; make it longer")
 
 
 @pytest.mark.parametrize("left", ["head", "nothing"])
@@ -259,6 +260,51 @@ def test_a_pickle_that_would_run_something_is_told_before_anything_starts_and_is
     assert not (tmp_path / "proof").exists()
 
 
+CHANGED = ["buffer.filters=[{kind: zero_variance}]", "buffer.max_failures=7", "buffer.max_attempts=5"]
+
+
+def test_what_a_remedy_says_to_change_may_change_and_holds_from_then_on(run):
+    """A replay applies to each record the limits that held when it was written: nothing that was trained is filtered now."""
+    changed = compose(str(run.folder.recipe), CHANGED)
+    assert check_resumable(changed, run.folder).summary.ledger.trained == 14
+    stores = {0: PayloadStore(run.payload)}
+    taken = recovered(changed, make_task_stream(changed), run.journal, stores)
+    taken.begin()
+    assert taken.buffer.limits == Limits.of(changed.buffer)
+    before = taken.buffer.snapshot()
+    taken.journal.close()
+    again = recovered(run.recipe, make_task_stream(run.recipe), run.journal, stores)
+    assert again.buffer.limits == Limits.of(run.recipe.buffer), "and may be changed back"
+    again.journal.close()
+    assert recovered(changed, make_task_stream(changed), run.journal, stores).buffer.snapshot() == before
+
+
+def test_a_key_that_the_journal_depends_on_may_not_change(run):
+    changed = compose(str(run.folder.recipe), ["batch.groups_per_step=4"])
+    with pytest.raises(RecipeError, match=r"batch.groups_per_step was 2 and is 4; resume with the recipe the run began with"):
+        check_resumable(changed, run.folder)
+
+
+def test_a_resume_takes_changes_of_its_recipe_on_the_command_line(run, capsys):
+    resume = ["launch", "--resume", str(run.folder.path), "--dry-run"]
+    before = run.files()
+    assert main([*resume, "steps=30", "deadlines.batch=900", *CHANGED]) == ExitCode.COMPLETED
+    shown = capsys.readouterr().out
+    assert ("steps: 30" in shown, "batch: 900" in shown, "kind: zero_variance" in shown) == (True, True, True)
+    assert run.files() == before, "a dry run changes nothing"
+    for wrong, told in (("steps=5", "steps is now 5: a run can be made longer"), ("run_dir=x", "run_dir: a resumed run keeps")):
+        assert main([*resume, wrong]) == ExitCode.REFUSED
+        assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*resume, "quickstart"])
+
+
+def test_a_recipe_that_was_changed_is_kept_by_the_run(run):
+    run.folder.keep_recipe(compose(str(run.folder.recipe), ["steps=30", *CHANGED]))
+    kept = compose(str(RunFolder.find(run.folder.path).recipe))
+    assert (kept.steps, kept.buffer.max_failures) == (30, 7)
+
+
 def test_all_checkpoints_gone_is_told(run, tmp_path):
     run.folder.checkpoints.rename(tmp_path / "checkpoints")
     told = "there is no checkpoint in .*, and the journal has only the batches since version 4"
@@ -310,9 +356,15 @@ def tracked(run):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda whole: b"no database " * 1000, "file is not a database.*; repair it or put it back; or move it away"),
-        (lambda whole: whole[: len(whole) // 2], "malformed.*; repair it or put it back; or move it away"),
-        (lambda whole: b"", "no such table: runs.*; repair it or put it back; or move it away"),
+        (
+            lambda whole: b"no database " * 1000,
+            "file is not a database.*; or resume with the metrics elsewhere",
+        ),
+        (
+            lambda whole: whole[: len(whole) // 2],
+            "malformed.*; or resume with the metrics elsewhere",
+        ),
+        (lambda whole: b"", "no such table: runs.*; or resume with the metrics elsewhere"),
         (
             lambda whole: whole.replace(b"0123", b"4567"),
             "it has no run '0123', which mlflow-run names; put it back; or remove .*mlflow-run to begin the metrics of this",
