@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.console import error_console
+from asyncrl.cli.console import error_console, say
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 
@@ -61,6 +61,7 @@ def _show(folder: RunFolder, arguments: argparse.Namespace, console: Console) ->
     """Show the logs of one run."""
     from asyncrl.run.logs import follow_logs, read_logs
 
+    shown_any = False
     width = max((len(path.stem) for path in folder.logs.glob("*.log")), default=0)
     for record in follow_logs(folder) if arguments.follow else read_logs(folder):
         least = logging.ERROR if record.of_library else logging.WARNING
@@ -68,5 +69,9 @@ def _show(folder: RunFolder, arguments: argparse.Namespace, console: Console) ->
             continue
         shown = "\n".join(f"{record.process:<{width}}  {line}" for line in record.lines)
         console.out(shown, style=_STYLES.get(record.level), highlight=False)
+        shown_any = True
         if console.quiet:  # the reader has gone
             return
+    if not shown_any:
+        what = "errors or warnings of the run's own processes" if arguments.errors else "lines"
+        say(f"The logs of {folder.path} hold no {what}.")

@@ -17,6 +17,7 @@ from rich.text import Text
 from asyncrl.cli.console import error_console
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.file_errors import explained
+from asyncrl.core.log_format import LogFormatter
 from asyncrl.run.stopping import stopped_by
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def logging_to(file: Path) -> Iterator[None]:
         handler = _LogFile(file, encoding="utf-8")
     except OSError as error:
         raise RecipeError("", f"cannot write {str(file)!r}: {error.strerror}", "give yourself permission to write it") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(LogFormatter())
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)

@@ -278,7 +278,7 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
         return pa.types.is_struct(found) and all(
             each.name in inside and _alike(inside[each.name], each.type) for each in (wanted[i] for i in range(wanted.num_fields))
         )
-    return found.id == wanted.id
+    return bool(found.id == wanted.id)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Loads the tasks that a recipe names, from files or from the environment itself."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -71,8 +72,17 @@ def load_held_out_tasks(recipe: Recipe) -> list[HeldOutTask]:
 
 
 def held_out_tasks(sources: Sequence[TaskSource], samples: int = 1) -> list[HeldOutTask]:
-    """Return the tasks of ``sources`` in their order, to be evaluated on with ``samples`` episodes of each."""
-    return [HeldOutTask(source.tasks[index], source.name, samples) for source in sources for index in range(len(source.tasks))]
+    """Return the tasks of ``sources`` in their order, to be evaluated on with ``samples`` episodes of each.
+
+    The id of a task that another source has a task with, too, begins with the name of its own: results go by id.
+    """
+    tasks = [(source.tasks[index], source.name) for source in sources for index in range(len(source.tasks))]
+    often = Counter(task.id for task, _ in tasks)
+    return [HeldOutTask(task if often[task.id] == 1 else _in_source(task, source), source, samples) for task, source in tasks]
+
+
+def _in_source(task: Task, source: str) -> Task:
+    return msgspec.structs.replace(task, id=TaskId(f"{source}/{task.id}"))
 
 
 def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:

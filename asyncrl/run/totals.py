@@ -39,6 +39,8 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         steps, trajectories, tokens_trained: training steps done; episodes and tokens trained in them.
         wall: time since the run was launched, without the time between its end and a resume.
         training: the part of ``wall`` since training began.
+        repeated, repeating: episodes that were trained again from the journal after a resume, and the part of ``training`` that
+            this took: nothing had to be generated, so it says nothing about the run's speed.
         learner_busy: the part of ``training`` in which the learner trained or wrote weights.
         engine_wall, engine_idle: time of all engines while training, and the part in which they were idle.
         tokens_generated: tokens that all engines sampled, warm-up left out.
@@ -57,6 +59,8 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     tokens_trained: int = 0
     wall: float = 0.0
     training: float = 0.0
+    repeated: int = 0
+    repeating: float = 0.0
     learner_busy: float = 0.0
     engine_wall: float = 0.0
     engine_idle: float = 0.0
@@ -74,8 +78,9 @@ class SavedTotals(msgspec.Struct, kw_only=True):
 
     @property
     def trajectories_per_s(self) -> float:
-        """Episodes trained per second while training."""
-        return self.trajectories / self.training if self.training else 0.0
+        """Episodes trained per second while training, without training steps that were done again from the journal."""
+        seconds = self.training - self.repeating
+        return (self.trajectories - self.repeated) / seconds if seconds > 0 else 0.0
 
     @property
     def completion_tokens_per_s(self) -> float:
@@ -107,7 +112,7 @@ class Totals:
         self._counts, self._base = SavedTotals(), SavedTotals()
         self._generators_before: Sequence[GeneratorStatistics] = ()
         self._generators: Sequence[GeneratorStatistics] = ()
-        self._tokens_at_end = 0
+        self._tokens_at_end = self._published_before = 0
         self._errors: tuple[CountedError, ...] = ()
         self.versions_published = 0
         """How many versions every engine acknowledged, without version 0."""
@@ -118,7 +123,7 @@ class Totals:
         """Go on from ``saved`` totals; engines had acknowledged every version up to ``published``."""
         self._base = saved
         self._counts = msgspec.structs.replace(saved)
-        self.versions_published = published
+        self.versions_published = self._published_before = published
 
     def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
         """Note that training begins: everything is up and warm, and a new run has evaluated version 0."""
@@ -143,6 +148,9 @@ class Totals:
         reward = statistics.fmean(row.reward for row in trained)
         counts.first_rewards = [*counts.first_rewards, reward][:REWARD_STEPS]
         counts.last_rewards = [*counts.last_rewards, reward][-REWARD_STEPS:]
+        if step <= self._published_before:
+            counts.repeated += len(trained)
+            counts.repeating += now - self._step_ended
         counts.tokens_trained += sum(row.loss_tokens for row in batch.rows)
         counts.learner_busy += learner_busy
         self._generators, self.buffer, self._step_ended = generators, buffer, now

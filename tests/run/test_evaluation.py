@@ -23,6 +23,8 @@ from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Playe
 from asyncrl.run.evaluation_view import evaluation_view
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status
+from asyncrl.run.tasks import held_out_tasks
+from buffers.task_stream import TaskSource
 from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask
 
 
@@ -226,3 +228,16 @@ def test_an_environment_that_breaks_is_found_before_an_engine_starts(tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RecipeError, match="answr"):
         plan_evaluation(request("tiny", overrides=("environment.name=broken_environment:Broken",)))
+
+
+def test_held_out_tasks_of_two_sources_with_the_same_id_are_told_apart():
+    tasks = [[Task(id=TaskId(name), prompt=name) for name in ("1", "2", each)] for each in ("a", "b")]
+    held_out = held_out_tasks([TaskSource("gsm8k.jsonl", tasks[0]), TaskSource("math.jsonl", tasks[1])], samples=2)
+    assert [(each.task.id, each.source) for each in held_out] == [
+        ("gsm8k.jsonl/1", "gsm8k.jsonl"),
+        ("gsm8k.jsonl/2", "gsm8k.jsonl"),
+        ("a", "gsm8k.jsonl"),
+        ("math.jsonl/1", "math.jsonl"),
+        ("math.jsonl/2", "math.jsonl"),
+        ("b", "math.jsonl"),
+    ]

@@ -250,3 +250,11 @@ def test_rounding_to_the_engines_precision_is_told_once(caplog: pytest.LogCaptur
         ("WARNING", "Attempted"),
         ("WARNING", "something"),
     ]
+
+
+def test_logs_without_an_error_say_so(run: RunFolder, capsys: pytest.CaptureFixture[str]):
+    for log in run.logs.glob("*.log"):
+        log.write_text("2026-11-22 06:37:14,802 INFO generators.engine: starting\n")
+    assert main(["logs", str(run.path), "--errors"]) == ExitCode.COMPLETED
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"The logs of {run.path} hold no errors or warnings of the run's own processes.\n")

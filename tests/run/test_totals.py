@@ -97,6 +97,22 @@ def test_a_resumed_run_knows_which_evaluations_the_one_before_it_lost():
     assert second.lost_evaluations(5, 14) == []
 
 
+def test_training_steps_that_are_done_again_from_the_journal_say_nothing_about_the_speed():
+    first = Totals()
+    first.begin(0.0, [statistics(0, 0.0, 0.0)])
+    train(first, range(1, 5), 0.0, 0)  # two episodes in two seconds
+    second = Totals()
+    second.resume(msgspec.json.decode(msgspec.json.encode(first.now()), type=SavedTotals), published=8)
+    second.begin(100.0, [statistics(0, 0.0, 0.0)])
+    for step in range(5, 9):
+        second.step(step, batch(step - 1), [], 0.1, 100.0 + (step - 4) / 10, [statistics(0, 0.0, 0.0)], None)
+    assert second.now().trajectories_per_s == pytest.approx(1.0)
+    train(second, range(9, 11), 100.4, 0)
+    now = second.now()
+    assert now.trajectories_per_s == pytest.approx(1.0)
+    assert (now.trajectories, now.repeated, now.repeating) == (20, 8, pytest.approx(0.4))
+
+
 def test_errors_of_the_environments_code_are_summed_over_generators_and_resumes():
     error = CountedError("reward", "/me/env.py", 41, "KeyError", "raised KeyError: 'a'", times=3, example="task t")
     of_tool = CountedError("look_up", "/me/env.py", 30, "OSError", "raised OSError: x", times=2, example="task u")
