@@ -144,14 +144,12 @@ class Run:
         """
         return read_trajectories(self._folder.trajectories, step, kind)
 
-    def resume(self, overrides: Sequence[str] = ()) -> Run:
+    def resume(self, overrides: Overrides = ()) -> Run:
         """Go on with the run to its end, by its own recipe and these changes of it, as ``asyncrl launch --resume`` does.
 
         Raises what :func:`launch` raises.
         """
-        if isinstance(overrides, str):
-            raise TypeError(f"overrides is the text {overrides!r}; give a list of texts, [{overrides!r}]")
-        return _ended(drive(LaunchRequest(None, tuple(overrides), str(self.path))))
+        return _ended(drive(LaunchRequest(None, override_texts(overrides), str(self.path))))
 
 
 def read_trajectories(folder: Path, step: int | None = None, kind: Literal["train", "evaluation"] | None = None) -> pa.Table:
