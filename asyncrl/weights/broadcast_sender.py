@@ -83,8 +83,8 @@ class BroadcastSender:
         while (accepted := self._listening.accept()) is not None:
             connection, address = accepted
             thread = threading.Thread(target=self._greet, args=accepted, name=f"weights: greet {address}", daemon=True)
-            self._unknown.enter(thread, connection)
-            thread.start()
+            if not self._unknown.enter(thread, connection):
+                self._strangers.turned_away(address, "found no thread to be served by")
 
     def _greet(self, connection: socket.socket, address: object) -> None:
         """Let a worker in; the one that makes its engine complete has this thread serve them."""

@@ -73,8 +73,10 @@ class ChunkServer:
             )
             with self._lock:
                 self._connections[thread] = connection
-            self._unknown.enter(thread, connection)
-            thread.start()
+            if not self._unknown.enter(thread, connection):
+                self._strangers.turned_away(address, "found no thread to be served by")
+                with self._lock:
+                    del self._connections[thread]
 
     def _serve(self, connection: socket.socket, address: object) -> None:
         with contextlib.ExitStack() as closing:

@@ -23,8 +23,12 @@ class UnknownClients:
         self._since: dict[threading.Thread, float] = {}
         self._lock = threading.Condition()
 
-    def enter(self, thread: threading.Thread, connection: socket.socket) -> None:
-        """Take in a client that has just connected, and that ``thread`` will wait for. Waits for room."""
+    def enter(self, thread: threading.Thread, connection: socket.socket) -> bool:
+        """Take in a client that has just connected, and start the ``thread`` that will wait for it. Waits for room.
+
+        Returns:
+            Whether the thread could be started; else the connection is closed.
+        """
         with self._lock:
             while len(self._connections) >= MOST_UNKNOWN:
                 first = next(iter(self._connections))
@@ -36,6 +40,14 @@ class UnknownClients:
                     socket.socket.shutdown(self._connections[first], socket.SHUT_RDWR)
                 self._forget(first)
             self._connections[thread], self._since[thread] = connection, time.monotonic()
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no thread left
+            connection.close()
+            with self._lock:
+                self._forget(thread)
+            return False
+        return True
 
     def wrapped(self, connection: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """Return the connection of the calling thread, ready for the handshake of TLS; ``connection`` is of no use any more."""

@@ -496,6 +496,20 @@ def test_a_server_that_had_too_many_files_open_accepts_connections_again(nodes, 
     assert 1 <= len(told) == len(set(told)), "one line a minute for each server"
 
 
+def test_a_server_that_found_no_thread_accepts_connections_again(nodes, monkeypatch, caplog) -> None:
+    start, failures = threading.Thread.start, [RuntimeError("can't start new thread")]
+
+    def start_later(thread: threading.Thread) -> None:
+        if failures and thread.name.startswith("weights: serve"):
+            raise failures.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    contents = [random_bytes(100)]
+    assert contents_of(nodes.fetch("other", V1, nodes.written(V1, contents))) == contents
+    assert "found no thread to be served by" in caplog.text
+
+
 def test_closing_removes_the_files_and_ends_connections(nodes, tmp_path: Path) -> None:
     local = nodes.fetch("other", V1, nodes.written(V1, [random_bytes(100)]))
     with socket.create_connection(nodes["other"].address, MINUTE) as client:
