@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.buffer import NoJournal
 from asyncrl.core.recipe.generators import MAIN_POOL
@@ -39,6 +39,7 @@ from buffers.task_files import remarks_on_skipped
 from generators.engine_arguments import check_cpu_arguments, check_engine_arguments
 from generators.evaluation import HeldOutTask
 from generators.vllm_parsers import check_parsers
+from learners.checkpoint_check import check_checkpoint
 
 SAMPLES = 8
 """Episodes of each task, unless something else is asked for or sampling is greedy."""
@@ -114,6 +115,8 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
             is missing; they do not fit together; or the environment breaks when a task is played.
     """
     models = _named_apart(tuple(_find_models(request)))
+    for model in models:
+        _check_weights(model)
     recipe = request.recipe or _recipe_of_a_run(request.models)
     machine = Machine.of_runs()
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
@@ -163,6 +166,15 @@ def _find_models(request: EvaluationRequest) -> Iterator[EvaluatedModel]:
     for word, is_run in zip(request.models, runs, strict=True):
         for version in (request.versions if is_run else ()) or (None,):
             yield find_model(word, version)
+
+
+def _check_weights(model: EvaluatedModel) -> None:
+    """Refuse a damaged checkpoint before the models named before it are played."""
+    if model.weights is Weights.CHECKPOINT:
+        try:
+            check_checkpoint(model.path)
+        except AsyncRLError as error:
+            raise RecipeError("", str(error), "nothing was started") from error
 
 
 def _named_apart(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_checkpoints import make_checkpoint
 from model_folders import SMALL, write_model, write_weights
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.ids import TaskId
+from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.recipe.buffer import NoJournal
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.core.task import Task
@@ -50,7 +51,7 @@ def request(
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", "tasks.evaluation=7"]))
-    (folder.checkpoints / "version-000020").mkdir(parents=True)
+    make_checkpoint(folder.checkpoints / "version-000020", PolicyVersion(20))
     return folder
 
 
@@ -67,6 +68,13 @@ def test_all_episodes_are_kept_and_nothing_could_be_resumed():
     recipe = plan_evaluation(request("tiny", overrides=("tracking.trajectories={keep: none}",))).recipe
     assert (recipe.tracking.trajectories, recipe.buffer.journal) == (AllTrajectories(), NoJournal())
     assert recipe.model.path == "tiny"
+
+
+def test_a_damaged_checkpoint_is_refused_before_anything_is_played(run):
+    weights = run.checkpoints / "version-000020" / "__0_0.distcp"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    with pytest.raises(RecipeError, match=r"version-000020 is damaged: __0_0\.distcp does not have the checksum"):
+        plan_evaluation(EvaluationRequest(models=("tiny", str(run.path)), versions=(20,)))
 
 
 def test_without_a_recipe_it_is_that_of_the_run(run):

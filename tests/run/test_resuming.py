@@ -1,7 +1,6 @@
 """Whether a run can be resumed: told before anything starts, by files alone; nothing is changed, and nothing is forgotten."""
 
 import ctypes
-import io
 import os
 import pickle
 import shutil
@@ -12,15 +11,13 @@ from contextlib import closing
 
 import msgspec
 import pytest
-import torch
 from made_buffers import recovered
-from torch.distributed.checkpoint import Metadata
+from made_checkpoints import make_checkpoint, saved_by_torch, seal
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer_folder import BufferFolder
@@ -35,35 +32,8 @@ from buffers.journal_files import head_of
 from buffers.limits import Limits
 from buffers.payload import PayloadStore, PayloadWriter
 from learners import checkpoint_manifest, checkpoints
-from learners.checkpoint_manifest import CheckpointShape, Manifest, Progress, StoredFile
 
-SHAPE = CheckpointShape(
-    layers=1,
-    hidden=8,
-    feed_forward=8,
-    heads=1,
-    key_value_heads=1,
-    head_dim=8,
-    vocabulary=8,
-    tied_embeddings=True,
-    qkv_bias=False,
-    qk_norm=False,
-    dtype="float32",
-)
 SMALL = ["steps=20", "tasks.train=200", "batch.groups_per_step=2", "batch.group_size=2"]
-
-
-def saved_by_torch(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def seal(checkpoint, version):
-    """Write the manifest of what lies in a checkpoint now."""
-    files = tuple(StoredFile.of(file) for file in sorted(checkpoint.iterdir()) if file.name != checkpoint_manifest.NAME)
-    manifest = Manifest(progress=Progress(version), shape=SHAPE, layout=ParallelLayout(), files=files)
-    (checkpoint / checkpoint_manifest.NAME).write_bytes(msgspec.json.encode(manifest))
 
 
 class Run:
@@ -111,11 +81,7 @@ class Run:
 
     def checkpoint(self, version):
         path = checkpoints.path_of(self.folder.checkpoints, version)
-        path.mkdir(parents=True)
-        (path / "__0_0.distcp").write_bytes(b"weights" * 1000)
-        (path / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data={})))
-        (path / "common.pt").write_bytes(saved_by_torch({"step": version}))
-        seal(path, version)
+        make_checkpoint(path, version)
         totals = SavedTotals(
             steps=version, wall=10.0 * version, tokens_generated=100 * version, evaluations=[PlayedEvaluation(0, 0, 0, 0.5)]
         )

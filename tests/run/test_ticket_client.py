@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayActorError
 
+from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, WorkerId
@@ -74,7 +75,7 @@ class FakeBuffer:
         self.commits: list[list[int]] = []
         self.pauses: list[str] = []
         self.renewed = 0
-        self.paused = ""
+        self.paused = self.in_vain = ""
         self.silent = False
         self.asked_for_statistics = 0
         self.gate = asyncio.Event()
@@ -103,7 +104,11 @@ class FakeBuffer:
         await self._notify()
         if self.silent:
             await asyncio.Event().wait()
-        return msgspec.structs.replace(NOTHING, paused=self.paused)
+        return msgspec.structs.replace(NOTHING, paused=self.paused, in_vain=self.in_vain)
+
+    async def take(self, version: PolicyVersion) -> Batch:
+        await self.gate.wait()
+        return Batch(version, version, ())
 
     async def _notify(self) -> None:
         async with self.changed:
@@ -305,6 +310,18 @@ async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
     shop.buffer.paused = ""
     with pytest.raises(DeadlineExceeded, match=r"generator-0 waited 0.02 s for the buffer \(commit\)"):
         await shop.client.commit([])
+
+
+async def test_who_waits_for_a_batch_in_vain_is_told_so_once(open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_client, "PAUSE_CHECK_S", 0.01)
+    shop = await open_shop()
+    shop.buffer.gate.clear()
+    shop.buffer.in_vain = "buffer.filters left out the last 8 groups"
+    waiting = asyncio.create_task(shop.client.take(PolicyVersion(3)))
+    await shop.buffer.until(lambda: shop.buffer.asked_for_statistics > 3)
+    shop.buffer.gate.set()
+    await all_within(60, waiting)
+    assert shop.notes == ["Warning: buffer.filters left out the last 8 groups"]
 
 
 async def test_an_answer_is_taken_while_the_pause_is_asked_for_and_a_silent_buffer_is_not_waited_for_longer(
