@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from model_folders import SMALL, write_model
 from packaging.requirements import Requirement
 
 from asyncrl.cli.main import main
@@ -159,6 +160,14 @@ def test_a_cluster_that_does_not_answer_and_a_folder_that_cannot_be_written(monk
     assert levels(system.check_ray()) == {"Ray": Level.PROBLEM}
     monkeypatch.setattr("os.access", lambda *_: False)
     assert levels(system.check_folders(tmp_path / "new" / "runs"))["run folder"] is Level.PROBLEM
+
+
+def test_weights_that_are_cut_off_are_a_problem(tmp_path):
+    weights = write_model(tmp_path, SMALL) / "model.safetensors"
+    assert not [finding for finding in check_model(tmp_path) if finding.level is not Level.FINE]
+    weights.write_bytes(weights.read_bytes()[:-2])
+    (finding,) = [finding for finding in check_model(tmp_path) if finding.level is not Level.FINE]
+    assert "is not a whole safetensors file" in str(finding)
 
 
 def test_a_folder_that_holds_no_model_is_a_problem(tmp_path):

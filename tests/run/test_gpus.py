@@ -60,6 +60,7 @@ def folder_of(tmp_path, size):
     """A folder with one of the benchmark's models, which are Qwen3's."""
     shape = {
         "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
         "hidden_size": size.hidden,
         "intermediate_size": size.feed_forward,
         "num_hidden_layers": size.layers,

@@ -1,14 +1,17 @@
-"""Looks at a model's folder: its architecture, its sizes, and whether its chat template marks where a turn ends."""
+"""Looks at a model's folder: its architecture, its sizes, its weights, and whether its chat template marks where a turn ends."""
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.memory_files import memory_file_system
+from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.weight_files import check_weights, stored_tensors
 from asyncrl.run.doctor.finding import Finding, fine, problem
 from asyncrl.run.model_shape import read_shape
 from asyncrl.run.units import memory, quantity
+from learners.supported_model import supported_config
 
 
 def check_model(path: Path) -> Iterator[Finding]:
@@ -19,6 +22,11 @@ def check_model(path: Path) -> Iterator[Finding]:
         yield problem("model", str(error), 'see "Models that can be trained" in docs/models.md')
         return
     yield fine("model", f"about {quantity(shape.parameters)} parameters")
+    try:
+        supported_config(path, LearnerConfig())
+        check_weights(stored_tensors(path, "model.path"), shape.architecture.tensors(), path, "model.path")
+    except RecipeError as error:
+        yield problem("model", error.problem, error.remedy)
     needed = 2 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
     folder = memory_file_system()
     free = _free(folder)
