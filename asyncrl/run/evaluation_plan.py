@@ -136,7 +136,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     with ExitStack() as checking:
         checks = [checking.enter_context(ModelCheck(each.recipe, None)) for each in planned]
         rehearsed = play_first_tasks(first, (("evaluation", sources),), note)
-        tried = [remark for check in checks for remark in check.remarks(rehearsed.prompts)]
+        tried = [remark for check in checks for remark in check.remarks(rehearsed.prompts, note)]
     remarks = list(dict.fromkeys([*skipped, *rehearsed.remarks, *remarks_on(first), *tried]))
     if greedy and samples > 1:
         remarks.append(

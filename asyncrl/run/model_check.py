@@ -6,7 +6,7 @@ of a :class:`ModelCheck` has.
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import TracebackType
 
@@ -23,6 +23,8 @@ from asyncrl.run.preflight import Shown
 from asyncrl.run.tiny_lessons import players_of
 from learners.tiny.cache import found_tiny_model
 
+SLOW_S = 10.0
+"""Seconds after which the user is told what is being waited for."""
 _PER_MESSAGE = 64
 """Most bytes that the tiny model's template adds to each message and each tool."""
 
@@ -68,8 +70,11 @@ class ModelCheck:
             self._process.kill()
             self._process.communicate()
 
-    def remarks(self, prompts: Sequence[Shown]) -> tuple[str, ...]:
+    def remarks(self, prompts: Sequence[Shown], note: Callable[[str], None]) -> tuple[str, ...]:
         """Wait for what came of trying the model with ``prompts``, and return remarks for the user.
+
+        Args:
+            note: shows the user a line if this takes long.
 
         Raises:
             RecipeError: the model, its tokenizer or its template is not suitable; vLLM refuses a parser or argument; or each
@@ -83,7 +88,12 @@ class ModelCheck:
         request = msgspec.structs.replace(self._request, prompts=shown)
         seconds = self._recipe.deadlines.start
         try:
-            output, errors = self._process.communicate(written(request), timeout=seconds)
+            try:
+                output, errors = self._process.communicate(written(request), timeout=min(SLOW_S, seconds))
+            except subprocess.TimeoutExpired:
+                what = "asking vLLM about parsers and engine arguments" if request.asks_vllm else "trying tokenizer and template"
+                note(f"{what} takes longer than {SLOW_S:g} s")
+                output, errors = self._process.communicate(timeout=max(0.0, seconds - SLOW_S))
         except subprocess.TimeoutExpired as error:
             problem = f"reading its tokenizer and {len(shown)} prompts with its chat template did not end in {seconds:g} s"
             raise RecipeError("model.path", problem, "correct the template, or raise deadlines.start") from error

@@ -179,7 +179,7 @@ def make_plan(
     check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # a parser of a plug-in takes seconds
     with ModelCheck(recipe, shape) as model:
         rehearsed = play_first_tasks(recipe, splits, note)
-        played = (*skipped, *rehearsed.remarks, *remarks_on(recipe), *model.remarks(rehearsed.prompts))
+        played = (*skipped, *rehearsed.remarks, *remarks_on(recipe), *model.remarks(rehearsed.prompts, note))
     lora, adapters = recipe.learner.lora, AdapterSettings.of(recipe)
     plan = Plan(
         processes=_with_gpus(recipe, machine, shape),
