@@ -64,7 +64,6 @@ class ReplayBuffer:
         self._policy = StalenessPolicy(limits, batch)
         self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
         self._fingerprint = tasks.fingerprint()
-        self._filtered_in_a_row = 0
         self._adopt(BufferState(steps, Limits.of(limits)))
 
     def _adopt(self, state: BufferState) -> None:
@@ -309,7 +308,7 @@ class ReplayBuffer:
         records = list(group.records.values())
         rewards = [record.reward for record in records]
         why = left_out_by(self.limits.filters, rewards, [record.rewards for record in records])
-        self._filtered_in_a_row = self._filtered_in_a_row + 1 if why else 0
+        self._state.filtered_in_a_row = self._state.filtered_in_a_row + 1 if why else 0
         if why:
             self.groups.end(group, GroupState.FILTERED, why)
         else:
@@ -373,7 +372,7 @@ class ReplayBuffer:
             source_shares=dict(self._tasks.shares),
             kept_from=state.forgotten,
             depth=self.depth,
-            filtered_in_a_row=self._filtered_in_a_row,
+            filtered_in_a_row=state.filtered_in_a_row,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
         )
 

@@ -52,6 +52,7 @@ class BufferState(msgspec.Struct):
         failures: number of failures since the run was started or resumed, by kind.
         leases: how often a group was leased so far.
         incident_leases: value of ``leases`` when a failure by an incident last counted, by the incident's name.
+        filtered_in_a_row: groups that filters have left out since one was last kept.
         payload_bytes: bytes of groups that have not ended.
         kept_bytes: bytes of groups that have ended and are in a kept batch.
         tasks: state of the task stream; only set in a snapshot.
@@ -80,3 +81,4 @@ class BufferState(msgspec.Struct):
     fingerprint: str = ""
     leases: int = 0
     incident_leases: dict[str, int] = {}
+    filtered_in_a_row: int = 0
