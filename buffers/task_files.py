@@ -67,12 +67,13 @@ def _read_source(
         label = name if path == root else f"{name}/{path.relative_to(root).as_posix()}"
         files.append(LabelledFile(label, _reader_of(path, place)(path, place, file.prompt_key, file.id_key)))
     tasks = TaskRows(files, file.prompt_key, file.id_key, id_prefix, taken, file.environment)
+    other_key = f"correct the rows, or set {place}.prompt_key to the key that holds what is asked"
     if tasks.skipped and on_malformed == "refuse":
-        raise RecipeError(place, tasks.told(), "correct or remove such rows, or set tasks.on_malformed to skip")
+        remedy = "correct or remove such rows, or set tasks.on_malformed to skip" if len(tasks) else other_key
+        raise RecipeError(place, tasks.told(), remedy)
     if not len(tasks):
-        raise RecipeError(
-            place, f"{root} holds no task" + (f": {tasks.told()}" if tasks.skipped else ""), "give at least one row"
-        )
+        told = f"{root} holds no task" + (f": {tasks.told()}" if tasks.skipped else "")
+        raise RecipeError(place, told, other_key if tasks.skipped else "give at least one row")
     content = "".join(found.rows.digest for found in files) + file.environment
     digest = blake2b(content.encode(), digest_size=16).hexdigest()
     return TaskSource(name, tasks, file.weight, tasks.skipped, digest)

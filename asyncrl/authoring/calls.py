@@ -49,16 +49,29 @@ def _read_call(line: str, tools: Mapping[str, ToolSpec]) -> ToolCall | Malformed
             raise ValueError("it is not one call")
         unnamed = [f"argument {number}" for number in range(1, len(parsed.args) + 1)]
         known = list(tools[name].parameters.get("properties", {})) if name in tools else unnamed
-        arguments = dict(zip(known, (ast.literal_eval(each) for each in parsed.args), strict=False))
+        arguments = dict(zip(known, map(_literal, parsed.args), strict=False))
         if len(parsed.args) > len(known):
             raise ValueError(f"it has {len(parsed.args)} positional arguments, and {name} has {len(known)} parameters")
         for keyword in parsed.keywords:
             if keyword.arg is None:
                 raise ValueError("write each argument by name")
-            arguments[keyword.arg] = ast.literal_eval(keyword.value)
+            arguments[keyword.arg] = _literal(keyword.value)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        return MalformedCall(line, f"{error}") if name in tools else None
+        problem = error.msg if isinstance(error, SyntaxError) else f"{error}"
+        return MalformedCall(line, problem) if name in tools else None
     return ToolCall(name, arguments)
+
+
+def _literal(argument: ast.expr) -> object:
+    """Read an argument.
+
+    Raises:
+        ValueError: it is an expression or a text without quotes.
+    """
+    try:
+        return ast.literal_eval(argument)
+    except (ValueError, TypeError):
+        raise ValueError(f"{ast.unparse(argument)} is no value; put a text in quotes") from None
 
 
 def made_call(tool: ToolSpec, generator: random.Random) -> ToolCall:

@@ -74,7 +74,8 @@ def load_class(name: str, place: str) -> type:
     """
     module_name, _, class_name = name.partition(":")
     if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(place, f"{name!r} does not name a class", "write it as `module:Class`")
+        remedy = name_of_module(module_name) or "write it as `module:Class`"
+        raise RecipeError(place, f"{name!r} does not name a class", remedy)
     module = import_module(module_name, place, "put it into the folder you launch from", "fix the module")
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
@@ -107,9 +108,16 @@ def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
             missing = error.name or ""
             if not f"{name}.".startswith(f"{missing}."):
                 raise RecipeError(place, f"module {name} needs module {missing}, which is missing", "install it") from error
-            raise RecipeError(place, f"there is no module {name!r} on the path or in {here}", instead) from error
+            problem = f"there is no module {name!r} on the path or in {here}"
+            raise RecipeError(place, problem, name_of_module(name) or instead) from error
     _refuse_hidden(module, Path(here), place)
     return module
+
+
+def name_of_module(name: str) -> str:
+    """Return the remedy for a file's name that stands in place of a module's; empty if it is none."""
+    module = name.removesuffix(".py").strip("./").replace("/", ".")
+    return "" if module == name else f"write the module's name, `{module}`, and not that of its file"
 
 
 def _refuse_hidden(module: ModuleType, here: Path, place: str) -> None:

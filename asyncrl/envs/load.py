@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_in import import_module, users_code
+from asyncrl.core.plug_in import import_module, name_of_module, users_code
 from asyncrl.core.recipe.describe import quote_it
 from asyncrl.core.recipe.environment import (
     ClassEnvironment,
@@ -208,7 +208,7 @@ def environment_class(name: str, place: str = "environment.name") -> type[Enviro
 
 def _import(module_name: str, place: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(place, f"{module_name!r} is not a module name", _OWN.removeprefix("or "))
+        raise RecipeError(place, f"{module_name!r} is not a module name", name_of_module(module_name) or _OWN.removeprefix("or "))
     return import_module(module_name, place, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", "correct it")
 
 

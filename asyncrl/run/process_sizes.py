@@ -62,7 +62,7 @@ def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
     if learner.lora is not None:
         layout += f", {quantity(shape.adapter_parameters(learner.lora))} parameters in adapters"
     return (
-        Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
+        Processes("driver", 1, DRIVER_BYTES, "batches, evaluations, tracking, this view"),
         Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
         *(_pool(name, pool, shape) for name, pool in recipe.generators.by_pool.items()),
         *_reward_model(recipe.reward, recipe.model),

@@ -97,20 +97,22 @@ def test_turns_are_read_as_people_write_them(text: str, content: str, calls: tup
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "problem"),
     [
-        "calculator(1+)",
-        "calculator(a, b)",
-        "calculator('1', '2')",
-        "calculator(**{})",
-        '{"name": "f", "arguments": 3}',
-        '{"name"',
+        ("calculator(1+)", "invalid syntax"),
+        ("calculator('1'", "'(' was never closed"),
+        ("calculator(one, two)", "one is no value; put a text in quotes"),
+        ("calculator(expression=f(1))", "f(1) is no value; put a text in quotes"),
+        ("calculator([{}: 1])", "invalid syntax"),
+        ("calculator({[]: 1})", "{[]: 1} is no value; put a text in quotes"),
+        ("calculator('1', '2')", "it has 2 positional arguments, and calculator has 1 parameters"),
+        ("calculator(**{})", "write each argument by name"),
+        ('{"name": "f", "arguments": 3}', "it needs a name and arguments, and nothing else"),
+        ('{"name"', "not JSON: Expecting ':' delimiter: line 1 column 8 (char 7)"),
     ],
 )
-def test_a_call_that_cannot_be_read_is_malformed(text: str):
-    (call,) = read_turn(text, TOOLS).calls
-    assert isinstance(call, MalformedCall)
-    assert call.text == text
+def test_a_call_that_cannot_be_read_is_malformed(text: str, problem: str):
+    assert read_turn(text, TOOLS).calls == (MalformedCall(text, problem),)
 
 
 class Point(msgspec.Struct):

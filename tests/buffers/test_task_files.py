@@ -365,7 +365,9 @@ def test_a_source_without_a_good_row_is_refused(tmp_path, on_malformed):
     (tmp_path / "empty.jsonl").write_text("\n\n")
     assert "holds no task" in str(refusal(tmp_path / "empty.jsonl", on_malformed=on_malformed))
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    assert "bad.jsonl:1 has no 'prompt'" in str(refusal(tmp_path / "bad.jsonl", on_malformed=on_malformed))
+    error = refusal(tmp_path / "bad.jsonl", on_malformed=on_malformed)
+    assert "bad.jsonl:1 has no 'prompt'" in str(error)
+    assert "set tasks.train[0].prompt_key to the key that holds what is asked" in error.remedy
     table = pa.table({"prompt": pa.array([], pa.string())})
     assert "holds no task" in str(refusal(write_parquet(tmp_path / "a.parquet", table), on_malformed=on_malformed))
     assert "holds no task" in str(refusal(save_to_disk(tmp_path / "saved", _data_files=[]), on_malformed=on_malformed))

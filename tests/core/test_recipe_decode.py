@@ -72,7 +72,9 @@ def test_a_key_of_other_kinds_names_them_since_one_may_have_been_forgotten():
     ("sections", "place", "seen", "right"),
     [
         ({"steps": 0}, "steps", "0", "an integer >= 1"),
-        ({"steps": "3"}, "steps", "'3'", "an integer >= 1"),
+        ({"steps": "3"}, "steps", "'3'", "an integer >= 1; write it without quotes"),
+        ({"learner": {"lr": "1e-4"}}, "learner.lr", "'1e-4'", "a number > 0; write it without quotes"),
+        ({"evaluation": {"pinned": "true"}}, "evaluation.pinned", "'true'", "true or false; write it without quotes"),
         ({"steps": 2.5}, "steps", "2.5", "an integer >= 1"),
         ({"steps": True}, "steps", "True", "an integer >= 1"),
         ({"steps": 10**20}, "steps", "1000", "an integer >= 1, and <= 1,000,000,000"),

@@ -113,9 +113,8 @@ class _SectionReader:
         try:
             msgspec.convert(value, hint)
         except (msgspec.ValidationError, UnicodeEncodeError):  # half of a surrogate pair where no text belongs
-            self._refuse(
-                place, f"{_show(value)} does not fit", f"must be {_expected(value_type)}{_unquoted(value_type, value, place)}"
-            )
+            quotes = _needless_quotes(hint, value) or _unquoted(value_type, value, place)
+            self._refuse(place, f"{_show(value)} does not fit", f"must be {_expected(value_type)}{quotes}")
         else:
             if bound := _broken_bound(value_type, value):
                 self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(value_type)}, and {bound}")
@@ -266,6 +265,15 @@ def _unquoted(value_type: inspect.Type, value: Any, place: str) -> str:
     if not isinstance(value, bool | int | float) or not _takes_text(value_type):
         return ""
     return f"; {quote_it(place)}"
+
+
+def _needless_quotes(hint: Any, value: Any) -> str:
+    """What to do about a text that would fit if it were not one, such as ``"20"``; empty if that is not the case."""
+    try:
+        msgspec.convert(msgspec.json.decode(value if isinstance(value, str) else ""), hint)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return ""
+    return "; write it without quotes"
 
 
 def _takes_text(value_type: inspect.Type) -> bool:
