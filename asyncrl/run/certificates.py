@@ -46,7 +46,7 @@ def keys_of(network: NetworkConfig) -> TlsKeys | None:
     """Return the keys of a run that starts now; None if its connections are not encrypted.
 
     Raises:
-        RecipeError: a file cannot be read, or the files do not belong together.
+        RecipeError: a file cannot be read, the files do not belong together, or the certificate is not valid.
     """
     match network.tls:
         case RunTls():
@@ -98,9 +98,12 @@ def _read_keys(files: FileTls) -> TlsKeys:
             raise RecipeError(f"network.tls.{name}", problem, "name a PEM file that you may read") from error
     keys = TlsKeys(**read)
     try:
-        keys.server()
+        keys.check()
     except (ssl.SSLError, ValueError) as error:
         problem = f"the files are no certificate, key and authority that belong together: {error}"
-        remedy = "name a certificate in PEM, its private key without a passphrase, and the certificate of its authority"
+        remedy = (
+            "name a certificate in PEM that is valid now, for servers as well as for clients, its private key without a "
+            "passphrase, and the certificate of its authority"
+        )
         raise RecipeError("network.tls", problem, remedy) from error
     return keys
