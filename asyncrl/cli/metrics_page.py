@@ -7,15 +7,14 @@ names depend on the run (a tool's, a task source's) are listed once, with the pa
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from asyncrl.core.metrics import Metric
-from asyncrl.run import episode_metrics, metrics, time_shares, warnings
+from asyncrl.run import episode_metrics, warnings
+from asyncrl.run.declared_metrics import declared
 from asyncrl.run.metric_names import LONGEST
 from generators.finished_episodes import MAX_NAMES, OTHER
-from learners import metrics as learner_metrics
 
 _HEAD = """\
 # Metrics
@@ -85,61 +84,6 @@ _SECTIONS = {
     "kl": "Distances between policies",
 }
 """Title of the section for each beginning of a name, in the order of the page."""
-
-
-def declared() -> list[Metric]:
-    """Every metric that a run can record; a part of a name that depends on the run stands in angle brackets."""
-    source, member, metric, tool = "<source>", "<member>", "<metric>", "<tool>"
-    return [
-        *_in_module(metrics),
-        _with("7", "<k>", metrics.evaluation_pass(7)),
-        *_in_module(time_shares),
-        *_in_module(episode_metrics),
-        *_in_module(learner_metrics),
-        episode_metrics.reward_metric("<part>"),
-        episode_metrics.environment_metric(metric),
-        *episode_metrics.source_metrics(source).values(),
-        episode_metrics.source_environment_metric(source, metric),
-        *episode_metrics.member_metrics(member).values(),
-        episode_metrics.member_environment_metric(member, metric),
-        metrics.evaluation_of(member),
-        metrics.generated_by("<pool>"),
-        metrics.idle_of("<pool>"),
-        *episode_metrics.tool_metrics(tool).values(),
-        _with("0", "<staleness>", learner_metrics.tokens_at(0)),
-        *(
-            _with("3_to_4", "<staleness>", learner_metrics.by_staleness(of, 3, 4))
-            for of in (learner_metrics.CLIP_FRACTION, learner_metrics.RATIO_MEAN, learner_metrics.BEHAVIOUR_K3)
-        ),
-    ]
-
-
-def _in_module(module: ModuleType) -> Iterator[Metric]:
-    """The metrics of a module, in their order; also those in its dictionaries."""
-    for value in vars(module).values():
-        yield from _in(value)
-
-
-def _in(value: object) -> Iterator[Metric]:
-    if isinstance(value, Metric):
-        yield value
-    elif isinstance(value, dict):
-        for entry in value.values():
-            yield from _in(entry)
-
-
-def _with(example: str, stands: str, metric: Metric) -> Metric:
-    """A metric of a staleness, for any staleness."""
-    return Metric(metric.name.replace(example, stands), metric.unit, metric.reduction, metric.meaning.replace(example, stands))
-
-
-def is_declared(name: str) -> bool:
-    """Whether a run's metric ``name`` is one of those on the page."""
-    return any(re.fullmatch(_pattern(metric.name), name) for metric in declared())
-
-
-def _pattern(name: str) -> str:
-    return "".join("[^/]+" if part.startswith("<") else re.escape(part) for part in re.split(r"(<[^>]+>)", name))
 
 
 def metrics_page() -> str:

@@ -1,10 +1,9 @@
 """Chooses what a report draws of the metrics of its runs: curves, staleness, and where the time of both sides went."""
 
 from collections.abc import Sequence
-from functools import cache
 
-from asyncrl.core.metrics import Metric
-from asyncrl.run import episode_metrics, metrics
+from asyncrl.run import metrics
+from asyncrl.run.declared_metrics import declared, metric_called
 from asyncrl.run.metric_history import Series
 from asyncrl.run.report.figures import Chart, Timeline, chart, timeline
 from asyncrl.run.report.run_record import RunRecord
@@ -70,7 +69,7 @@ def span_of(runs: Sequence[RunRecord]) -> tuple[int, int]:
 def main_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return a chart of each of :data:`MAIN`, and of each named part of the reward, that a run has, all runs in it."""
     names = {name for run in runs for name in run.metrics}
-    parts = sorted(name for name in names if name.startswith(REWARD_PART) and name not in _declared())
+    parts = sorted(name for name in names - {metric.name for metric in declared()} if name.startswith(REWARD_PART))
     chosen = [MAIN[0].name, *parts, *(metric.name for metric in MAIN[1:])]
     return [made for name in chosen if (made := _compared(runs, name)) is not None]
 
@@ -166,25 +165,9 @@ def _compared(runs: Sequence[RunRecord], name: str, points: int = 300) -> Chart 
     series = [(run.name, found, i, False) for i, run in enumerate(runs) if (found := run.series(name)) is not None]
     if not series:
         return None
-    metric = _declared().get(name) or _named(name)
+    metric = metric_called(name)
     unit, meaning = (metric.unit, metric.meaning) if metric else ("", "")
     return chart(name, series, span_of(runs), unit="" if unit == "1" else unit, meaning=meaning, points=points)
-
-
-def _named(name: str) -> Metric | None:
-    """The metric of a name that an environment chose."""
-    if name.startswith(ENVIRONMENT):
-        return episode_metrics.environment_metric(name.removeprefix(ENVIRONMENT))
-    return episode_metrics.reward_metric(name.removeprefix(REWARD_PART)) if name.startswith(REWARD_PART) else None
-
-
-@cache
-def _declared() -> dict[str, Metric]:
-    """Every declared metric, by its name."""
-    modules = (metrics, learner_metrics, episode_metrics)
-    values = [value for module in modules for value in vars(module).values()]
-    values += [entry for value in values if isinstance(value, dict) for entry in value.values()]
-    return {each.name: each for each in values if isinstance(each, Metric)}
 
 
 def _divided(series: Series, totals: dict[int, float]) -> Series:

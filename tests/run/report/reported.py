@@ -49,6 +49,7 @@ def make_run(
         for step in range(1, STEPS + 1):
             values = {metrics.REWARD.name: step / STEPS, "staleness/mean": 1.0, "staleness/max": 2.0, "my/metric": math.nan}
             values |= {"staleness/tokens_at_0": 30.0, "staleness/tokens_at_2": 10.0, "idle/generators": 0.25, **PARTS}
+            values |= {"latency/episode_p99": 1.5, "tool/look_up/seconds_p50": 0.1}
             tracker.log(step, values | ({"learner/grad_norm": math.inf} if step == 3 else {"learner/grad_norm": 0.5}))
         tracker.finish(Status.COMPLETED, 60)
     if rows is None:

@@ -72,6 +72,15 @@ def test_it_shows_the_metrics_that_have_values(page):
     assert {"60 %", "30 %", "10 %", "75 %", "25 %"} <= set(last)
 
 
+def test_a_curve_has_its_unit_and_says_what_it_shows_whatever_its_name_depends_on(page):
+    shown = re.sub("<wbr>", "", page)
+    for name, meaning in (
+        ("latency/episode_p99", "how long an episode took"),
+        ("tool/look_up/seconds_p50", "a call of `look_up`"),
+    ):
+        assert re.search(rf'title="[^"]*{meaning}[^"]*">{name}</span> <small>s</small>', shown), name
+
+
 def test_the_picker_has_the_episodes_at_the_top_of_each_order(page):
     episodes = Checked(page).data["episodes"]
     assert len(episodes) == STEPS + 1
