@@ -26,7 +26,7 @@ def kept_measurement(name: str, about: Sequence[object], kind: type[Measured], m
     """Return what was measured on such a processor before, or measure and keep it.
 
     Args:
-        name: of what is measured; begins the name of the file.
+        name: names what is measured, and begins the name of the file.
         about: everything else that the measurement depends on, such as versions and sizes.
         kind: the struct that holds the numbers.
         measure: measures them. What it raises is passed on.

@@ -8,21 +8,18 @@ and not a process that has too many open files for a while.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 from collections.abc import Callable
 
-from asyncrl.core.strangers import COUNTING_S, Strangers
+from asyncrl.core.strangers import COUNTING_S, GRACE_S, INTRODUCTION_S, Strangers
 from asyncrl.core.tls import TlsKeys
 
 logger = logging.getLogger(__name__)
 
-INTRODUCTION_S = 10.0
-"""Seconds in which a client must have shown who it is."""
 MOST_NEWCOMERS = 256
 """The most clients that have not shown who they are. Those of a run show it within milliseconds."""
-GRACE_S = 0.5
-"""Seconds that a client has to show who it is, however many others connect."""
 BACKLOG = 1024
 """Connections that the kernel holds until they are accepted."""
 AGAIN_S = 1.0
@@ -63,9 +60,10 @@ class Listener:
         for family, _, _, _, (address, _, *scope) in dict.fromkeys(found):
             try:
                 listening = socket.create_server((address, port, *scope), family=family, backlog=BACKLOG)
-            except OSError:
-                if self._listening:  # a name that also stands for an address of a kind that this host does not have
-                    continue
+            except OSError as error:
+                if self._listening and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    continue  # a name that also stands for an address of a kind that this host does not have
+                self.close()
                 raise
             listening.setblocking(False)
             port = int(listening.getsockname()[1])

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.core.memory_files import memory_file_system
@@ -27,7 +28,7 @@ class MemoryOwner:
 
     def __init__(self, run_id: str) -> None:
         self._lock: int | None = None
-        self._path = path = owner_file(run_id)
+        self._run_id, path = run_id, owner_file(run_id)
         ends = time.monotonic() + HELD_S
         try:
             while (lock := _shared(path)) is None:
@@ -41,8 +42,8 @@ class MemoryOwner:
     def close(self) -> None:
         """Give the hold back; the last process of the run removes the owner file. Does nothing the second time."""
         if self._lock is not None:
-            if _has_locked(self._lock, fcntl.LOCK_EX) and _is_at(self._lock, self._path):
-                self._path.unlink()
+            if _has_locked(self._lock, fcntl.LOCK_EX) and _is_at(self._lock, owner_file(self._run_id)):
+                remove_owner_file(self._run_id)
             os.close(self._lock)
             self._lock = None
 
@@ -66,17 +67,25 @@ def abandoned_runs() -> Iterator[str]:
     While the caller looks at one, nobody else can take hold of it; its owner file is removed afterwards.
     """
     for path in sorted(memory_file_system().glob(f"{BEGINNING}*{OWNER}")):
-        try:
-            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue  # it is gone meanwhile, or another user's
-        try:
-            if _is_ours(lock) and _has_locked(lock, fcntl.LOCK_EX) and _is_at(lock, path):
+        with locked_alone(path) as lock:
+            if lock is not None:
                 yield path.name.removeprefix(BEGINNING).removesuffix(OWNER)
                 if _is_at(lock, path):  # else the caller has removed it, and another process may have made a new one
                     path.unlink()
-        finally:
-            os.close(lock)
+
+
+@contextmanager
+def locked_alone(path: Path) -> Iterator[int | None]:
+    """Open a file of this user and lock it, so that no other process can; None if another has locked it, or the file is gone."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield None  # it is gone meanwhile, or another user's
+        return
+    try:
+        yield lock if _is_ours(lock) and _has_locked(lock, fcntl.LOCK_EX) and _is_at(lock, path) else None
+    finally:
+        os.close(lock)
 
 
 def _shared(path: Path) -> int | None:

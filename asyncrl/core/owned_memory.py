@@ -7,12 +7,12 @@ however the process ends; and a name is only removed by who made the memory, or 
 import fcntl
 import os
 import secrets
-import stat
 import time
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from asyncrl.core.memory_files import memory_file_system
+from asyncrl.core.memory_owners import locked_alone
 
 BEGINNING = "asyncrl-queue-"
 YOUNG_S = 60.0
@@ -33,19 +33,8 @@ def remove_abandoned_memory() -> list[str]:
     """Remove this user's shared memory that no living process has made; returns the names."""
     removed = []
     for path in sorted(memory_file_system().glob(f"{BEGINNING}*")):
-        try:
-            opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue  # it is gone meanwhile, or another user's
-        try:
-            found = os.fstat(opened)
-            is_ours = found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode)
-            if is_ours and time.time() - found.st_mtime > YOUNG_S:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with locked_alone(path) as lock:
+            if lock is not None and time.time() - os.fstat(lock).st_mtime > YOUNG_S:
                 path.unlink(missing_ok=True)
                 removed.append(path.name)
-        except BlockingIOError:
-            continue  # it is in use
-        finally:
-            os.close(opened)
     return removed

@@ -1,4 +1,4 @@
-"""Tells of the clients that a server turned away, because they did not show who they are.
+"""Clients that have not shown a server who they are: how long it bears with them, and the log of those that it turned away.
 
 What always holds: however many there are, at most one line a minute is logged about them, and none is left out of the count.
 """
@@ -10,6 +10,10 @@ from collections.abc import Callable
 
 from asyncrl.core.text import counted
 
+INTRODUCTION_S = 10.0
+"""Seconds in which a client must have shown who it is, the handshake of TLS included."""
+GRACE_S = 0.5
+"""Seconds that a client has to show who it is, however many others connect."""
 COUNTING_S = 60.0
 """Seconds in which clients that were turned away are counted before another line about them is logged."""
 

@@ -11,12 +11,10 @@ import threading
 import time
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.listener import AGAIN_S
 from asyncrl.core.strangers import COUNTING_S
 
 logger = logging.getLogger(__name__)
-
-_AGAIN_S = 1.0
-"""Pause after a connection could not be accepted: files that are too many now may be closed soon."""
 
 
 class AcceptingSocket:
@@ -48,7 +46,7 @@ class AcceptingSocket:
             try:
                 return self._listening.accept()
             except OSError as error:
-                if not self._closed.wait(_AGAIN_S) and time.monotonic() - self._told >= COUNTING_S:
+                if not self._closed.wait(AGAIN_S) and time.monotonic() - self._told >= COUNTING_S:
                     self._told = time.monotonic()
                     logger.warning("%s at %s could not accept a connection: %s", self._server, self.address, error)
         return None

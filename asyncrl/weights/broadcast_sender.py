@@ -23,7 +23,7 @@ import torch
 from asyncrl.core.errors import DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication
-from asyncrl.core.strangers import Strangers
+from asyncrl.core.strangers import INTRODUCTION_S, Strangers
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.accepting_socket import AcceptingSocket
 from asyncrl.weights.broadcast_wire import Answer, Extent, Hello, Reply, Request, hear, pieces, supervised, tell
@@ -33,8 +33,6 @@ from asyncrl.weights.unknown_clients import UnknownClients
 
 logger = logging.getLogger(__name__)
 
-_INTRODUCTION_S = 10.0
-"""Time in which whoever connects must show the secret and say who it is."""
 _VERSIONS = 4
 """Versions that are known at once; engines ask for no older ones, see :data:`asyncrl.weights.deliveries.VERSIONS_IN_FILES`."""
 
@@ -94,7 +92,7 @@ class BroadcastSender:
                 self._strangers.turned_away(address, "did not show the run's secret")
                 connection.close()
                 return
-            connection.settimeout(_INTRODUCTION_S)
+            connection.settimeout(INTRODUCTION_S)
             connection.sendall(WELCOME)
             hello = hear(connection, Hello)
         except (BrokenConnection, OSError) as error:
@@ -119,7 +117,7 @@ class BroadcastSender:
     def _shown(self, connection: socket.socket) -> bytes:
         """Return the secret that a client shows; empty if it shows none in time, however slowly it sends."""
         try:
-            return receive_by(connection, len(self._introduction), time.monotonic() + _INTRODUCTION_S)
+            return receive_by(connection, len(self._introduction), time.monotonic() + INTRODUCTION_S)
         except (BrokenConnection, OSError):
             return b""
 

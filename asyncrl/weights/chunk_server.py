@@ -13,7 +13,7 @@ import threading
 import time
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.strangers import Strangers
+from asyncrl.core.strangers import INTRODUCTION_S, Strangers
 from asyncrl.core.tls import TlsKeys
 from asyncrl.weights.accepting_socket import AcceptingSocket
 from asyncrl.weights.chunk_wire import (
@@ -34,8 +34,6 @@ from asyncrl.weights.unknown_clients import UnknownClients
 
 logger = logging.getLogger(__name__)
 
-_INTRODUCTION_S = 10.0
-"""Time in which a client must show the secret, the handshake of TLS included."""
 _IDLE_S = 60.0
 """A client that has asked for nothing for so long is gone."""
 
@@ -99,8 +97,8 @@ class ChunkServer:
     def _welcomed(self, connection: socket.socket) -> socket.socket | None:
         """Return the connection, encrypted if it is to be, once the client has shown the secret; None if it does not."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ends = time.monotonic() + _INTRODUCTION_S
-        connection.settimeout(_INTRODUCTION_S)
+        ends = time.monotonic() + INTRODUCTION_S
+        connection.settimeout(INTRODUCTION_S)
         try:
             if self._tls is not None:
                 connection = encrypted = self._unknown.wrapped(connection, self._tls)

@@ -10,9 +10,9 @@ import ssl
 import threading
 import time
 
+from asyncrl.core.strangers import GRACE_S
+
 MOST_UNKNOWN = 64
-GRACE_S = 0.5
-"""Seconds that a client has to show the secret, however many others connect."""
 
 
 class UnknownClients:

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 import torch
 from gloo_collective import Gloo
+from slow_client import is_turned_away_while_it_sends
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
@@ -297,7 +298,7 @@ def test_who_does_not_show_the_secret_gets_nothing(tmp_path, stack) -> None:
 
 
 def test_of_many_strangers_the_first_is_told_and_slow_ones_have_no_more_time(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(broadcast_sender, "_INTRODUCTION_S", 0.5)
+    monkeypatch.setattr(broadcast_sender, "INTRODUCTION_S", 0.5)
     with closing(BroadcastSender(0, HOST, CPU, MINUTE, Gloo())) as sender:
         there = (sender._address.host, sender._address.port)
         for _ in range(20):
@@ -308,19 +309,6 @@ def test_of_many_strangers_the_first_is_told_and_slow_ones_have_no_more_time(mon
     told = [record.getMessage() for record in caplog.records if record.name == broadcast_sender.__name__]
     assert len(told) == 2
     assert "19 other clients turned away" in told[1]
-
-
-def is_turned_away_while_it_sends(there: tuple[str, int], bytes_one_by_one: bytes) -> bool:
-    with socket.create_connection(there, 0.1) as slow:
-        try:
-            for byte in bytes_one_by_one:
-                slow.sendall(bytes([byte]))
-                with suppress(TimeoutError):
-                    slow.recv(1)
-                    return True
-        except ConnectionError:
-            return True
-    return False
 
 
 def test_those_who_connect_and_say_nothing_hold_few_threads_and_no_engine_up(tmp_path, stack) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_client import is_turned_away_while_it_sends
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
@@ -334,21 +335,8 @@ def test_those_who_connect_and_say_nothing_hold_few_threads_and_nobody_up(nodes,
 
 
 def test_who_sends_a_byte_now_and_then_has_no_more_time_than_others(nodes, monkeypatch) -> None:
-    monkeypatch.setattr(chunk_server, "_INTRODUCTION_S", 0.5)
+    monkeypatch.setattr(chunk_server, "INTRODUCTION_S", 0.5)
     assert is_turned_away_while_it_sends(nodes["learner"].address, introduction(SECRET)[:-1])
-
-
-def is_turned_away_while_it_sends(there: tuple[str, int], bytes_one_by_one: bytes) -> bool:
-    with socket.create_connection(there, 0.1) as slow:
-        try:
-            for byte in bytes_one_by_one:
-                slow.sendall(bytes([byte]))
-                with suppress(TimeoutError):
-                    slow.recv(1)
-                    return True
-        except ConnectionError:
-            return True
-    return False
 
 
 def test_encrypted_publications_and_strangers_with_other_keys_or_none(nodes, monkeypatch, caplog) -> None:
@@ -481,7 +469,7 @@ def test_a_full_memory_file_system_is_an_error_with_a_remedy(nodes, monkeypatch)
 
 
 def test_a_server_that_had_too_many_files_open_accepts_connections_again(nodes, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(accepting_socket, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(accepting_socket, "AGAIN_S", 0.01)
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))] * 5
 
     def accept_later(listening: socket.socket) -> tuple[socket.socket, object]:
