@@ -65,10 +65,11 @@ class Workspaces:
             with _root_folder(self._root) as folder:
                 with _locked(folder, self._root):
                     dead = _dead_workers(folder, self._root)
+                _sweep(dead, self._root)  # first: it may be they that have filled the disk
+                with _locked(folder, self._root):
                     os.mkdir(name, 0o700, dir_fd=folder)
                     self._lock = _lock_file(name, folder)
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _sweep(dead, self._root)
         except OSError as error:
             remedy = "set TMPDIR to a folder of yours with some room"
             raise ComponentFailed(f"{worker} cannot make a folder for its episodes: {error}; {remedy}") from error

@@ -1,5 +1,6 @@
 """Folders of episodes: each is removed with its episode, and those of killed workers with the next start."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -90,6 +92,21 @@ def swept_by_a_worker(root: Path) -> tuple[str, set[str]]:
     logging.getLogger("asyncrl").addHandler(handler)
     Workspaces("started", root).close()
     return "\n".join(records), folders(root)
+
+
+def test_what_killed_workers_have_left_is_swept_first_since_it_may_be_what_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    left, mkdir = left_by_a_killed_worker(tmp_path), os.mkdir
+
+    def on_a_full_disk(*arguments: Any, **options: Any) -> None:
+        if left.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(*arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", on_a_full_disk)
+    Workspaces("generator-1", tmp_path).close()
+    assert folders(tmp_path) == set()
 
 
 @pytest.mark.parametrize("name", ["keep", "keep-1", "keep-x-0123abcd", "keep-1-0123ABCD", "1-0123abcd", "keep-1-0123abcd.d"])
