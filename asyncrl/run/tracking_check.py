@@ -4,6 +4,7 @@ import os
 import socket
 import sqlite3
 from contextlib import closing
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ ANSWER_S = 5.0
 _BUSY_S = 60.0
 _SERVERS = {"http": 80, "https": 443}
 _ELSEWHERE = ("databricks", "databricks-uc", "uc")
-"""Schemes of what MLflow reaches by settings of its own."""
+"""What MLflow reaches by settings of its own, as a whole address or as its scheme."""
 _URI = "tracking.uri"
 
 
@@ -38,13 +39,13 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
     if has_scheme and scheme in ("sqlite", "sqlite+pysqlite"):
         _check_sqlite(Path(path.partition("?")[0]).absolute(), _URI, recipe)
         return
-    parts = urlsplit(uri)
-    if parts.scheme in _SERVERS:
-        _check_server(uri, parts.hostname or "", parts.port or _SERVERS[parts.scheme])
-    elif parts.scheme in ("", "file"):
+    kind = uri if uri in _ELSEWHERE else uri.partition("://")[0] if "://" in uri else ""
+    if kind in _SERVERS:
+        _check_server(uri, kind)
+    elif kind in ("", "file"):
         problem = f"{uri!r} is a folder, into which MLflow no longer writes"
         raise RecipeError(_URI, problem, "name a database file as sqlite:///FILE, or leave it empty")
-    elif parts.scheme not in _ELSEWHERE:
+    elif kind not in (*_ELSEWHERE, *entry_points(group="mlflow.tracking_store").names):
         _check_dialect(uri)
 
 
@@ -101,12 +102,13 @@ def _is_deleted(file: Path, experiment: str) -> bool:
             return False  # an empty file: MLflow makes the tables
 
 
-def _check_server(uri: str, host: str, port: int) -> None:
+def _check_server(uri: str, scheme: str) -> None:
     try:
-        socket.create_connection((host, port), ANSWER_S).close()
-    except OSError as error:
+        parts = urlsplit(uri)
+        socket.create_connection((parts.hostname or "", parts.port or _SERVERS[scheme]), ANSWER_S).close()
+    except (OSError, ValueError) as error:  # ValueError: a port that is no number, or half of a bracket
         remedy = "start the MLflow server, correct the address, or leave it empty to track beside the run folder"
-        raise RecipeError(_URI, f"nothing answers at {uri} ({error.strerror or error})", remedy) from error
+        raise RecipeError(_URI, f"nothing answers at {uri} ({getattr(error, 'strerror', None) or error})", remedy) from error
 
 
 def _check_dialect(uri: str) -> None:

@@ -1,0 +1,37 @@
+from importlib.metadata import EntryPoint, EntryPoints
+
+import msgspec
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run import tracking_check
+from asyncrl.run.compose import compose
+from asyncrl.run.tracking_check import check_tracking
+
+
+def tracked_at(tmp_path, uri: str):
+    recipe = compose("quickstart", [f"run_dir={tmp_path}"])
+    return msgspec.structs.replace(recipe, tracking=msgspec.structs.replace(recipe.tracking, uri=uri))
+
+
+@pytest.mark.parametrize(
+    ("uri", "refusal"),
+    [
+        ("http://127.0.0.1:9", "nothing answers at http://127.0.0.1:9"),
+        ("http://127.0.0.1:port", "nothing answers at .*'port'"),
+        ("http://[::1", "nothing answers at .*IPv6"),
+        ("metrics", "'metrics' is a folder"),
+        ("file:///tmp/metrics", "is a folder"),
+        ("unheard://of", "MLflow cannot use 'unheard://of'"),
+    ],
+)
+def test_an_address_at_which_nothing_can_be_tracked_is_refused(tmp_path, uri, refusal) -> None:
+    with pytest.raises(RecipeError, match=refusal):
+        check_tracking(tracked_at(tmp_path, uri), resumed=False)
+
+
+@pytest.mark.parametrize("uri", ["", "sqlite:///HERE/mlflow.db", "databricks", "databricks://profile", "azureml://workspace"])
+def test_what_mlflow_or_a_plug_in_of_it_reaches_is_taken(tmp_path, monkeypatch, uri) -> None:
+    store = EntryPoint("azureml", "azureml.mlflow:store", "mlflow.tracking_store")
+    monkeypatch.setattr(tracking_check, "entry_points", lambda group: EntryPoints([store]).select(group=group))
+    check_tracking(tracked_at(tmp_path, uri.replace("HERE", str(tmp_path))), resumed=False)
