@@ -68,11 +68,11 @@ def _mean_share(values: np.ndarray) -> Estimate:
     tasks = len(values)
     share = min(1.0, max(0.0, float(np.mean(values))))
     variance = float(np.var(values, ddof=1)) / tasks if tasks > 1 else 0.0
-    told = float(tasks)
+    size = float(tasks)
     if variance > 0:
         # Student's quantile, because the spread between few tasks is itself an estimate.
-        told = max(told, share * (1 - share) / variance * (_NORMAL / float(stdtrit(tasks - 1, 1 - _TAIL))) ** 2)
-    passed, failed = share * told, (1 - share) * told
+        size = max(size, share * (1 - share) / variance * (_NORMAL / float(stdtrit(tasks - 1, 1 - _TAIL))) ** 2)
+    passed, failed = share * size, (1 - share) * size
     low = float(betaincinv(passed, failed + 1, _TAIL)) if passed > 0 else 0.0
     high = float(betaincinv(passed + 1, failed, 1 - _TAIL)) if failed > 0 else 1.0
     return Estimate(share, low, high)

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Iterator
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 
@@ -142,6 +142,11 @@ def test_plain_data_arrives_as_it_was(value: object):
     came = unpack(pack(value, dict), lambda tag, held: None)
     assert came == value
     assert type(came) is type(value)
+
+
+@pytest.mark.parametrize("value", [datetime(2020, 1, 2, tzinfo=UTC), time(1, 2, tzinfo=UTC)])
+def test_times_with_a_zone_do_not_arrive_as_other_times(value: object):
+    assert pack(value, lambda stays: {"object": id(stays)}) == {"object": id(value)}
 
 
 def test_arrays_of_numbers_arrive_and_other_arrays_do_not():

@@ -14,6 +14,9 @@ from typing import Any
 
 from asyncrl.envs.judging.plain import Channel, Ended, pack, unpack
 
+MOST_PRINTED = 1 << 20
+"""Characters that an answer may print in one call."""
+
 
 def serve(channel: Channel) -> None:
     """Answer requests until there are no more."""
@@ -23,11 +26,6 @@ def serve(channel: Channel) -> None:
             server.answer(channel.receive())
         except Ended:
             return
-
-
-MOST_PRINTED = 1 << 20
-"""Characters that an answer may print in one call."""
-MUTABLE = (list, dict, set, bytearray)
 
 
 class Served:

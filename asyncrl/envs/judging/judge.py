@@ -27,7 +27,7 @@ from asyncrl.envs.judging.program import main
 main()
 """
 _VERDICT_KB = 1024
-"""Of the verdict, whatever the answer may print: nothing of that gets out."""
+"""The output of the judging process, which is the verdict alone: nothing that the answer prints gets out."""
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Judge:
 
     Args:
         run: runs the judging process in the sandbox.
-        limits: of the answer's process, and of the one that judges it.
+        limits: what the answer's process and the one that judges it may use together.
         packages: whether answer and tests may import the packages that are installed beside asyncrl.
     """
 

@@ -28,7 +28,7 @@ _MADE_OF: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("datetime", "time"): lambda value: [value.hour, value.minute, value.second, value.microsecond],
     ("datetime", "datetime"): lambda value: [*value.timetuple()[:6], value.microsecond],
 }
-"""What values of the standard library are made of, by module and class. Times have no time zone."""
+"""What values of the standard library are made of, by module and class. Times with a zone stay where they are."""
 
 
 class Ended(BaseException):
@@ -104,7 +104,7 @@ def pack(value: Any, other: Callable[[Any], dict[str, Any]]) -> Any:
         case range():
             return {"range": [value.start, value.stop, value.step]}
     kind = (type(value).__module__, type(value).__name__)
-    if kind in _MADE_OF:
+    if kind in _MADE_OF and getattr(value, "tzinfo", None) is None:
         return {"value": [*kind, pack(_MADE_OF[kind](value), other)]}
     if kind[0] == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in _NUMERIC:
         return {"array": [value.dtype.str, list(value.shape), pack(value.tolist(), other)]}

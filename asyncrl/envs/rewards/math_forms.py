@@ -44,7 +44,8 @@ class Form:
             yield from part.expressions()
 
 
-MOST_PARTS = 200
+_MOST_PARTS = 200
+"""Parts of a bracket, rows of a matrix and cells of a row that are read."""
 _DEEPEST = 12
 _SEVERAL = re.compile(r"\b(?:and|or)\b|,")
 _CHOICE = re.compile(r'["\s]*\(?([A-J])\)?["\s]*')
@@ -70,6 +71,7 @@ _UNITS = {
     "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "liter": "l", "litre": "l", "milliliter": "ml",
     "degree": "", "deg": "", "dollar": "", "buck": "", "usd": "", "unit": "", "percent": "%",
 }  # fmt: skip
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
 _SHORT_UNITS = {*_UNITS.values(), "mph", "kph", "hz"} - {"", "%"}
 
 
@@ -99,9 +101,6 @@ def _texts(text: str, _: int) -> Form | None:
     if not _SEVERAL.search(plain) and _WORDS.fullmatch(plain) and re.search(r"[A-Za-z]{2}", plain):
         return Form(Kind.WORDS, words(plain))
     return None
-
-
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
 
 
 def words(text: str) -> str:
@@ -144,8 +143,8 @@ def _bracketed(text: str, depth: int) -> Form | None:
     if text == "\\emptyset":
         return Form(Kind.UNORDERED, "set")
     if found := _MATRIX.fullmatch(text):
-        rows = [row for row in re.split(r"\\\\", found[2]) if row.strip()][:MOST_PARTS]
-        made = (Form(Kind.ORDERED, "row", tuple(form_of(cell, depth) for cell in row.split("&")[:MOST_PARTS])) for row in rows)
+        rows = [row for row in re.split(r"\\\\", found[2]) if row.strip()][:_MOST_PARTS]
+        made = (Form(Kind.ORDERED, "row", tuple(form_of(cell, depth) for cell in row.split("&")[:_MOST_PARTS])) for row in rows)
         return Form(Kind.ORDERED, "determinant" if found[1] in ("vmatrix", "Vmatrix") else "matrix", tuple(made))
     plain = text.replace("\\{", "{").replace("\\}", "}")
     if len(plain) < 2 or plain[0] not in _OPEN or plain[-1] not in _CLOSE or not _encloses(plain):
@@ -176,7 +175,7 @@ def _split(text: str) -> list[str]:
         if sign in ",;" and depth <= 0:
             parts.append(text[start:place])
             start = place + 1
-    return [*parts, text[start:]][:MOST_PARTS]
+    return [*parts, text[start:]][:_MOST_PARTS]
 
 
 def _listed(text: str, depth: int) -> Form | None:
@@ -222,7 +221,8 @@ def unit_of(text: str) -> str:
         name = name[:-1] if len(name) > 2 and name.endswith("s") else name
         return _UNITS.get(name, name)
 
-    return re.sub(r"[a-z]+", single, text).strip("^2 ") and re.sub(r"[a-z]+", single, text)
+    unit = re.sub(r"[a-z]+", single, text)
+    return unit if unit.strip("^2 ") else ""
 
 
 def _equation(text: str, depth: int) -> Form | None:
@@ -260,12 +260,9 @@ def equal(wanted: Form, given: Form, same: Same) -> bool:
     if wanted.kind is not given.kind:
         return False
     if wanted.kind is Kind.ORDERED:
-        brackets = wanted.text == given.text
-        return (
-            brackets
-            and len(wanted.parts) == len(given.parts)
-            and all(equal(*pair, same) for pair in zip(wanted.parts, given.parts, strict=True))
-        )
+        if wanted.text != given.text or len(wanted.parts) != len(given.parts):
+            return False
+        return all(equal(*pair, same) for pair in zip(wanted.parts, given.parts, strict=True))
     if wanted.kind is Kind.WORDS:
         return wanted.text == given.text
     return wanted.text.replace(" ", "") == given.text.replace(" ", "") or same(wanted.text, given.text)
