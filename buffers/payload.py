@@ -10,6 +10,7 @@ What always holds:
 Several threads may use an object of each of the three classes at once.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from asyncrl.core.durable import sync
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.file_errors import naming
 from asyncrl.core.payload import PayloadRef
 from buffers.disk import PAGE, append_whole, disk_full, punch_hole
 from buffers.extents import Extents
@@ -171,10 +173,16 @@ class PayloadReader:
 
     def _read_run(self, run: Sequence[PayloadRef]) -> bytes:
         size = run[-1].offset + run[-1].size - run[0].offset
+        path = self._folder / run[0].segment
         try:
-            return os.pread(self._file(run[0].segment), size, run[0].offset)
+            with naming(path):
+                return os.pread(self._file(run[0].segment), size, run[0].offset)
         except FileNotFoundError as error:
-            raise PayloadLost(self._folder / run[0].segment, run[0].offset, "its segment is not there") from error
+            raise PayloadLost(path, run[0].offset, "its segment is not there") from error
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise PayloadLost(path, run[0].offset, "the disk cannot read it any more") from error
 
     def _file(self, segment: str) -> int:
         file = self._files.get(segment)
@@ -349,7 +357,8 @@ class PayloadStore:
             first = max(start // PAGE, -(-merged_start // PAGE)) * PAGE
             behind = min(-(-end // PAGE), merged_end // PAGE) * PAGE
             if self._punches and first < behind:
-                self._punches = punch_hole(file, first, behind)
+                with naming(self._folder):
+                    self._punches = punch_hole(file, first, behind)
 
 
 def _is_written(file: int) -> bool:

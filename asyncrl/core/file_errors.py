@@ -34,8 +34,13 @@ def naming(file: Path) -> Iterator[None]:
 
 def explained(error: OSError) -> str:
     """Return a sentence about the error: the file, what is wrong, and what can be done about it."""
+    name = f"{os.fsdecode(error.filename)}: " if error.strerror and isinstance(error.filename, str | bytes) else ""
+    return f"{name}{cause_and_remedy(error)}"
+
+
+def cause_and_remedy(error: OSError) -> str:
+    """Return what is wrong and what can be done about it, for a sentence that names the file itself."""
     if not error.strerror:  # a text of our own, or of a library
         return str(error) or type(error).__name__
-    name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
     remedy = _REMEDIES.get(error.errno or 0, "")
-    return f"{name}{error.strerror}{f'; {remedy}' if remedy else ''}"
+    return f"{error.strerror}{f'; {remedy}' if remedy else ''}"

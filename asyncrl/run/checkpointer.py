@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.core.buffer_api import BufferApi
+from asyncrl.core.file_errors import cause_and_remedy
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import CheckpointConfig
 from asyncrl.run.beginning import begin_from, totals_at, totals_file
@@ -158,4 +159,4 @@ class Checkpointer:
             draft.replace(file)
             self._written = version, totals
         except OSError as error:
-            raise CheckpointNotWritten(f"{file} could not be written: {error.strerror}; make room there") from error
+            raise CheckpointNotWritten(f"{file} could not be written: {cause_and_remedy(error)}") from error

@@ -9,6 +9,7 @@ import msgspec
 
 from asyncrl.core.buffer_statistics import LedgerCounts
 from asyncrl.core.error_counts import CountedError, at_least
+from asyncrl.core.file_errors import cause_and_remedy
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.whole_file import write_whole
@@ -127,7 +128,7 @@ class RecordedSummary(msgspec.Struct, frozen=True, kw_only=True):
         try:
             self.write(path)
         except OSError as error:
-            problem = f"{path} could not be written: {error.strerror}; make room there"
+            problem = f"{path} could not be written: {cause_and_remedy(error)}"
             status = Status.FAILED if self.status is Status.COMPLETED else self.status
             return msgspec.structs.replace(self, status=status, reason="; ".join(filter(None, (self.reason, problem))))
         return self

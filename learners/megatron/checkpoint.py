@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import CheckpointException, Metadata
 
 from asyncrl.core.durable import sync
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.file_errors import cause_and_remedy
 from asyncrl.device.pinning import HostArena
 from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import (
@@ -266,7 +267,8 @@ def _prepare(target: Path, partial: Path) -> None:
 
 
 def _not_written(target: Path, error: Exception) -> CheckpointNotWritten:
-    return CheckpointNotWritten(f"{target} could not be written: {error}; make room there, or write elsewhere (run_dir)")
+    told = cause_and_remedy(error) if isinstance(error, OSError) else str(error)
+    return CheckpointNotWritten(f"{target} could not be written: {told}; see to the disk, or write elsewhere (run_dir)")
 
 
 def _agreed(action: Callable[[], _T]) -> list[_T]:

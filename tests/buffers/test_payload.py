@@ -397,6 +397,33 @@ def test_no_room_to_note_a_hole_keeps_the_space_until_the_whole_segment_goes(tmp
     assert store.bytes_on_disk() == 0
 
 
+def test_payload_in_a_part_of_the_disk_that_cannot_be_read_is_lost(tmp_path):
+    appending = writer(tmp_path)
+    refs = appending.append([b"a", b"b"])
+    appending.close()
+    segment = tmp_path / refs[0].segment
+    segment.unlink()
+    segment.symlink_to("/proc/self/mem")  # its first bytes cannot be read, and the error is that of a disk that fails
+    with pytest.raises(PayloadLost, match=rf"{refs[0].segment}.*the disk cannot read it any more"):
+        PayloadReader(tmp_path).read(refs)
+    assert PayloadStore(tmp_path).verify(refs) == refs
+
+
+def test_a_disk_that_fails_while_payload_is_freed_is_named(tmp_path, monkeypatch):
+    appending, store = writer(tmp_path), PayloadStore(tmp_path)
+    refs = appending.append([b"a" * PAGE, b"b" * PAGE])
+    appending.close()
+
+    def fails(*_):
+        ctypes.set_errno(errno.EIO)
+        return -1
+
+    monkeypatch.setattr(disk._libc, "fallocate", fails)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        store.free(refs[:1])
+    assert caught.value.filename == str(tmp_path)
+
+
 def test_another_error_of_the_disk_is_no_full_disk(tmp_path, monkeypatch):
     appending = writer(tmp_path)
     (ref,) = appending.append([b"a"])

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.core.file_errors import explained, naming
+from asyncrl.core.file_errors import cause_and_remedy, explained, naming
 
 FAILING = Path("/proc/self/mem")
 """A file that can be opened and whose first byte cannot be read: a disk that fails answers the same."""
@@ -14,6 +14,7 @@ def test_a_disk_that_fails_while_a_file_is_read_is_told_with_the_file_and_a_reme
         file.read(1)
     remedy = "the disk, or the connection to it, fails: see dmesg, and put the file on a sound one"
     assert explained(caught.value) == f"{FAILING}: Input/output error; {remedy}"
+    assert cause_and_remedy(caught.value) == f"Input/output error; {remedy}"
 
 
 def test_the_name_that_an_error_has_already_is_kept():

@@ -296,9 +296,11 @@ async def test_a_broken_environment_is_no_reward_and_names_its_line() -> None:
 
 async def test_a_lost_server_is_no_fault_of_the_task_and_is_connected_again() -> None:
     async with served() as (server, url), serving(servers(url), TOKEN) as pool:
-        environment = await begun(pool)
+        environment, closing = await begun(pool), await begun(pool)
         playing = asyncio.create_task(environment.step(call("note", text="x", seconds=60)))
         await asyncio.sleep(0)
+        pool.up[url]._end("it did not answer a close")
+        await closing.close()
         await server.close()
         with pytest.raises(EnvironmentLost, match="is gone") as lost:
             await playing
@@ -311,8 +313,23 @@ async def test_a_lost_server_is_no_fault_of_the_task_and_is_connected_again() ->
             assert (await after.step(Action("yes", ()))).reward == 1.0
             await after.close()
         gone, back = pool.remarks[:2]
-        assert "its 1 episodes are issued again, and new episodes wait" in gone
+        assert "its 2 episodes are issued again, and new episodes wait" in gone
         assert "answers again" in back
+
+
+async def test_a_client_that_is_gone_when_a_stopped_server_goes_on_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as (server, url):
+        host, _, port = url.removeprefix("ws://").partition(":")
+        hello = (
+            f"GET / HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        for _ in range(20):  # the server's event loop is this one, so it does nothing meanwhile
+            with socket.create_connection((host, int(port)), 60) as client:
+                client.sendall(hello.encode())
+        async with connected(url):
+            assert server.episodes == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_waiting_for_a_server_ends_with_the_reason() -> None:

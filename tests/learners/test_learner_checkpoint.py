@@ -362,7 +362,7 @@ def test_a_disk_that_refuses_is_named_on_all_ranks_and_training_goes_on(folder, 
     for kind, text, left in outcomes:
         assert kind == "CheckpointNotWritten"
         assert text.startswith(f"{target} could not be written: ")
-        assert text.endswith("make room there, or write elsewhere (run_dir)")
+        assert text.endswith("see to the disk, or write elsewhere (run_dir)")
         assert not left
     checkpoint_manifest.Manifest.read(target)
 

@@ -124,17 +124,23 @@ def test_a_checkpoint_that_is_older_than_what_the_journal_keeps_is_refused(folde
     assert asyncio.run(checkpointer.resume(PolicyVersion(7), PolicyVersion(4))) == 4
 
 
-def test_totals_that_cannot_be_written_put_a_checkpoint_off(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "; make room there;"), (errno.EROFS, "; its file system is read-only: mount it writable")],
+)
+def test_totals_that_cannot_be_written_put_a_checkpoint_off(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+):
     checkpointer, learner, notes = make(folder, Totals())
     real = Path.write_bytes
 
-    def full(path: Path, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def refuse(path: Path, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     asyncio.run(run(checkpointer, 2))
     assert learner.forgotten == []
-    assert "No space left on device" in notes.lines[0]
+    assert f"could not be written: {os.strerror(number)}{remedy}" in notes.lines[0]
     monkeypatch.setattr(Path, "write_bytes", real)
     asyncio.run(run(checkpointer, 1))
     assert learner.forgotten == [1]

@@ -191,7 +191,7 @@ def test_scores_that_cannot_be_written_are_a_failure(tmp_path):
     )
     told = summary.recorded(tmp_path / "gone" / "evaluation.json")
     assert told.status is Status.FAILED
-    assert told.reason.endswith("could not be written: No such file or directory; make room there")
+    assert told.reason.endswith("could not be written: No such file or directory")
 
 
 def test_what_cannot_be_played_is_refused_before_an_engine_starts(tmp_path):

@@ -69,6 +69,7 @@ class Connection:
         lost: set when the connection has ended.
         why: how it ended.
         episodes: how many episodes are open.
+        lost_episodes: how many were open when the connection ended.
     """
 
     def __init__(self, url: str, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
@@ -78,7 +79,7 @@ class Connection:
         self._incident = f"{url} {secrets.token_hex(8)}"
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Queue[Answer | None]] = {}
-        self.episodes, self.why = 0, ""
+        self.episodes, self.lost_episodes, self.why = 0, 0, ""
         self.lost = asyncio.Event()
         self._reading = asyncio.create_task(self._read(), name=f"reading from {url}")
 
@@ -258,7 +259,7 @@ class Connection:
         """Give the connection up, and tell everybody who waits."""
         if self.lost.is_set():
             return
-        self.why = why
+        self.why, self.lost_episodes = why, self.episodes
         self.lost.set()
         for answers in self._waiting.values():
             answers.put_nowait(None)

@@ -130,7 +130,8 @@ class ServerPool:
         self._losses[url] += 1
         self._why_down[url] = f"{url} is gone: {connection.why}"
         times = "" if self._losses[url] == 1 else f" (loss {self._losses[url]})"
-        episodes = f"its {connection.episodes} episodes are issued again" if connection.episodes else "it had no episodes"
+        lost = connection.lost_episodes
+        episodes = f"its {lost} episodes are issued again" if lost else "it had no episodes"
         left = "the other servers go on" if self.up else f"new episodes wait for up to {self.servers.wait_s:g} s"
         self._remark(f"the environment server {url} is gone{times}: {connection.why}; {episodes}, and {left}")
 

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from asyncrl.core.listener import Listener
@@ -102,8 +102,9 @@ class _Http(web.Server):
 
 
 def _is_own(record: logging.LogRecord) -> bool:
-    """Whether an error that aiohttp logs is no request that it could not read: those are turned away, and told of as such."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    """Whether an error that aiohttp logs is ours. A request that it could not read is turned away, and told of as such; a client
+    that is gone before its connection is taken has lost nothing."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError | ClientConnectionResetError)
 
 
 _own_errors = logging.getLogger(f"{__name__}.http")
