@@ -4,6 +4,7 @@ What always holds: only who may read the file ``control`` in the run folder gets
 there only while the driver answers, or after it was killed.
 """
 
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -15,11 +16,14 @@ import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.file_errors import explained
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, signatures
 from asyncrl.run.asking import ANSWER_DEADLINE_S
 from asyncrl.run.folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
@@ -58,8 +62,11 @@ async def controlled(folder: RunFolder, control: RunControl) -> AsyncIterator[No
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
         server.close()
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:  # what ended the run matters more, and the next driver removes it
+            logger.warning("%s", explained(error))
 
 
 async def scale(run: Path, pool: str, size: int) -> str:

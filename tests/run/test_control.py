@@ -40,6 +40,20 @@ async def test_the_driver_answers_the_runs_own_user(folder: RunFolder) -> None:
             await scale(folder.path, "generators", 3)
 
 
+async def test_a_disk_that_refuses_the_end_does_not_hide_why_the_run_ended(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def end() -> None:
+        async with controlled(folder, Pool()):
+            folder.control.unlink()
+            folder.control.mkdir()  # cannot be unlinked, as on a file system that has become read-only
+            raise RecipeError("tasks", "no more tasks", "add some")
+
+    with pytest.raises(RecipeError, match="no more tasks"):
+        await end()
+    assert f"{folder.control}: Is a directory" in caplog.text
+
+
 async def test_nobody_gets_in_without_the_token(folder: RunFolder) -> None:
     with folder.driven():
         async with controlled(folder, Pool()):
