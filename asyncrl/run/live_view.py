@@ -146,7 +146,7 @@ class LiveView:
     def _draw(self) -> RenderableType:
         """Draw the block as it is now. Takes no lock: rich calls this under its own, and our prints take ours first."""
         self._spinner.update(text=Text(self._phase))
-        return Panel(
+        panel = Panel(
             Group(self._spinner, *self._below_phase()),
             title=Text.assemble(("asyncrl ", "bold"), self._name),
             title_align="left",
@@ -155,6 +155,9 @@ class LiveView:
             box=box.ROUNDED,
             border_style="dim",
         )
+        # Below it stands an empty line for the ^C that a terminal writes where the cursor is: behind the border it would begin a
+        # new line, which rich does not know of, and so a border would stay on the screen.
+        return Group(panel, Text())
 
     def _below_phase(self) -> list[RenderableType]:
         advanced, recent = self._advanced, list(self._recent)

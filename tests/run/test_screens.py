@@ -29,6 +29,7 @@ def test_a_launch_is_readable_at_every_width(tmp_path, columns):
         assert "of which" in " ".join(shown)
         assert holds(shown, "right 0.600 brief -0.010")
         assert holds(shown, f"Warning: {shown_run.WARNING}")
+        screen.press("\x03")  # the terminal writes ^C where the cursor is; nobody gets a signal, since it controls no session
         screen.process.send_signal(signal.SIGUSR1)
         assert screen.wait() == ExitCode.COMPLETED
         lines = screen.everything
