@@ -72,7 +72,7 @@ def choose(recipe: Recipe, keys: Set[str], machine: Machine) -> tuple[Recipe, tu
         machine: the machine that the run will use.
 
     Returns:
-        the recipe with the values chosen, and the choices.
+        the recipe with the values chosen, and the choices; a value that the machine makes no use of is no choice.
     """
     try:
         shape = read_shape(recipe.model.path)
@@ -85,7 +85,7 @@ def choose(recipe: Recipe, keys: Set[str], machine: Machine) -> tuple[Recipe, tu
             value, reason = rule(recipe, machine, shape)
             changed = msgspec.structs.replace(getattr(recipe, section), **{name: value})
             recipe = msgspec.structs.replace(recipe, **{section: changed})
-            choices.append(Choice(key, value, reason))
+            choices += [Choice(key, value, reason)] if reason else []
     return recipe, tuple(choices)
 
 
@@ -117,12 +117,12 @@ def _faster_dtype(machine: Machine, shape: ModelShape | None) -> tuple[str, str]
 def _gpu(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
     if machine.gpus == 1 and recipe.learner.layout.ranks == recipe.generators.engine_workers == 1:
         return "shared", "there is one GPU for the learner and an engine"
-    return "own", "each process has its GPUs to itself" if machine.gpus else "not used on CPU"
+    return "own", "each process has its GPUs to itself" if machine.gpus else ""
 
 
 def _gpu_memory_share(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[float, str]:
     if not machine.gpus:
-        return recipe.generators.gpu_memory_share, "not used on CPU"
+        return recipe.generators.gpu_memory_share, ""
     if recipe.learner.gpu == "shared":
         return SHARED_MEMORY, "the learner, which shares the GPU, needs more than an engine"
     return recipe.generators.gpu_memory_share, "an engine has its GPU to itself"
@@ -168,7 +168,7 @@ def _most_running(machine: Machine) -> int:
 def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     generators = recipe.generators
     if shape is None or machine.gpus:
-        return generators.kv_cache_mb, "the model is not known" if shape is None else "not used on a GPU"
+        return generators.kv_cache_mb, "the model is not known" if shape is None else ""
     needed = generators.max_running * recipe.model.max_context * shape.cache_bytes(ELEMENT_BYTES[generators.dtype])
     most = int(machine.free * CACHE_SHARE / generators.engines)
     if needed > most:

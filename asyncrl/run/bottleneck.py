@@ -1,4 +1,4 @@
-"""Names what a run waits for, the knob that would change it, and what that would bring.
+"""Names what a run waits for, the key that would change it, and what that would bring.
 
 The learner's time is the run's time: the learner trains, publishes, or waits for a batch. While it waits, engines have
 room but no tickets, are paused, evaluate, wait for tools, or generate. No tickets come while finished episodes wait for a
@@ -6,7 +6,7 @@ reward model or service, too. The largest of the learner's three shares says
 which side holds the run up, except that it is the engines if the learner waits clearly more than they idle. The largest
 of the engines' shares then says why.
 
-What a knob brings follows Amdahl's law (1967): the share of time that the knob divides shrinks, and the rest stays. The
+What a key brings follows Amdahl's law (1967): the share of time that the key divides shrinks, and the rest stays. The
 other side and the processor set an upper limit.
 """
 
@@ -26,7 +26,7 @@ from asyncrl.run.units import duration, percent
 from generators.finished_episodes import FinishedEpisodes
 
 WORTH_SAYING = 1.1
-"""The smallest factor for which changing a knob is advised."""
+"""The smallest factor for which changing a key is advised."""
 CLEARLY_MORE = 0.1
 """The engines hold the run up if the learner's share of waiting exceeds their share of idling by this much."""
 ROOM_TO_SPARE = 0.2
@@ -59,7 +59,7 @@ class Bottleneck(msgspec.Struct, frozen=True):
         kind: what it is.
         share: the share of the run's time that it takes, in [0, 1].
         sentence: names it, and what would help.
-        factor: by how much the advice would multiply the trajectories per second; None where no knob helps.
+        factor: by how much the advice would multiply the trajectories per second; None where no key helps.
     """
 
     kind: Kind
@@ -101,18 +101,18 @@ class SlowTool(msgspec.Struct, frozen=True):
 class _Advice(msgspec.Struct, frozen=True):
     """Knobs, their present and their new value, and the factor by which the change divides the time that is lost."""
 
-    knobs: tuple[str, ...]
+    keys: tuple[str, ...]
     now: int
     then: int
     divides: float
 
     def __str__(self) -> str:
-        return f"{' and '.join(self.knobs)} {self.now} -> {self.then}"
+        return f"{' and '.join(self.keys)} {self.now} -> {self.then}"
 
     def breaks(self, recipe: Recipe) -> bool:
         """Whether the recipe with this change would be refused."""
-        for knob in self.knobs:
-            section, name = knob.split(".")
+        for key in self.keys:
+            section, name = key.split(".")
             changed = msgspec.structs.replace(getattr(recipe, section), **{name: self.then})
             recipe = msgspec.structs.replace(recipe, **{section: changed})
         return next(broken_rules(recipe), None) is not None
@@ -138,12 +138,12 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int, slow
     over = "training step" if steps == 1 else f"{steps} training steps"
     found = f"{kind}-bound: in the last {over} {_says(kind, shares, share, slowest)}"
     advice = _advice(kind, shares, recipe, depth)
-    if advice.knobs == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
+    if advice.keys == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
         return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
     divided = share + _saved_by_a_larger_batch(shares) if kind is Kind.PUBLICATION else share
     factor = min(1 / (1 - divided + divided / advice.divides), _room(kind, shares, advice))
     if factor < WORTH_SAYING or advice.breaks(recipe):
-        return Bottleneck(kind, share, f"{found}; {_no_knob(shares)}")
+        return Bottleneck(kind, share, f"{found}; {_no_key(shares)}")
     return Bottleneck(kind, share, f"{found}; {advice} would bring about {factor:.1f}x", factor)
 
 
@@ -206,9 +206,9 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
         case Kind.STALENESS | Kind.TOOLS | Kind.REWARD:
             fixed, bound = recipe.buffer.pipeline_depth != AUTO, recipe.buffer.max_staleness
             both = ("buffer.max_staleness", "buffer.pipeline_depth") if fixed else ("buffer.max_staleness",)
-            knobs = ("buffer.pipeline_depth",) if depth < bound else both
+            keys = ("buffer.pipeline_depth",) if depth < bound else both
             # With depth d, d + 1 batches are under way side by side.
-            return _Advice(knobs, depth, depth + 1, 2 if kind is Kind.STALENESS else (depth + 2) / (depth + 1))
+            return _Advice(keys, depth, depth + 1, 2 if kind is Kind.STALENESS else (depth + 2) / (depth + 1))
         case Kind.GENERATION:
             now, engines = recipe.generators.count, _training_engines(recipe)
             return _Advice(("generators.count",), now, now + 1, (engines + 1) / engines)
@@ -245,13 +245,13 @@ def _room(kind: Kind, shares: Shares, advice: _Advice) -> float:
     elif kind is Kind.PUBLICATION:
         fixed = shares.publishing + _saved_by_a_larger_batch(shares)
         least = max(1 - shares.idle, shares.training + shares.publishing - fixed + fixed / advice.divides)
-    if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS) and advice.knobs != _MORE_AT_ONCE:
+    if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS) and advice.keys != _MORE_AT_ONCE:
         least = max(least, shares.cores / SIDE_BY_SIDE)
     return 1 / max(0.01, least)
 
 
-def _no_knob(shares: Shares) -> str:
+def _no_key(shares: Shares) -> str:
     if shares.cores > SIDE_BY_SIDE / WORTH_SAYING:
         busy = percent(shares.cores)
-        return f"no knob helps, because processor cores are busy for {busy} of the time: a smaller model or more cores would help"
-    return "no knob helps much: something else would hold the run up next"
+        return f"no key helps, because processor cores are busy for {busy} of the time: a smaller model or more cores would help"
+    return "no key helps much: something else would hold the run up next"

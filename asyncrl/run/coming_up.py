@@ -7,7 +7,7 @@ NAMED = 3
 
 
 class ComingUp:
-    """The processes of a run that are not up yet.
+    """The processes of a run that are not up yet, which are shown from the beginning.
 
     Args:
         names: what comes up, e.g. ``generator-0``.
@@ -17,10 +17,14 @@ class ComingUp:
     def __init__(self, names: Iterable[str], advance: Callable[[float, str], None]) -> None:
         self._waited_for, self._advance = list(names), advance
         self._all = len(self._waited_for)
+        self._show()
 
     def up(self, name: str) -> None:
         """Note that one is up, and show which are not."""
         self._waited_for.remove(name)
+        self._show()
+
+    def _show(self) -> None:
         if left := len(self._waited_for):
             more = f" and {left - NAMED} more" if left > NAMED else ""
             self._advance(1 - left / self._all, f"waiting for {', '.join(self._waited_for[:NAMED])}{more}")

@@ -18,7 +18,7 @@ from asyncrl.run.summary import Summary
 
 SENTENCE = (
     "generation-bound: in the last 20 training steps the learner waited for 30 % of the time for engines to generate; "
-    "no knob would make more than a tenth of a difference"
+    "no key would make more than a tenth of a difference"
 )
 WARNING = (
     "in the last 4 training steps most of the episodes were cut by environment.max_turns, "

@@ -220,7 +220,9 @@ def test_engines_have_the_gpus_that_the_learner_leaves():
 
 
 def test_every_key_that_may_be_auto_has_a_rule():
-    assert set(chosen(LAPTOP)) == AUTOMATIC_KEYS
+    of_gpus = {"learner.gpu", "generators.gpu_memory_share"}
+    assert set(chosen(replace(LAPTOP, gpus=2))) == AUTOMATIC_KEYS - {"generators.kv_cache_mb"}
+    assert set(chosen(LAPTOP)) == AUTOMATIC_KEYS - of_gpus, "what the machine has no use for is not told"
 
 
 def test_what_was_chosen_is_written_down_and_kept_elsewhere(tmp_path):

@@ -1,4 +1,4 @@
-"""What holds a run up is named, with the knob that would change it and what that would bring."""
+"""What holds a run up is named, with the key that would change it and what that would bring."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def found(depth=1, **shares):
 
 
 @pytest.mark.parametrize(
-    ("shares", "kind", "knob"),
+    ("shares", "kind", "key"),
     [
         ({"training": 0.95, "waiting": 0.05, "idle": 0.6}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
         ({"training": 0.3, "waiting": 0.7, "idle": 0.02, "tools": 0.1}, Kind.GENERATION, "generators.max_running 64 -> 128"),
@@ -43,11 +43,11 @@ def found(depth=1, **shares):
         ({"training": 0.2, "waiting": 0.8, "idle": 0.3, "evaluating": 1.0}, Kind.EVALUATION, "evaluation.every 10 -> 20"),
     ],
 )
-def test_the_largest_share_names_it(shares, kind, knob):
+def test_the_largest_share_names_it(shares, kind, key):
     bottleneck = found(**shares)
     assert bottleneck.kind == kind
     assert bottleneck.sentence.startswith(f"{kind}-bound: in the last 20 training steps ")
-    assert knob in bottleneck.sentence
+    assert key in bottleneck.sentence
     assert bottleneck.factor is not None
     assert f"would bring about {bottleneck.factor:.1f}x" in bottleneck.sentence
 
@@ -116,15 +116,15 @@ def test_the_tool_that_takes_the_most_time_is_named():
     assert SlowTool.of([FinishedEpisodes()]) is None
 
 
-def test_where_all_cores_are_busy_no_knob_helps():
+def test_where_all_cores_are_busy_no_key_helps():
     bottleneck = found(training=1.0, idle=0.5, cores=0.99)
     assert bottleneck.factor is None
-    assert "no knob helps, because processor cores are busy for 99 % of the time" in bottleneck.sentence
+    assert "no key helps, because processor cores are busy for 99 % of the time" in bottleneck.sentence
     assert found(training=1.0, idle=0.5, cores=0.6).factor == pytest.approx(0.9 / 0.6)
     assert found(training=0.2, waiting=0.8, idle=0.8, tools=0.99, cores=1.0).factor is not None, "tools may only wait"
 
 
-def test_where_both_sides_keep_pace_no_knob_helps():
+def test_where_both_sides_keep_pace_no_key_helps():
     assert "something else would hold the run up next" in found(training=0.97, waiting=0.02, idle=0.03).sentence
 
 
@@ -133,8 +133,8 @@ HELD_BACK = {"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}
 
 def test_beyond_the_bound_the_bound_is_what_to_raise():
     fixed = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=4"])
-    knobs = "buffer.max_staleness and buffer.pipeline_depth 4 -> 5"
-    assert knobs in find_bottleneck(Shares(**HELD_BACK), fixed, 4, 20).sentence
+    keys = "buffer.max_staleness and buffer.pipeline_depth 4 -> 5"
+    assert keys in find_bottleneck(Shares(**HELD_BACK), fixed, 4, 20).sentence
     moving = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=auto"])
     assert "; buffer.max_staleness 4 -> 5" in find_bottleneck(Shares(**HELD_BACK), moving, 4, 20).sentence
 
@@ -149,7 +149,7 @@ def test_what_the_run_does_itself_is_no_advice():
 def test_a_change_that_the_recipe_would_be_refused_with_is_no_advice():
     every_group_a_rank = compose("quickstart", ["batch.groups_per_step=3", "learner.data_parallel=2"])
     bottleneck = find_bottleneck(Shares(training=1.0, idle=0.9), every_group_a_rank, 1, 20)
-    assert "no knob helps" in bottleneck.sentence
+    assert "no key helps" in bottleneck.sentence
 
 
 def test_more_room_is_no_advice_where_engines_have_room():
