@@ -1,7 +1,8 @@
 """Built-in environment: families of verifiable tasks from the library reasoning-gym, answered in one turn without tools.
 
-The library's own scorer gives the reward. An item follows from its family, the family's options, and a seed; which split it
-belongs to is decided by a checksum of its question, so no question is ever in both, whatever the seeds and counts.
+The library's own scorer gives the reward, in a process that can be killed. An item follows from its family, the family's options,
+and a seed; which split it belongs to is decided by a checksum of its question, so no question is ever in both, whatever the seeds
+and counts.
 """
 
 import importlib
@@ -9,7 +10,6 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +19,10 @@ from msgspec import Meta
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
-from asyncrl.core.text import told
+from asyncrl.core.text import told, writable
+from asyncrl.envs.contained import Overdue
 from asyncrl.envs.splits import split_of
-from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.tools import ToolEnvironment
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ EVALUATED = 5
 """One question in this many is for evaluation."""
 FUTILE = 500
 """Items in a row without a new question of the split, after which a family counts as used up."""
+UNREPEATABLE = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
+"""Families whose items depend on the order of Python's sets, so the process that scores would have other items than the one that
+made the tasks."""
 MOST_ITEMS = 2**20
 """Size of the data sets that items are taken from, and distance of their seeds. An item is made when it is asked for."""
 
@@ -58,17 +62,36 @@ class ReasoningGym(ToolEnvironment):
 
     def __init__(self, families: dict[str, Family], system_prompt: str = "") -> None:
         self.system_prompt = system_prompt
+        self._own: ToolProcesses | None = None
 
     @classmethod
     @asynccontextmanager
     async def share(cls, **options: Any) -> AsyncIterator["Families"]:
-        """Load the families, whose scorers are used for all episodes."""
+        """Load the families for all episodes."""
         yield Families(options["families"])
 
     async def reward(self, task: Task, answer: str) -> float:
-        """The library's score, from 0 to 1, of the answer without space around it."""
-        scored = partial(self.shared.score, task, answer.strip())
-        return await run_in_daemon_thread(scored, name=f"scoring {task.id}")
+        """The library's score, from 0 to 1, of the answer without space around it; 0 if the scorer does not get to its end."""
+        from asyncrl.envs.reasoning_gym_scoring import SECONDS, Scoring  # which needs the library
+
+        self.shared.check(task)
+        data = msgspec.json.encode(task.data).decode()
+        arguments = {"families": self.shared.described, "data": data, "answer": writable(answer.strip())}
+        try:
+            return float(await Scoring.call(self._processes(), "score", arguments, SECONDS))
+        except (Overdue, ProcessEnded):
+            return 0.0
+
+    async def close(self) -> None:
+        """End the processes that were started outside a run."""
+        if self._own is not None:
+            self._own.close()
+
+    def _processes(self) -> ToolProcesses:
+        if self.provided.processes is not None:
+            return self.provided.processes
+        self._own = self._own or ToolProcesses(type(self).__name__, most=1)
+        return self._own
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
@@ -124,6 +147,19 @@ class Families:
         """Names of the families."""
         return self._families.keys()
 
+    @property
+    def described(self) -> str:
+        """The families as JSON."""
+        return msgspec.json.encode(self._families).decode()
+
+    def check(self, task: Task) -> None:
+        """See that the task is one of these families.
+
+        Raises:
+            EnvironmentBroken: it is not.
+        """
+        self._item(task)
+
     def entry(self, task: Task) -> dict[str, Any]:
         """Return the library's item of a task."""
         item, data_set = self._find(task)
@@ -136,6 +172,13 @@ class Families:
         return float(data_set.score_answer(answer, data_set[item.index]))
 
     def _find(self, task: Task) -> tuple[Item, Any]:
+        item = self._item(task)
+        key = item.family, item.seed
+        if key not in self._data_sets:
+            self._data_sets[key] = _data_set(item.family, self._families[item.family], item.seed)
+        return item, self._data_sets[key]
+
+    def _item(self, task: Task) -> Item:
         try:
             item = msgspec.convert(task.data, Item)
         except msgspec.ValidationError as error:
@@ -143,10 +186,7 @@ class Families:
             raise EnvironmentBroken(f"{problem}; set tasks.kind to `generated`") from error
         if item.family not in self._families:
             raise EnvironmentBroken(f"task {task.id} is of family {item.family!r}; there are {', '.join(self._families)}")
-        key = item.family, item.seed
-        if key not in self._data_sets:
-            self._data_sets[key] = _data_set(item.family, self._families[item.family], item.seed)
-        return item, self._data_sets[key]
+        return item
 
 
 def _tasks(name: str, family: Family, split: str, seed: int) -> Iterator[Task]:
@@ -183,6 +223,8 @@ def _data_set(name: str, family: Family, seed: int) -> Any:
         near = get_close_matches(name, known, n=1)
         remedy = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(sorted(known))}"
         raise RecipeError(place, f"reasoning-gym has no family {name!r}", remedy)
+    if name in UNREPEATABLE:
+        raise RecipeError(place, "its items differ from process to process, so no answer could be scored", "leave it out")
     if taken := family.options.keys() & {"seed", "size"}:
         raise RecipeError(f"{place}.options.{min(taken)}", "it is set by the run", "leave it out; see `seed` and `tasks`")
     try:
