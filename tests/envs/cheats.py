@@ -230,6 +230,24 @@ ANSWERS = [
     ),
 ]
 
+LOOP_TESTS = """
+cases = [(2, 3, 5), (10, 5, 15)]
+assert all(map(lambda case: add(*case[:2]) == case[2], cases))
+for given, wanted in map(lambda case: (add(*case[:2]), case[2]), cases):
+    assert given == wanted
+"""
+
+LOOP_ENDS = [
+    Cheat("exceptions", "one that ends the loop of a test", "def add(a, b):\n    raise StopIteration"),
+    Cheat("exceptions", "a class of such", "class End(StopIteration): pass\ndef add(a, b):\n    raise End(5)"),
+    Cheat(
+        "exceptions",
+        "one in the place of every reply",
+        "import sys\nfor each in list(sys.modules.values()):\n    if hasattr(each, 'Served'):\n        real = each.Served.answer\n        def end(self, request):\n            if request['do'] == 'run': return real(self, request)\n            self._channel.send({'raised': [{'exception': [0, 'StopIteration', None]}, []]})\n        each.Served.answer = end"
+        + _WRONG,
+    ),
+]
+
 CHECKS = {
     "python": "python3 -c \"import json; assert json.load(open('out')) == [3]\"",
     "script": 'python3 "$CHECK/check.py"',

@@ -29,10 +29,10 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-async def of_python(sandbox: Sandbox, answer: str) -> float:
+async def of_python(sandbox: Sandbox, answer: str, tests: str = cheats.TESTS) -> float:
     environment = Python(limits=LIMITS)
     environment.shared = sandbox
-    await environment.reset(Task(id=TaskId("t"), prompt="?", data={"tests": cheats.TESTS}))
+    await environment.reset(Task(id=TaskId("t"), prompt="?", data={"tests": tests}))
     return (await environment.step(Action(answer, ()))).reward
 
 
@@ -45,6 +45,18 @@ async def of_code_tests(sandbox: Sandbox, answer: str) -> float:
 @pytest.mark.parametrize("cheat", cheats.ANSWERS, ids=str)
 async def test_an_answer_that_cheats_passes_no_test(sandbox: Sandbox, cheat: cheats.Cheat):
     assert (await of_python(sandbox, cheat.code), await of_code_tests(sandbox, cheat.code)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("cheat", cheats.LOOP_ENDS, ids=str)
+async def test_an_answer_cannot_end_the_loop_of_a_test(sandbox: Sandbox, cheat: cheats.Cheat):
+    assert await of_python(sandbox, cheat.code, cheats.LOOP_TESTS) == 0.0
+    assert await of_python(sandbox, cheats.RIGHT, cheats.LOOP_TESTS) == 1.0
+
+
+async def test_iterators_of_an_answer_still_end(sandbox: Sandbox):
+    answer = "def add(a, b):\n    yield a\n    yield b\n"
+    tests = "items = add(1, 2)\nassert (next(items), [*items], next(items, None)) == (1, [2], None)"
+    assert await of_python(sandbox, answer, tests) == 1.0
 
 
 async def test_the_right_answer_passes_what_the_cheats_are_tried_on(sandbox: Sandbox):

@@ -55,7 +55,8 @@ class Answer:
         while "call" in (reply := self._receive()):
             self._channel.send(self._called_back(reply))
         if "raised" in reply:
-            self._raise(*reply["raised"])
+            kind, given = reply["raised"]
+            self._raise(kind, given, at_the_end=(do, *arguments[:1]) == ("builtin", "next"))
         for place, new in reply.get("changed", ()):
             _change(arguments[place], self._unpack(new))
         same = reply.get("same")
@@ -121,7 +122,12 @@ class Answer:
             self._exceptions[number] = type(name, (base,), {})
         return self._exceptions[number]
 
-    def _raise(self, kind: Any, arguments: Any) -> None:
+    def _raise(self, kind: Any, arguments: Any, at_the_end: bool) -> None:
+        """Raise what the answer raised.
+
+        ``StopIteration`` may come from an iterator only: from any other call, it would end a loop of the tests, such as
+        ``all(map(...))``, before they have looked at anything.
+        """
         found, given = self._unpack(kind), self._unpack(arguments)
         if not (isinstance(found, type) and issubclass(found, Exception) and isinstance(given, list)):
             raise Ended
@@ -129,6 +135,8 @@ class Answer:
             raised = found(*given)
         except TypeError:  # some of Python's need arguments of their own
             raised = AnswersError(found.__name__)
+        if isinstance(raised, StopIteration) and not at_the_end:
+            raised = RuntimeError(f"the answer raised {found.__name__}")  # as in a generator
         raise raised from None
 
     def _called_back(self, call: dict[str, Any]) -> dict[str, Any]:
