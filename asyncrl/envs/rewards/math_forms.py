@@ -49,20 +49,23 @@ _MOST_PARTS = 200
 _DEEPEST = 12
 _SEVERAL = re.compile(r"\b(?:and|or)\b|,")
 _CHOICE = re.compile(r'["\s]*\(?([A-J])\)?["\s]*')
-_CHOSEN = re.compile(r'["\s]*(?:\(([A-J])\)|([A-J])[).:](?!\d)).*', re.DOTALL)
+_CHOSEN = re.compile(r'["\s]*(?:\(([A-J])\)|([A-J])[).:](?!\d))(.*)', re.DOTALL)
+_OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:^|\b(?:or|and)\b|[,;:/&=])[\"\s]*\(?[A-J](?![A-Za-z])")
 _CLOCK = re.compile(r'(\d+(?:\s*:\s*\d+)+)\s*"?\s*(?:([ap])\.?\s*m\.?)?\s*"?', re.IGNORECASE)
 _BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{([^{}]+)\}|(\w))")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'., -]*")
 _MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _MIXED = re.compile(r"(-?)\s*(\d+)\s*(\\frac\s*\{\d+\}\s*\{\d+\}|\\frac\s*\d\s*\d)|(-?)\s*(\d+)\s+(\d+/\d+)")
-_BETWEEN = re.compile(r"(.+?)(<|>|\\le|\\ge)(?![A-Za-z])\s*\"?[A-Za-z]\"?\s*(<|>|\\le|\\ge)(?![A-Za-z])(.+)")
-_BEYOND = re.compile(r"[A-Za-z]\s*(<|>|\\le|\\ge)(?![A-Za-z])(.+)")
+_BETWEEN = re.compile(r"(.+?)(<|>|\\(?:le|ge)(?![A-Za-z]))\s*\"?[A-Za-z]\"?\s*(<|>|\\(?:le|ge)(?![A-Za-z]))(.+)")
+_BEFORE = re.compile(r"([^<>=]+?)(<|>|\\(?:le|ge)(?![A-Za-z]))\s*([A-Za-z])")
+_BEYOND = re.compile(r"[A-Za-z]\s*(<|>|\\(?:le|ge)(?![A-Za-z]))(.+)")
 _MEMBER = re.compile(r"[A-Za-z]\s*\\in(?![A-Za-z])")
 _QUANTITY = re.compile(
     r'(.*?[\d)}\]!a-z])\s*(?:(%)|"([^"]+)"((?:\s*\^\s*\{?\s*\d\s*\}?)?)|\s([A-Za-z][A-Za-z./ ]*(?:\s*\^\s*\{?\d\}?)?))'
 )
 _PARTS = re.compile(r'(\d+(?:\.\d+)?)\s*"?\s*([A-Za-z][A-Za-z.]*)\s*"?\s*')
 _OPEN, _CLOSE = "([{", ")]}"
+_TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _REGION = {"<": "()", "\\le": "[]"}
 _PLURALS = {"feet": "foot", "inches": "inch", "centuries": "century"}
 _UNITS = {
@@ -73,6 +76,8 @@ _UNITS = {
 }  # fmt: skip
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
 _SHORT_UNITS = {*_UNITS.values(), "mph", "kph", "hz"} - {"", "%"}
+_JOINED_UNIT = re.compile(rf"(?<=\d)(?=(?:{'|'.join(sorted(each for each in _SHORT_UNITS if len(each) > 1))})(?![A-Za-z]))")
+"""Before a unit of several letters behind a number, as in ``5cm``; one letter may be a variable."""
 
 
 def form_of(text: str, depth: int = 0) -> Form:
@@ -93,7 +98,7 @@ def _texts(text: str, _: int) -> Form | None:
     if found := _CHOICE.fullmatch(text):
         return Form(Kind.WORDS, found[1])
     if found := _CLOCK.fullmatch(text):
-        return Form(Kind.WORDS, re.sub(r"\s", "", found[1]) + (found[2] or "").lower())
+        return Form(Kind.WORDS, re.sub(r"\s", "", found[1]).removeprefix("0") + (found[2] or "").lower())
     if found := _BASED.fullmatch(text):
         base = (found[2] or found[3]).strip('" ').lower()
         return Form(Kind.WORDS, f"{found[1].lower()}_{_BASES.get(base, base)}")
@@ -109,9 +114,9 @@ def words(text: str) -> str:
 
 
 def chosen(text: str) -> str | None:
-    """The letter with which a choice begins, such as that of ``(B) 12``."""
+    """The letter with which a choice begins, such as that of ``(B) 12``; None if there are several, such as ``(B) or (C)``."""
     found = _CHOSEN.fullmatch(text)
-    return found and (found[1] or found[2])
+    return (found[1] or found[2]) if found and not _OTHER_CHOICE.search(found[3].strip()) else None
 
 
 def _regions(text: str, depth: int) -> Form | None:
@@ -127,6 +132,8 @@ def _regions(text: str, depth: int) -> Form | None:
             low, first, second, high = high, second, first, low
         left, right = _REGION[_up(first)][0], _REGION[_up(second)][1]
         return Form(Kind.ORDERED, left + right, (form_of(low, depth), form_of(high, depth)))
+    if found := _BEFORE.fullmatch(text):
+        text = f"{found[3]} {_TURNED[found[2]]} {found[1]}"
     if found := _BEYOND.fullmatch(text):
         end, infinite = form_of(found[2], depth), Form(Kind.EXPRESSION, "\\infty")
         if found[1] in (">", "\\ge"):
@@ -196,6 +203,7 @@ def _sided(text: str, depth: int) -> Form | None:
 
 
 def _measured(text: str, depth: int) -> Form | None:
+    text = _JOINED_UNIT.sub(" ", text)
     several = list(_PARTS.finditer(text))
     if len(several) > 1 and "".join(found[0] for found in several) == text:
         parts = (Form(Kind.QUANTITY, unit_of(found[2]), (Form(Kind.EXPRESSION, found[1]),)) for found in several)
@@ -204,7 +212,7 @@ def _measured(text: str, depth: int) -> Form | None:
         return None
     value, percent, quoted, power, plain = found.groups()
     name = unit_of(plain.partition("^")[0]) if plain else ""
-    if plain and not (name in _SHORT_UNITS or re.search(r"[A-Za-z]{3}", plain) or not name):
+    if plain and not (_SHORT_UNITS.issuperset(name.split("/")) or re.search(r"[A-Za-z]{3}", plain) or not name):
         return None
     unit = unit_of((percent or quoted or plain) + (power or ""))
     return Form(Kind.QUANTITY, unit, (form_of(value, depth),))
@@ -265,7 +273,12 @@ def equal(wanted: Form, given: Form, same: Same) -> bool:
         return all(equal(*pair, same) for pair in zip(wanted.parts, given.parts, strict=True))
     if wanted.kind is Kind.WORDS:
         return wanted.text == given.text
-    return wanted.text.replace(" ", "") == given.text.replace(" ", "") or same(wanted.text, given.text)
+    return _spaceless(wanted.text) == _spaceless(given.text) or same(wanted.text, given.text)
+
+
+def _spaceless(text: str) -> str:
+    """A text without spaces, but for those between digits: ``4 2`` is not 42."""
+    return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
 
 
 def _equal_quantities(wanted: Form, given: Form, same: Same) -> bool:

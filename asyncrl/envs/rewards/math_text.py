@@ -25,6 +25,7 @@ _SYMBOLS = {
     "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ", "²": "^2 ",  # noqa: RUF001
     "³": "^3 ", "½": "\\frac{1}{2}", "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
 }  # fmt: skip
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -32,7 +33,13 @@ _REWRITES = tuple(
             r"(?<!\\)\\(?:[ ,;:!>~]|quad|qquad|displaystyle|textstyle|limits|bigg?[lrm]?|Bigg?[lrm]?|boldsymbol|bm)(?![A-Za-z])",
             " ",
         ),
+        (r"(?<!\\)~", " "),
+        (
+            r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))",
+            lambda found: f"\\sqrt{{{found[1] or found[2] or found[3]}}}",
+        ),
         (r"(?<=\d),\s+!", ","),
+        (r"(?<![\d.,])(\d{1,3}(?: \d{3})+)(?![\d.,]| \d)", lambda found: found[0].replace(" ", "")),
         (r"\\(?:left|right)(?![A-Za-z])\.?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|rm|operatorname)\s*\{([^{}]*)\}", r' "\1" '),
@@ -41,16 +48,24 @@ _REWRITES = tuple(
         (r">=|=>", r"\\ge "),
         (r"\\leqslant|\\geqslant", lambda found: found[0][:3]),
         (r"\\(?:varnothing|emptyset)|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\(sin|cos|tan|cot|sec|csc)\s*\(?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*\)?", r"\\\1(\2 \\cdot \\frac{\\pi}{180})"),
+        (r"(?<![A-Za-z\\])(ln|log|sin|cos|tan|exp)(?=\s*[\d({\\]|\s+[a-z](?![A-Za-z]))", r"\\\1 "),
+        (r"\\(sin|cos|tan|cot|sec|csc)\s*\(?\s*(\d+)\s*\^?\s*\{?\s*\\circ\s*\}?\s*\)?", r"\\\1(\2 \\cdot \\frac{\\pi}{180})"),
         (r"\^?\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?", " degrees "),
         (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        (r"\\log_(?:e|\{e\})(?![A-Za-z])", r"\\ln "),
+        (r"\\binom\s*(\d)\s*(\d)(?!\d)", r"\\binom{\1}{\2}"),
         (r"\*\*", "^"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"\^\s*(-\s*\d+)", r"^{\1}"),
         (r"(?<=[\w)}\s])\*(?=[\w(\\\s])", r" \\cdot "),
         (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)", r"\1 \\times 10^{\2}"),
         (r"\\%", "%"),
+        (
+            r"(?<=\d)(\s*\"?\s*)(hundred|thousand|million|billion|trillion)s?(?![A-Za-z])",
+            lambda found: f" \\times 10^{{{_POWERS[found[2].lower()]}}} {found[1]}",
+        ),
     )
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}")

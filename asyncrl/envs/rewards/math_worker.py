@@ -5,9 +5,11 @@ An answer that takes it too long, or too much memory, ends it, even if whoever a
 
 import json
 import logging
+import re
 import resource
 import signal
 import sys
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +21,12 @@ MEMORY_BYTES = 4 << 30
 
 LONGEST_PART = 2_000
 """Characters of the part of an answer that counts."""
+
+_UNDONE = re.compile(r"\\(?:sum|prod|i*int|lim|limsup|liminf|max|min|sup|gcd|det)(?![A-Za-z])")
+"""What remains to be done. An answer that has it, where the expected one has not, repeats the question."""
+_UNREAD = re.compile(r"(?<![a-z\d])(?<![a-z\d] )\d+ +\d|\d\s*\|+\s*\d|\.\.|[?@#&`]|\\\\|^(?:\\(?:ge|le|ne)(?![a-z])|[<>])")
+"""Two numbers side by side, and what math-verify leaves out, or takes for the end of an expression."""
+_WRITTEN_OUT = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))(?:\\(?:times|cdot)10\^\{?([-+]?\d{1,3})\}?)?")
 
 
 def main() -> None:
@@ -57,7 +65,9 @@ def is_equal(wanted: Form, answer: str) -> bool:
     """Whether what counts of an answer is the one that is wanted."""
     part, marked = final_part(answer)
     texts = [text for text in map(tidied, readings(part)) if 0 < len(text) <= LONGEST_PART]
-    if wanted.kind is Kind.WORDS and any(wanted.text in (words(text), chosen(text)) for text in texts):
+    if wanted.kind is Kind.WORDS and any(
+        wanted.text in (words(text), chosen(text)) or (wanted == form_of(text) and not is_prose(text)) for text in texts
+    ):
         return True
     plain = next((text for text in texts if not is_prose(text)), None)
     if plain is not None:
@@ -80,7 +90,18 @@ def _parsed(text: str) -> tuple[Any, ...]:
 
 
 def _same(wanted: str, given: str) -> bool:
+    if {*_UNDONE.findall(given)} - {*_UNDONE.findall(wanted)} or (_UNREAD.search(given) and not _UNREAD.search(wanted)):
+        return False
+    exact, number = _number(wanted), _number(given)
+    if exact is not None and number is not None and exact.denominator == 1:
+        return exact == number
     return _verified(_read(wanted), _read(given))
+
+
+def _number(text: str) -> Fraction | None:
+    """A number that is written out, which sympy may round; None if the text is anything else."""
+    found = _WRITTEN_OUT.fullmatch(text.replace(" ", ""))
+    return Fraction(found[1]) * Fraction(10) ** int(found[2] or 0) if found else None
 
 
 def _verified(wanted: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
