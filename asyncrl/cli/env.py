@@ -33,7 +33,8 @@ Look at an environment without a trainer: its tools and their types, its tasks
 a hundred at once, with hostile calls, cancelled in the middle. Finds blocking
 calls, shared state, what close() leaves behind, rewards that never differ.
 With --model, or the model of a recipe, also what its chat template makes of
-it. Every finding has its place and remedy. The exit code is 0 if there is no error, else 1."""
+it. Every finding has its place and remedy. The exit code is 0 if there is no
+error, else 1."""
 
 _PLAY = """\
 Be the model: type calls as name(argument="value") or as JSON, and the answer
