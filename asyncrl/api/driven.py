@@ -149,13 +149,8 @@ def _start(request: Request, descriptor: int) -> subprocess.Popen[str]:
     inherits = _is_own(sys.stdout, 1)
     return subprocess.Popen(
         [
-            sys.executable,
-            "-P",
-            "-m",
-            "asyncrl.api.driver",
-            msgspec.json.encode(request).decode(),
-            str(descriptor),
-            str(os.getpid()),
+            *(sys.executable, "-P", "-m", "asyncrl.api.driver"),
+            *(msgspec.json.encode(request).decode(), str(descriptor), str(os.getpid())),
         ],
         stdin=subprocess.DEVNULL,
         stdout=None if inherits else subprocess.PIPE,

@@ -14,7 +14,7 @@ import msgspec
 from asyncrl.api.driven import drive
 from asyncrl.api.errors import NotThere
 from asyncrl.api.messages import EvaluateRequest
-from asyncrl.api.recipes import Overrides, PathLike, Recipe, override_texts, recipe_file
+from asyncrl.api.recipes import Overrides, PathLike, RecipeLike, override_texts, recipe_file
 from asyncrl.api.run import Run, read_trajectories
 from asyncrl.core.errors import RecipeError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     models: PathLike | Run | Sequence[PathLike | Run],
-    recipe: Recipe | None = None,
+    recipe: RecipeLike | None = None,
     overrides: Overrides = (),
     *,
     samples: int | None = None,

@@ -20,14 +20,14 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.text import short
 
 PathLike = str | os.PathLike[str]
-Recipe = PathLike | Mapping[str, Any]
+RecipeLike = PathLike | Mapping[str, Any]
 Overrides = Sequence[str] | Mapping[str, Any]
 _SPECIAL, _ESCAPED = re.compile(r"[\\()\[\]{}:=,]"), r"\\\g<0>"
 """What a key of a dictionary in an override is written with."""
 
 
 @contextmanager
-def recipe_file(recipe: Recipe) -> Iterator[str]:
+def recipe_file(recipe: RecipeLike) -> Iterator[str]:
     """Give the path or name of a recipe; that of a file with it, if it is a dictionary.
 
     Raises:

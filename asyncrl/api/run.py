@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Literal
 from asyncrl.api.driven import Ended, drive
 from asyncrl.api.errors import NotThere
 from asyncrl.api.messages import LaunchRequest
-from asyncrl.api.recipes import Overrides, PathLike, Recipe, override_texts, recipe_file
+from asyncrl.api.recipes import Overrides, PathLike, RecipeLike, override_texts, recipe_file
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.text import short
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from asyncrl.core.recipe.schema import Recipe as ResolvedRecipe
+    from asyncrl.core.recipe.schema import Recipe
     from asyncrl.run.summary import Summary
 
 
-def launch(recipe: Recipe, overrides: Overrides = ()) -> Run:
+def launch(recipe: RecipeLike, overrides: Overrides = ()) -> Run:
     """Run a recipe to its end, showing what ``asyncrl launch`` shows.
 
     The run is driven by a process of its own. So it may be launched from any thread and under a running event loop, as in a
@@ -81,7 +81,7 @@ class Run:
             raise NotThere(f"{self.path} has no summary ({error}): the run has not ended, or was killed; resume it") from error
 
     @cached_property
-    def recipe(self) -> ResolvedRecipe:
+    def recipe(self) -> Recipe:
         """The resolved recipe, every key.
 
         Raises:
