@@ -1,6 +1,6 @@
 """Measures how fast this processor multiplies a model's matrices in float32 and in bfloat16, as an engine and as a learner does.
 
-``python -m learners.type_speed REQUEST`` measures in a process of its own, on one thread, and prints the result; so whoever asks
+``python -m learners.type_speed PRODUCTS`` measures in a process of its own, on one thread, and prints the result; so whoever asks
 need not load torch, which importing this does not load either.
 """
 
@@ -46,12 +46,6 @@ class TypeSpeed(msgspec.Struct, frozen=True):
 
     float32: float
     bfloat16: float
-
-
-class Request(msgspec.Struct, frozen=True):
-    """What is to be measured."""
-
-    products: tuple[Product, ...]
 
 
 def measure(products: Sequence[Product]) -> TypeSpeed:
@@ -116,5 +110,5 @@ def _way(product: Product, tokens: int, dtype: "torch.dtype", *, backward: bool)
 
 
 if __name__ == "__main__":
-    request = msgspec.json.decode(sys.argv[1], type=Request)
-    sys.stdout.write(msgspec.json.encode(measure(request.products)).decode() + "\n")
+    asked = msgspec.json.decode(sys.argv[1], type=tuple[Product, ...])
+    sys.stdout.write(msgspec.json.encode(measure(asked)).decode() + "\n")

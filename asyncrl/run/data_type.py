@@ -15,7 +15,7 @@ import msgspec
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.kept_measurement import kept_measurement
 from asyncrl.run.model_shape import ModelShape
-from learners.type_speed import Product, Request, TypeSpeed
+from learners.type_speed import Product, TypeSpeed
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def _measured(products: tuple[Product, ...]) -> TypeSpeed:
     Raises:
         ComponentFailed: it fails, or takes longer than :data:`MEASURED_S`.
     """
-    command = [sys.executable, "-m", MODULE, msgspec.json.encode(Request(products)).decode()]
+    command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(products).decode()]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     what = "measuring which data type is faster"
     try:

@@ -157,10 +157,8 @@ def _existing(path: Path) -> Path:
 
 def _ask(look: _Look) -> dict[str, list[str]]:
     """Return the names of the folders that each node sees."""
-    command, remedy = (
-        [sys.executable, "-P", "-m", "asyncrl.run.folder_sight"],
-        "see whether its nodes are alive with `ray status`",
-    )
+    command = [sys.executable, "-P", "-m", "asyncrl.run.folder_sight"]
+    remedy = "see whether its nodes are alive with `ray status`"
     try:
         done = subprocess.run(command, input=msgspec.json.encode(look), capture_output=True, timeout=LOOK_S, check=False)
     except subprocess.TimeoutExpired as late:

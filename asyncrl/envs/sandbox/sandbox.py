@@ -205,9 +205,7 @@ class _Supervisor:
     async def start(cls, choice: Choice) -> "_Supervisor":
         """Start the process, and wait until it has found a backend."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "asyncrl.envs.sandbox.supervisor",
+            *(sys.executable, "-P", "-m", "asyncrl.envs.sandbox.supervisor"),
             choice,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

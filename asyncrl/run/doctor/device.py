@@ -78,7 +78,7 @@ def check_devices() -> Iterator[Finding]:
     for gpu in there:
         yield fine("GPU", f"{gpu.index}: {gpu.name}, {memory(gpu.memory)}, driver {gpu.driver}")
     try:
-        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
+        done = subprocess.run([sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
     except subprocess.TimeoutExpired:
         yield problem(
             "torch", f"did not answer within {PROBE_S:g} s", "see whether `nvidia-smi` answers; restart the machine's driver"
