@@ -5,7 +5,6 @@ killed, it goes when the next worker of the same user starts on this machine (:m
 """
 
 import atexit
-import getpass
 import multiprocessing
 import os
 import tempfile
@@ -42,7 +41,8 @@ class EngineFolder:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Have processes that are started in this context keep temporary files here, but not what others look for later."""
-        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")  # torch's own choice
+        # As torch chooses, but by the user's number: in containers it often has no name.
+        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
         sockets: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
         with added_to_environment({"TORCHINDUCTOR_CACHE_DIR": cache}), changed_in_environment({"TMPDIR": self.path}):
             before = sockets.get("tempdir")
