@@ -43,8 +43,7 @@ _IN_OBJECTS = {
     *(("torch", f"{kind}Storage") for kind in ("Bool", "Byte", "Char", "Short", "Int", "Long")),
     *(("torch", f"{kind}Storage") for kind in ("Half", "BFloat16", "Float", "Double")),
 }
-"""Module and name of everything that Megatron and torch write into objects, which are plain values with tensors among
-them."""
+"""Module and name of everything that Megatron and torch write into objects: plain values with tensors among them."""
 NO_PICKLE = (
     pickle.UnpicklingError,
     EOFError,
@@ -121,8 +120,7 @@ class _HeldIndex(pickle.Unpickler):
 
 
 def check_classes(data: bytes, folder: Path, name: str) -> None:
-    """Check that what torch saved as ``data`` names only what belongs there. torch's own list of harmless classes is
-    longer."""
+    """Check that what torch saved as ``data`` names only what belongs there. torch's own list of harmless classes is longer."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for member in archive.namelist():
@@ -135,8 +133,7 @@ def check_classes(data: bytes, folder: Path, name: str) -> None:
 
 
 def _classes(pickled: bytes) -> Iterator[tuple[str, str]]:
-    """Yield module and name of everything that a pickle looks up. Names that it computes on its stack cannot be
-    followed."""
+    """Yield module and name of everything that a pickle looks up. Names that it computes on its stack cannot be followed."""
     texts = ["", ""]
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name in ("GLOBAL", "INST"):

@@ -30,8 +30,6 @@ _SIZES = (
 )
 SCALED_ROPE = ("linear", "llama3")
 """The scaled rotary position embeddings that the learner computes."""
-
-
 _MEGATRON = ("0.16.1",)
 """Versions of megatron-core whose internals the learner knows."""
 

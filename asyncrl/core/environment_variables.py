@@ -1,8 +1,8 @@
-"""Adds variables to this process's environment for a while, for the processes that it starts meanwhile."""
+"""Sets variables in this process's environment for a while, for the processes that it starts meanwhile."""
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 @contextmanager
@@ -20,13 +20,6 @@ def changed_in_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set those ``variables`` that are not set yet, for the processes started in this context."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+def added_to_environment(variables: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Set those ``variables`` that are not set yet, for the processes started in the context that is returned."""
+    return changed_in_environment({name: value for name, value in variables.items() if name not in os.environ})

@@ -70,7 +70,7 @@ def ensure_tiny_model(
     """
     root = cache_root or default_cache_root()
     entry = root / _key(environments, seed, settings)
-    if found_tiny_model(environments, seed, root, settings) is None:
+    if not _is_whole(entry):
         root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
         try:
@@ -85,14 +85,9 @@ def ensure_tiny_model(
     return entry
 
 
-def found_tiny_model(
-    environments: Mapping[str, ClassEnvironment],
-    seed: int,
-    cache_root: Path | None = None,
-    settings: WarmUp = _DEFAULT_WARM_UP,
-) -> Path | None:
+def found_tiny_model(environments: Mapping[str, ClassEnvironment], seed: int) -> Path | None:
     """Return the folder of the tiny model if it is in the cache. Arguments and errors: see :func:`ensure_tiny_model`."""
-    entry = (cache_root or default_cache_root()) / _key(environments, seed, settings)
+    entry = default_cache_root() / _key(environments, seed, _DEFAULT_WARM_UP)
     return entry if _is_whole(entry) else None
 
 
