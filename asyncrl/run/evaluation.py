@@ -7,6 +7,7 @@ evaluated to the end. Signals are taken as in :mod:`asyncrl.run.launch`.
 import asyncio
 import logging
 import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -91,10 +92,11 @@ async def _run(
                 view.note(f"{planned.model.name}: mean reward {scored[-1].scores.mean.value:.3f}")
                 first = first or played
     finally:
+        completed = sys.exception() is None
         ending.set()
         end_by = time.monotonic() + shutdown_s * 4 / 5
         await wait_hearing(ray_started, shutdown_s / 5)
-        await end_processes(shutdown_s / 5, end_by)
+        await end_processes(shutdown_s / 5, end_by, completed=completed)
 
 
 @asynccontextmanager

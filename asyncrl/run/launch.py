@@ -7,6 +7,7 @@ run in an orderly way within ``deadlines.shutdown`` (plus a second for processes
 import asyncio
 import logging
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -37,7 +38,7 @@ from asyncrl.run.model_sources import with_local_reference
 from asyncrl.run.model_weights import check_model_weights
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
-from asyncrl.run.ray_cluster import starting_ray, stop_ray
+from asyncrl.run.ray_cluster import remove_session, starting_ray, stop_ray
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
 from asyncrl.run.run_memory import free_memory_of, memory_held
@@ -227,11 +228,18 @@ async def _cluster(
                 yield cluster
     finally:
         ending.set()
-        await _end(recipe.deadlines.shutdown, folder.run_id, cluster, ray_started, totals)
+        completed = sys.exception() is None
+        await _end(recipe.deadlines.shutdown, folder.run_id, cluster, ray_started, totals, completed=completed)
 
 
 async def _end(
-    shutdown_s: float, run_id: str, cluster: Cluster | None, ray_started: "asyncio.Future[None]", totals: Totals
+    shutdown_s: float,
+    run_id: str,
+    cluster: Cluster | None,
+    ray_started: "asyncio.Future[None]",
+    totals: Totals,
+    *,
+    completed: bool,
 ) -> None:
     """Stop everything within four fifths of ``shutdown_s``. Raises nothing: an error could hide why the run ended."""
     end_by = time.monotonic() + shutdown_s * 4 / 5
@@ -243,7 +251,7 @@ async def _end(
         except (AsyncRLError, TimeoutError) as error:
             logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)
-    await end_processes(shutdown_s / 5, end_by)
+    await end_processes(shutdown_s / 5, end_by, completed=completed)
     free_memory_of(run_id)
 
 
@@ -255,13 +263,19 @@ async def ray_up(ray_started: "asyncio.Future[None]", seconds: float) -> None:
         await ray_started
 
 
-async def end_processes(ray_s: float, end_by: float) -> None:
-    """Stop Ray, waiting at most ``ray_s``, and every process that this one started, by ``end_by`` of the monotonic clock."""
+async def end_processes(ray_s: float, end_by: float, *, completed: bool) -> None:
+    """Stop Ray, waiting at most ``ray_s``, and every process that this one started, by ``end_by`` of the monotonic clock.
+
+    Args:
+        completed: nothing failed, so nobody needs Ray's logs any more.
+    """
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
     await wait_hearing(stopping_ray, ray_s)
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left, TRACKING_PROCESS):
         logger.warning("%s did not stop and was killed", name)
+    if completed and stopping_ray.done() and (session := stopping_ray.result()) is not None:
+        await asyncio.to_thread(remove_session, session)
 
 
 def _reason(error: BaseException) -> str:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -117,14 +118,28 @@ def _start_nothing(*_: Any, **__: Any) -> None:
     """Stand for what starts one of Ray's processes."""
 
 
-def stop_ray() -> None:
-    """Leave Ray, and end the processes that :func:`start_ray` started."""
+def stop_ray() -> Path | None:
+    """Leave Ray, and end the processes that :func:`start_ray` started; returns the folder with their logs and sockets.
+
+    If it started none, it returns None.
+    """
     node: Any = ray._private.worker._global_node
-    if node is not None:
+    session: Path | None = None
+    if node is not None and node.all_processes:
+        session = Path(node.get_session_dir_path())
         for process in chain.from_iterable(node.all_processes.values()):
             # They have SIGTERM blocked, and Ray would wait a second for each of them before it kills it.
             process.process.terminate = process.process.kill
     ray.shutdown()
+    return session
+
+
+def remove_session(session: Path) -> None:
+    """Remove the folder that :func:`stop_ray` returned, once its processes have ended; Ray itself would keep it for ever."""
+    shutil.rmtree(session, ignore_errors=True)
+    latest = session.with_name("session_latest")
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink(missing_ok=True)
 
 
 def starting_ray() -> "asyncio.Future[None]":

@@ -1,10 +1,15 @@
 """Ray as a run starts it: a small cluster of its own, in a process of its own."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+
+from asyncrl.run import launch
 
 SCRIPT = """
 import asyncio, os, pathlib, signal, subprocess, sys, time
@@ -66,6 +71,7 @@ async def main():
         await lose(actor)
         stopping = asyncio.ensure_future(asyncio.to_thread(stop_ray))
         await wait_hearing(stopping)
+        print("session", stopping.result() / "logs", flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         end_descendants(30.0)
         print("left", psutil.Process().children(recursive=True), heard, flush=True)
@@ -88,10 +94,24 @@ def test_ray_is_the_run_s_alone_and_takes_no_sigterm(tmp_path):
         text=True,
         timeout=270,
     )
-    *shown, told, left = done.stdout.splitlines()
+    *shown, told, session, left = done.stdout.splitlines()
+    assert Path(session.removeprefix("session ")).is_dir()
     assert [*shown, left] == ["known", "unknown", "heard [15] 0", "left [] [15, 15]"], done.stderr
     assert told.startswith("told learner rank 0: its process died")
     assert "***" not in done.stderr, "Ray printed the stack of the driver"
+
+
+@pytest.mark.parametrize("completed", [True, False])
+def test_what_ray_leaves_is_removed_unless_the_run_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, completed: bool
+) -> None:
+    session, latest = tmp_path / "session_1", tmp_path / "session_latest"
+    (session / "logs").mkdir(parents=True)
+    latest.symlink_to(session)
+    monkeypatch.setattr(launch, "stop_ray", lambda: session)
+    monkeypatch.setattr(launch, "end_descendants", lambda *_: [])
+    asyncio.run(launch.end_processes(10.0, time.monotonic() + 10.0, completed=completed))
+    assert sorted(tmp_path.iterdir()) == ([] if completed else [session, latest])
 
 
 NO_NETWORK = """
