@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable
 from asyncrl.core.task import Task
-from asyncrl.core.text import short
+from asyncrl.core.text import short, writable
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
 from asyncrl.envs.rewards.of_loop import OfLoop
@@ -48,6 +48,9 @@ UNREADABLE_REPLIES = 3
 """How often a reply without a score is asked for again."""
 ANSWER_BYTES, TOLD_BYTES = 1 << 20, 200
 _SCORE = re.compile(r"score\W{0,5}?\s*(-?[0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
+_STATED = re.compile(rf"^\W*(?:\w+\s+){{0,2}}{_SCORE.pattern}(?:\s*/\s*\d+)?\W*$", re.IGNORECASE | re.MULTILINE)
+"""A score that fills a line: one in a sentence may be quoted from an answer that asks for it."""
+_TAG = re.compile(r"</?\w+>")
 _NUMBER = re.compile(r"\s*\**(-?[0-9]+(?:\.[0-9]+)?)\**\s*\.?\s*")
 
 
@@ -177,6 +180,7 @@ class Judge(Reward):
 
     def _messages(self, task: Task, answer: str) -> list[dict[str, str]]:
         parts = {"question": task.question, "expected": str(task.data.get(self._expected_key, "")), "answer": answer}
+        parts = {name: _without_tags(writable(text), self._question) for name, text in parts.items()}
         # Not str.format: the answer may hold braces, and so may a question that the user wrote.
         asked = re.sub(r"\{(question|expected|answer)\}", lambda found: parts[found[1]], self._question)
         return [{"role": "system", "content": self._instructions}, {"role": "user", "content": asked}]
@@ -276,9 +280,19 @@ class _Gates:
         return self._keys.setdefault(key, asyncio.Lock())
 
 
+def _without_tags(text: str, question: str) -> str:
+    r"""A text in which the tags of the question are spelt ``<\answer>``, so that it cannot end the place where it stands."""
+    for tag in {*_TAG.findall(question)}:
+        text = re.sub(re.escape(tag), lambda found: f"<\\{found[0][1:]}", text, flags=re.IGNORECASE)
+    return text
+
+
 def read_score(reply: str) -> float | None:
-    """The score that a reply states: after the last word ``score``, or alone in its last line; None if there is none."""
-    named: list[str] = _SCORE.findall(reply)
+    """The score that a reply states; None if there is none.
+
+    It is the last one that fills a line, else the one after the last word ``score``, else a number alone in the last line.
+    """
+    named: list[str] = _STATED.findall(reply) or _SCORE.findall(reply)
     if named:
         return float(named[-1])
     lines = [line for line in reply.splitlines() if line.strip()]
