@@ -63,6 +63,8 @@ _NUMBERS = {
     "unshare": (272, 97),
     "setns": (308, 268),
     "open_by_handle_at": (304, 265),
+    "inotify_init": (253, 26),  # which an ARM has in its newer form only
+    "inotify_init1": (294, 26),
 }
 Rules = dict[str, tuple[Allowed, ...] | int]
 """What is answered to system calls, by name: an error number, of which 0 pretends that the call was done; or the call is allowed
@@ -94,7 +96,11 @@ SOCKETS_OF_A_NAMESPACE: Rules = {
 OF_OPEN_FILES: Rules = {"fchmod": 0, "fchown": 0, "fsetxattr": errno.ENOTSUP, "fremovexattr": errno.ENOTSUP}
 """Changes of files that are open, perhaps for reading only. Many programs ask for them by the way, so some are pretended."""
 
-_BY_ARGUMENT = OF_OTHERS | SOCKETS_OF_A_NAMESPACE
+WATCHES: Rules = {"inotify_init": errno.ENOSYS, "inotify_init1": errno.ENOSYS}
+"""Who uses which file when, which is told of any file that can be named, also through a mount of one's own. Programs that find no
+such calls look at their files now and then."""
+
+_BY_ARGUMENT = OF_OTHERS | SOCKETS_OF_A_NAMESPACE | WATCHES
 BEYOND_NAMESPACES: Rules = _BY_ARGUMENT | {name: errno.EPERM for name in _NUMBERS if name not in _BY_ARGUMENT | OF_OPEN_FILES}
 """All that reaches past namespaces without any capability: key rings, memory that no limit counts, tracing, and interfaces
 whose bugs have let programs out before."""

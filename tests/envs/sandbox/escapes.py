@@ -152,6 +152,17 @@ attempt("attribute of an open file", lambda: os.setxattr(library, "user.x", b"x"
 """,
     ),
     Escape(
+        "watching who uses files outside",
+        """
+def watch(path, begin):
+    if (watcher := begin()) < 0 or libc.inotify_add_watch(watcher, path.encode(), 0xFFF) < 0:
+        raise OSError(ctypes.get_errno(), "watching")
+for path in (SECRET, OUTSIDE, "/", os.__file__):
+    attempt(path, lambda: watch(path, libc.inotify_init))
+    attempt(path, lambda: watch(path, lambda: libc.inotify_init1(0)))
+""",
+    ),
+    Escape(
         "symbolic links",
         """
 os.symlink(SECRET, "link")

@@ -7,7 +7,7 @@ from typing import Any
 from asyncrl.envs.sandbox.backends.backend import DEVICES, environment_of, readable_paths, shell_status
 from asyncrl.envs.sandbox.messages import BackendName, Start
 from asyncrl.envs.sandbox.privileges import MIB, OPEN_FILES
-from asyncrl.envs.sandbox.seccomp import OF_OPEN_FILES, OF_OTHERS, ONLY_LOCAL_SOCKETS, install, unsupported
+from asyncrl.envs.sandbox.seccomp import OF_OPEN_FILES, OF_OTHERS, ONLY_LOCAL_SOCKETS, WATCHES, install, unsupported
 
 DENIED_CALLS = ("memfd_create", "memfd_secret")
 """Besides sandlock's own list: memory that no limit counts."""
@@ -55,7 +55,7 @@ class Sandlock:
         """Start the command; what it may do is fixed before its first instruction."""
         import sandlock
 
-        install(OF_OTHERS | OF_OPEN_FILES | ONLY_LOCAL_SOCKETS)
+        install(OF_OTHERS | OF_OPEN_FILES | ONLY_LOCAL_SOCKETS | WATCHES)
         policy = sandlock.Sandbox(
             fs_readable=[*readable_paths(request), *DEVICES],
             fs_writable=[request.folder, "/dev/null"],
