@@ -248,6 +248,30 @@ LOOP_ENDS = [
     ),
 ]
 
+HONEST = [
+    (
+        "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')\ndef swapped(p): return Point(p.y, p.x)",
+        "from collections import namedtuple\nPair = namedtuple('Pair', 'x y')\np = swapped(Pair(2, 1))\nassert (p.x, p.y) == p == (1, 2)",
+    ),
+    (
+        "from typing import NamedTuple\nclass Point(NamedTuple):\n    x: int\n    y: int = 2\ndef point(): return [Point(1)]",
+        "assert point()[0].y == 2 and point() == [(1, 2)]",
+    ),
+    (
+        "from collections import Counter\ndef count(text): return Counter(text)",
+        "assert count('aab') == {'a': 2, 'b': 1} and count('aab').most_common(1) == [('a', 2)] and count('a')['b'] == 0",
+    ),
+    (
+        "from collections import OrderedDict, defaultdict\ndef group(items):\n    found = defaultdict(list)\n    for each in items: found[each % 2].append(each)\n    return OrderedDict(sorted(found.items()))",
+        "assert group([1, 2, 3]) == {0: [2], 1: [1, 3]} and list(group([1, 2])) == [0, 1]",
+    ),
+    (
+        "class Ends:\n    def __init__(self): self.n = 0\n    def __iter__(self): return self\n    def __next__(self):\n        self.n += 1\n        if self.n > 3: raise StopIteration\n        return self.n",
+        "assert list(Ends()) == [1, 2, 3] and [*zip(Ends(), 'ab')] == [(1, 'a'), (2, 'b')] and Ends().__next__() == 1",
+    ),
+]
+"""Right answers and their tests."""
+
 CHECKS = {
     "python": "python3 -c \"import json; assert json.load(open('out')) == [3]\"",
     "script": 'python3 "$CHECK/check.py"',

@@ -59,6 +59,19 @@ async def test_iterators_of_an_answer_still_end(sandbox: Sandbox):
     assert await of_python(sandbox, answer, tests) == 1.0
 
 
+@pytest.mark.parametrize(("answer", "tests"), cheats.HONEST)
+async def test_honest_answers_that_return_more_than_lists_pass(sandbox: Sandbox, answer: str, tests: str):
+    assert await of_python(sandbox, answer, tests) == 1.0
+
+
+async def test_a_field_of_a_named_tuple_answers_nothing_that_data_is_asked(sandbox: Sandbox):
+    answer = (
+        "from collections import namedtuple\nText = namedtuple('Text', 'startswith x')\n"
+        "def add(a, b): return Text(lambda _: True, 1)\n"
+    )
+    assert await of_python(sandbox, answer, "assert add('a', 'b').startswith('ab')") == 0.0
+
+
 async def test_the_right_answer_passes_what_the_cheats_are_tried_on(sandbox: Sandbox):
     assert (await of_python(sandbox, cheats.RIGHT), await of_code_tests(sandbox, cheats.RIGHT)) == (1.0, 1.0)
 

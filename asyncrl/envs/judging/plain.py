@@ -9,7 +9,9 @@ import importlib
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections import Counter, namedtuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 LONGEST = 64 << 20
@@ -29,6 +31,10 @@ _MADE_OF: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("datetime", "datetime"): lambda value: [*value.timetuple()[:6], value.microsecond],
 }
 """What values of the standard library are made of, by module and class. Times with a zone stay where they are."""
+
+
+_NAMES_OF_DATA = frozenset(name for kind in (str, bytes, set, float, list, dict, tuple) for name in dir(kind))
+"""No fields of a named tuple: a function of the answer's there would be asked what only data may answer."""
 
 
 class Ended(BaseException):
@@ -83,6 +89,10 @@ class Channel:
 
 def pack(value: Any, other: Callable[[Any], dict[str, Any]]) -> Any:
     """The JSON of a value; what is no plain data is left to ``other``."""
+    if isinstance(value, tuple) and (fields := _fields_of(value)):
+        return {"named": [type(value).__name__, fields, [pack(each, other) for each in tuple.__iter__(value)]]}
+    if type(value) is Counter:
+        return {"value": ["collections", "Counter", pack([dict(value)], other)]}
     match value:
         case None | bool() | float():
             return value if value is None or isinstance(value, bool) else float(value)
@@ -129,6 +139,9 @@ def unpack(message: Any, other: Callable[[str, Any], Any]) -> Any:
                 return kind(unpack(each, other) for each in held)
             case "dict":
                 return {unpack(key, other): unpack(each, other) for key, each in held}
+            case "named":
+                name, fields, values = held
+                return _named(name, tuple(fields))(*[unpack(each, other) for each in values])
             case "int":
                 return int(held, 16)
             case "bytes" | "bytearray":
@@ -145,8 +158,22 @@ def unpack(message: Any, other: Callable[[str, Any], Any]) -> Any:
     return other(tag, held)
 
 
+def _fields_of(value: tuple[Any, ...]) -> list[str]:
+    """The fields of a named tuple; none if it is another, or one whose fields are called like what data can do."""
+    fields = getattr(type(value), "_fields", None)
+    named = isinstance(fields, tuple) and len(fields) == len(value) and all(type(each) is str for each in fields)
+    return list(fields) if named and fields and not _NAMES_OF_DATA.intersection(fields) else []
+
+
+@lru_cache(maxsize=64)
+def _named(name: str, fields: Sequence[str]) -> Callable[..., Any]:
+    if _NAMES_OF_DATA.intersection(fields):
+        raise ValueError(name)
+    return namedtuple(name, fields)  # which checks the names
+
+
 def _value(module: str, name: str, made_of: list[Any]) -> Any:
-    if (module, name) not in _MADE_OF:
+    if (module, name) not in _MADE_OF and (module, name) != ("collections", "Counter"):
         raise ValueError(name)
     return getattr(importlib.import_module(module), name)(*made_of)
 
