@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = re.compile(rf"(?<!\S)-(?=\d)|(?<=\d)\.(?=\d)|([{re.escape(string.punctuation)}])")
+"""In the group, what is left out. Signs and points of numbers stay: 15 is neither 1.5 nor -15."""
 
 
 class Search(ToolEnvironment):
@@ -116,7 +117,8 @@ def expected_answers(task: Task) -> Sequence[str]:
 
 def normalised(text: str) -> str:
     """Return ``text`` in lower case, without punctuation, articles and superfluous space (Rajpurkar et al. 2016, SQuAD)."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    plain = _PUNCTUATION.sub(lambda found: "" if found[1] else found[0], text.lower())
+    return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def exact_match(expected: str, answer: str) -> float:

@@ -107,6 +107,10 @@ async def test_a_task_without_an_answer_breaks_its_environment(tmp_path: Path, a
         ("U.S.", "us", 1, 1),
         ("a b a", "b", 1, 1),
         ("Oslo", "Bern", 0, 0),
+        ("1.5", "15", 0, 0),
+        ("-5", "5", 0, 0),
+        ("$1,500.5.", "1500.5", 1, 1),
+        ("1939-1945", "19391945", 1, 1),
     ],
 )
 def test_scores(expected: str, answer: str, exact: float, overlap: float):
