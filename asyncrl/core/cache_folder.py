@@ -7,5 +7,14 @@ CACHE_VARIABLE = "ASYNCRL_CACHE"
 
 
 def cache_folder() -> Path:
-    """The folder ``$ASYNCRL_CACHE``, or ``~/.cache/asyncrl`` if the variable is not set."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "asyncrl")
+    """The folder ``$ASYNCRL_CACHE``, or ``~/.cache/asyncrl`` if the variable is not set.
+
+    Raises:
+        OSError: the variable is not set, and this user has no home folder.
+    """
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "asyncrl"
+    except RuntimeError as error:
+        raise OSError(f"user {os.getuid()} has no home folder here for what is kept; set {CACHE_VARIABLE} or HOME") from error

@@ -61,6 +61,12 @@ class TrackingFailed(AsyncRLError):
     """MLflow refused a record, cannot be reached, or cannot keep up."""
 
 
+def _first_said(error: Exception) -> str:
+    """What an error of MLflow says, without what SQLAlchemy adds: hints for its callers, the statement, and all its values."""
+    said = str(error).partition("\n[SQL: ")[0].splitlines()
+    return " ".join(line for line in said if not line.startswith("(raised as a result of")) or type(error).__name__
+
+
 class _Values(msgspec.Struct, frozen=True):
     step: int
     time_ms: int
@@ -143,7 +149,7 @@ class Tracker:
             remedy = "check tracking.uri, or leave it empty to track beside the run folder"
             if not self._recipe.tracking.uri:
                 remedy = f"put {self._folder.database} back as it was, or {elsewhere(self._folder)}"
-            raise TrackingFailed(f"MLflow at {self.uri}: {self._failure}; {remedy}") from self._failure
+            raise TrackingFailed(f"MLflow at {self.uri}: {_first_said(self._failure)}; {remedy}") from self._failure
 
     def _work(self) -> None:
         try:

@@ -13,6 +13,7 @@ from model_folders import SMALL, write_model
 from packaging.requirements import Requirement
 
 from asyncrl.cli.main import main
+from asyncrl.core.cache_folder import CACHE_VARIABLE, cache_folder
 from asyncrl.run.doctor import building, device, examine, packages, system
 from asyncrl.run.doctor.device import Probed, judge, probed
 from asyncrl.run.doctor.finding import Finding, Level, fine
@@ -160,6 +161,21 @@ def test_a_cluster_that_does_not_answer_and_a_folder_that_cannot_be_written(monk
     assert levels(system.check_ray()) == {"Ray": Level.PROBLEM}
     monkeypatch.setattr("os.access", lambda *_: False)
     assert levels(system.check_folders(tmp_path / "new" / "runs"))["run folder"] is Level.PROBLEM
+
+
+def test_the_cache_that_a_run_uses_is_looked_at(monkeypatch, tmp_path):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kept"))
+    (cache,) = [finding for finding in system.check_folders(tmp_path) if finding.topic == "cache"]
+    assert (cache.level, str(tmp_path) in cache.found) == (Level.FINE, True)
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch, tmp_path):
+    for variable in (CACHE_VARIABLE, "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)  # a number without a name, as in many containers
+    with pytest.raises(OSError, match=rf"user 4000000 has no home folder .* set {CACHE_VARIABLE} or HOME"):
+        cache_folder()
+    assert levels(system.check_folders(tmp_path))["cache"] is Level.PROBLEM
 
 
 def test_weights_that_are_cut_off_are_a_problem(tmp_path):

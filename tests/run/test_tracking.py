@@ -334,6 +334,20 @@ def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
     assert track(folder, 2) == 0
 
 
+def test_a_database_that_refuses_a_record_is_told_in_a_sentence(beside_others):
+    recipe, folder = make(beside_others)
+    with closing(sqlite3.connect(folder.database)) as database:
+        database.execute("DROP TABLE metrics")
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    tracker.log(1, {"loss/policy": 1.0})
+    with pytest.raises(
+        TrackingFailed, match=rf"OperationalError\) [^;]*metrics[^;]*; put {folder.database} back as it was"
+    ) as caught:
+        tracker.finish(Status.COMPLETED, seconds=120)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_store_that_cannot_be_opened_is_told_to_the_owner(tmp_path):
     recipe, folder = make(tmp_path, "tracking.uri=nowhere://x")
     tracker = Tracker(recipe, folder)

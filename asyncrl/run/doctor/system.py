@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from asyncrl.core.cache_folder import CACHE_VARIABLE, cache_folder
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.envs.workspaces import default_root
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
@@ -85,10 +86,15 @@ def check_clock() -> Iterator[Finding]:
 
 def check_folders(run_dir: Path) -> Iterator[Finding]:
     """Whether the folders that a run writes to can be written, and have room."""
-    for what, folder in (("run folder", run_dir), ("temporary folder", Path(tempfile.gettempdir())), ("cache", _cache())):
+    folders = {"run folder": run_dir, "temporary folder": Path(tempfile.gettempdir())}
+    try:
+        folders["cache"] = cache_folder()
+    except OSError as error:
+        yield problem("cache", str(error), f"export {CACHE_VARIABLE}=FOLDER")
+    for what, folder in folders.items():
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not os.access(there, os.W_OK | os.X_OK):
-            yield problem(what, f"{there} cannot be written", "run_dir=FOLDER, TMPDIR or XDG_CACHE_HOME names another one")
+            yield problem(what, f"{there} cannot be written", f"run_dir=FOLDER, TMPDIR or {CACHE_VARIABLE} names another one")
             continue
         free = shutil.disk_usage(there).free
         if free < SHARED_MEMORY_BYTES:
@@ -116,10 +122,6 @@ def check_ray() -> Iterator[Finding]:
         yield problem(
             "Ray", f"RAY_ADDRESS {address} does not answer: {error}", "start the cluster (ray start --head), or unset it"
         )
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _writable() -> str:
