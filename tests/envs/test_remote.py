@@ -3,11 +3,13 @@
 import asyncio
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -31,6 +33,7 @@ from asyncrl.envs.remote.environment import RemoteEnvironment
 from asyncrl.envs.remote.pool import ServerPool, Servers, serving
 from asyncrl.envs.remote.served_environments import Served, ServedEnvironments
 from asyncrl.envs.remote.server import EnvironmentServer
+from asyncrl.run.certificates import make_keys
 
 TOKEN = "a token of the tests"
 TASK = Task(id=TaskId("t"), prompt="Note it.", data={"answer": "yes"})
@@ -330,6 +333,21 @@ async def test_a_client_that_is_gone_when_a_stopped_server_goes_on_is_no_error(c
         async with connected(url):
             assert server.episodes == 0
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_certificate_of_an_unknown_authority_is_told_as_such(tmp_path: Path) -> None:
+    keys, chain = make_keys(), tmp_path / "chain.pem"
+    chain.write_bytes(keys.key + keys.certificate)
+    encrypted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    encrypted.load_cert_chain(chain)
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=encrypted) as server:
+        url = f"wss://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(
+            NotConnected, match=r"certificate that is not accepted: .*; have it show one that is valid"
+        ) as refused:
+            async with connected(url):
+                pass
+    assert refused.value.final
 
 
 async def test_waiting_for_a_server_ends_with_the_reason() -> None:

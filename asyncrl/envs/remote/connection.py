@@ -114,6 +114,10 @@ class Connection:
             raise NotConnected(what, "name the host and port of `asyncrl env serve`", final=True) from error
         except TimeoutError as error:
             raise NotConnected(f"{url} did not answer within {CONNECT_S:g} s", "see whether it runs", final=False) from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            problem = f"{url} shows a certificate that is not accepted: {error.certificate_error}"
+            remedy = "have it show one that is valid and names this host, or name its authority's file by SSL_CERT_FILE"
+            raise NotConnected(problem, remedy, final=True) from error
         except (OSError, aiohttp.ClientError, ValueError) as error:
             problem = f"{url} cannot be reached: {error}"
             raise NotConnected(problem, "start it with `asyncrl env serve`, or correct the URL", final=False) from error
