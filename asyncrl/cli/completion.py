@@ -50,7 +50,7 @@ class PrintCompletion(argparse.Action):
         import shtab
 
         for action in _actions(parser):
-            if action.dest == "recipe":
+            if action.dest == "recipe" or action.metavar == "ENVIRONMENT":
                 action.complete = dict.fromkeys(SHELLS, "_asyncrl_recipe")  # type: ignore[attr-defined]
             elif action.dest in ("overrides", "override"):
                 action.complete = dict.fromkeys(SHELLS, "_asyncrl_key")  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ def script_for(shell: str, capsys) -> str:
         ("asyncrl launch qu", "$ asyncrl launch quickstart"),
         ("asyncrl launch quickstart learner.warm", "$ asyncrl launch quickstart learner.warmup_steps=|"),
         ("asyncrl launch my/re", "$ asyncrl launch my/recipe.yaml"),
+        ("asyncrl env check my/re", "$ asyncrl env check my/recipe.yaml"),
         ("asyncrl show my --sort gap --ev", "$ asyncrl show my --sort gap --evaluation"),
         ("asyncrl report my/run-1", "$ asyncrl report my/run-17"),
     ],
