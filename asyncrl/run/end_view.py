@@ -18,7 +18,7 @@ from asyncrl.core.text import counted, listed
 from asyncrl.episodes.visible import visible
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import REWARD_STEPS, Status, Summary
+from asyncrl.run.summary import Status, Summary, training_reward
 from asyncrl.run.tracking import tracking_uri
 from asyncrl.run.units import duration, percent, quantity
 
@@ -104,8 +104,7 @@ def _table(summary: Summary, name: str) -> Table:
         f"{summary.steps} in {duration(summary.training_s)}, {summary.versions_published} versions published; "
         f"{duration(summary.wall_s)} with making the model, starting and ending",
     )
-    first, last = summary.reward.first, summary.reward.last
-    table.add_row("training reward", f"{_reward(first)} in the first {REWARD_STEPS} training steps, {_reward(last)} in the last")
+    table.add_row("training reward", training_reward(summary))
     table.add_row(
         "evaluation",
         f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last{_spread(summary)}"

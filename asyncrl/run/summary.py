@@ -11,6 +11,7 @@ from asyncrl.core.buffer_statistics import LedgerCounts
 from asyncrl.core.error_counts import CountedError, at_least
 from asyncrl.core.file_errors import cause_and_remedy
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.text import counted
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.whole_file import write_whole
 
@@ -204,3 +205,13 @@ class Summary(RecordedSummary, frozen=True, kw_only=True):
             bottleneck=known.bottleneck or before.bottleneck,
         )
         return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
+
+
+def training_reward(summary: Summary) -> str:
+    """Say what the reward of training was at the beginning and at the end; of a run too short for both, say it once."""
+    first, last = summary.reward.first, summary.reward.last
+    if first is None or last is None:
+        return "none"
+    if summary.steps <= REWARD_STEPS:
+        return f"{last:.3f} in {counted(summary.steps, 'training step')}"
+    return f"{first:.3f} in the first {REWARD_STEPS} training steps, {last:.3f} in the last {REWARD_STEPS}"

@@ -19,6 +19,7 @@ from asyncrl.run.summary import (
     Status,
     Summary,
     TokenTotals,
+    training_reward,
 )
 from buffers.ledger import Ledger, LedgerState
 
@@ -156,12 +157,25 @@ def test_a_failure_begins_with_its_reason_and_ends_with_the_logs(folder):
     assert lines[-1] == f"Logs: {folder[1].logs}"
 
 
+@pytest.mark.parametrize(
+    ("steps", "ends", "told"),
+    [
+        (0, RewardEnds(), "none"),
+        (1, RewardEnds(0.5, 0.5), "0.500 in 1 training step"),
+        (10, RewardEnds(0.25, 0.25), "0.250 in 10 training steps"),
+        (11, RewardEnds(0.25, 0.5), "0.250 in the first 10 training steps, 0.500 in the last 10"),
+    ],
+)
+def test_the_training_reward_is_of_steps_that_there_were(steps, ends, told):
+    assert training_reward(msgspec.structs.replace(SUMMARY, steps=steps, reward=ends)) == told
+
+
 def test_a_completed_run_ends_with_its_folder(folder):
     lines = shown(SUMMARY, folder)
     text = "\n".join(lines)
     for told in (
         "60 in 1 min 12 s, 60 versions published; 4 min 12 s with making the model, starting and ending",
-        "0.250 in the first 10 training steps, 0.875 in the last",
+        "0.250 in the first 10 training steps, 0.875 in the last 10",
         "0.410 at first, 0.950 at last",
         "at most 3 of 4",
         "1.24 M generated",

@@ -33,7 +33,7 @@ from asyncrl.run.report.episode_tables import episode_tables
 from asyncrl.run.report.figures import Histogram, histogram, number
 from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.report.token_viewer import shown_episodes
-from asyncrl.run.summary import REWARD_STEPS, Summary
+from asyncrl.run.summary import Summary, training_reward
 from asyncrl.run.units import duration, percent, quantity
 
 NO_VALUE = "-"
@@ -121,9 +121,7 @@ def _facts(runs: Sequence[RunRecord]) -> Iterator[Compared]:
 _FACTS: dict[str, Callable[[Summary], str]] = {
     "status": lambda s: s.status.value,
     "training steps": lambda s: f"{s.steps:,} in {duration(s.training_s)}; {duration(s.wall_s)} in all",
-    "training reward": lambda s: (
-        f"{_reward(s.reward.first)} in the first {REWARD_STEPS} training steps, {_reward(s.reward.last)} in the last"
-    ),
+    "training reward": training_reward,
     "evaluation": lambda s: f"{_reward(s.evaluation.first)} at first, {_reward(s.evaluation.last)} at last",
     "evaluations left out": lambda s: f"of versions {listed(s.evaluation.skipped)}" if s.evaluation.skipped else "",
     "trajectories a second": lambda s: number(s.trajectories_per_s),
