@@ -102,6 +102,7 @@ def _run(arguments: argparse.Namespace, console: Console, resume: Path | None) -
         accepted = accept(arguments.recipe, arguments.overrides, resume)
         if arguments.dry_run:
             _show(accepted.recipe, accepted.plan, console)
+            say("The recipe can be launched; nothing was started.")
             return ExitCode.COMPLETED
         folder = accepted.make_folder()
     except RecipeError as error:

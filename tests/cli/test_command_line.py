@@ -52,7 +52,8 @@ def test_nothing_heavy_is_imported_before_a_recipe_is_accepted(statement):
 def test_a_dry_run_shows_recipe_and_plan_and_starts_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["launch", "quickstart", "generators.count=3", "--dry-run", "learner.lr=1e-4"]) == ExitCode.COMPLETED
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
+    assert said.endswith("The recipe can be launched; nothing was started.\n")
     assert "lr: 0.0001" in shown
     assert "count: 3" in shown
     assert "a vLLM engine" in shown
