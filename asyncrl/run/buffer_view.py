@@ -41,7 +41,7 @@ def _table(title: str, *columns: str) -> Table:
 def _ledger(report: BufferReport) -> Table:
     ledger = report.ledger
     states = [*GroupState, TaskState.WAITING, TrajectoryState.MISSING]
-    table = _table(f"Issued by version {report.version}", "", "groups", "trajectories", "tasks drawn")
+    table = _table(f"Issued up to policy version {report.version}", "", "groups", "trajectories", "tasks drawn")
     for state in ("issued", *(state.value for state in states)):
         cells = [getattr(counts, state, None) for counts in (ledger, ledger.trajectories, ledger.tasks)]
         table.add_row(state, *("-" if cell is None else f"{cell:,}" for cell in cells))

@@ -78,7 +78,7 @@ def test_as_tables_it_shows_lengths_side_by_side(run, capsys, monkeypatch):
     assert main(["buffer", str(run)]) == ExitCode.COMPLETED
     shown = capsys.readouterr().out
     for expected in (
-        "Issued by version 1",
+        "Issued up to policy version 1",
         "Held",
         "512 to 1,023",
         "finished, 33 %",
