@@ -128,6 +128,7 @@ class Journal:
 
         Raises:
             DiskFull: no snapshot was written, and the journal is unchanged.
+            OSError: the disk fails in another way; the journal is unchanged, and another snapshot may be tried.
         """
         self._mend()
         number = self._number + (self._file >= 0)
@@ -135,7 +136,11 @@ class Journal:
         making = self._path(number, f"{SNAPSHOT}.making")
         file, _ = self._create(making, (header, frames.pack(state), state), fsync=True)
         os.close(file)
-        making.replace(self._path(number, SNAPSHOT))
+        try:
+            making.replace(self._path(number, SNAPSHOT))
+        except OSError as error:
+            making.unlink()  # else the next snapshot could not be made
+            raise (disk_full(error, self._folder, 0) or error) from error
         sync(self._folder)
         self._close_segment()
         self._number, self._end = number, 0

@@ -1,5 +1,6 @@
 """The journal: whatever happens to it, what was appended is found, or the loss is said."""
 
+import errno
 import os
 import pickle
 import shutil
@@ -392,6 +393,26 @@ def test_without_any_whole_snapshot_the_beginning_must_be_there(tmp_path):
         path.write_bytes(b"nonsense")
     with pytest.raises(JournalDamaged, match=r"00000001.log"):
         open_journal(two)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(errno.EIO, OSError), (errno.ENOSPC, DiskFull)])
+def test_a_snapshot_that_the_disk_refused_is_tried_again(tmp_path, monkeypatch, number, raised):
+    journal, _ = open_journal(tmp_path)
+    journal.append(b"a")
+
+    def refuse(path, target):
+        raise OSError(number, os.strerror(number), str(target))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", refuse)
+        with pytest.raises(raised):
+            journal.snapshot(b"state")
+    assert not list(tmp_path.glob("*.making"))
+    journal.snapshot(b"state")
+    journal.append(b"b")
+    journal.close()
+    _, found = open_journal(tmp_path)
+    assert (found.snapshot, found.records) == (b"state", [b"b"])
 
 
 def test_a_snapshot_that_was_being_made_is_forgotten(tmp_path):
