@@ -24,16 +24,22 @@ def adopt_orphans() -> None:
 def end_descendants(seconds: float, spared: str = "") -> list[str]:
     """Terminate every descendant, and kill those that are still there after ``seconds``; returns the names of those killed.
 
-    Those that do not take SIGTERM are killed at once: see :mod:`asyncrl.run.stopping`. They have nothing to save.
+    Those that do not take SIGTERM are killed at once: see :mod:`asyncrl.run.stopping`. They have nothing to save. Python's
+    resource trackers take none either, but remove the named semaphores of processes that were killed: they are left alone, and
+    end when these have.
     """
-    descendants = [process for process in psutil.Process().children(recursive=True) if not _belongs_to(process, spared)]
+    everything = [process for process in psutil.Process().children(recursive=True) if not _belongs_to(process, spared)]
+    trackers = [process for process in everything if _tracks_resources(process)]
+    descendants = [process for process in everything if process not in trackers]
     for process in descendants:
         _signal(process, signal.SIGTERM if _takes_sigterm(process) else signal.SIGKILL)
     _, stubborn = psutil.wait_procs(descendants, timeout=seconds)
     names = [f"{_name(process)} ({process.pid})" for process in stubborn]
     for process in stubborn:
         _signal(process, signal.SIGKILL)
-    psutil.wait_procs(stubborn, timeout=1.0)
+    psutil.wait_procs([*stubborn, *trackers], timeout=1.0)
+    for process in trackers:
+        _signal(process, signal.SIGKILL)
     return names
 
 
@@ -52,6 +58,13 @@ def _takes_sigterm(process: psutil.Process) -> bool:
         return True
     masks = {name: int(mask, 16) for name, _, mask in (line.partition(":") for line in lines) if name in ("SigBlk", "SigIgn")}
     return not any(mask & 1 << (signal.SIGTERM - 1) for mask in masks.values())
+
+
+def _tracks_resources(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _belongs_to(process: psutil.Process, name: str) -> bool:
