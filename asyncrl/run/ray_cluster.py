@@ -50,7 +50,7 @@ def start_ray() -> None:
             _start_own_ray()
     except Exception as error:  # Ray raises errors of any class, even a plain Exception
         problem = f"cannot join Ray at {address}" if address else "Ray did not start"
-        remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; if this machine is very busy, try again"
+        remedy = "see RAY_ADDRESS" if address else f"see its logs in {_logs_folder()}; if this machine is very busy, try again"
         raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
 
 
@@ -112,6 +112,11 @@ def _folder() -> str | None:
     if "RAY_TMPDIR" in os.environ or (folder := socket_folder(_SOCKET)) == Path(tempfile.gettempdir()):
         return None
     return str(folder / f"ray-{os.getuid()}")
+
+
+def _logs_folder() -> str:
+    """The folder that Ray makes one in for each session."""
+    return _folder() or os.path.join(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray")
 
 
 def _start_nothing(*_: Any, **__: Any) -> None:

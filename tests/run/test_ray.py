@@ -130,9 +130,11 @@ except ComponentFailed as failure:
 
 
 def test_a_machine_that_cannot_reach_itself_is_told_at_once():
-    done = subprocess.run([sys.executable, "-c", NO_NETWORK], capture_output=True, text=True, timeout=100)
+    elsewhere = os.environ | {"RAY_TMPDIR": "/where/ray/is"}
+    done = subprocess.run([sys.executable, "-c", NO_NETWORK], capture_output=True, text=True, timeout=100, env=elsewhere)
     if done.returncode == 77:
         pytest.skip("this system lets nobody make a network of their own")
     assert done.stdout.startswith(
         "Ray did not start: this machine cannot connect to itself at 127.0.0.1 (Network is unreachable)"
     ), done.stderr
+    assert "see its logs in /where/ray/is/ray;" in done.stdout
