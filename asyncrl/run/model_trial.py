@@ -126,6 +126,8 @@ def _chat_format(request: TrialRequest) -> "ChatFormat":
 def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> RecipeError | None:
     """Say why an episode that begins with ``prompt`` cannot be played; None if it can."""
     what = f"the prompt of task {prompt.task} of {prompt.source}"
+    if not prompt.messages:
+        return RecipeError("environment", f"{what} has no messages", "have reset return an observation with at least one")
     messages, tools = [Message(**each) for each in prompt.messages], [ToolSpec(**each) for each in prompt.tools]
     try:
         ids = asyncio.run(chat.prompt(messages, tools))

@@ -6,11 +6,12 @@ import msgspec
 
 
 class Cheat(msgspec.Struct, frozen=True):
-    """One cheat: the code of an answer, or commands in a terminal."""
+    """One cheat: the code of an answer, or commands in a terminal; ``wall_s`` is the limit of one run of what checks it."""
 
     kind: str
     name: str
     code: str
+    wall_s: float = 20.0
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}"
@@ -338,7 +339,7 @@ COMMANDS = [
     Cheat("files read", "a link to the check's folder", "ln -s '$CHECK/want' out; ln -s /proc/self/cwd/../want out3"),
     Cheat("files read", "a link to the standard input", "ln -s /dev/stdin out"),
     Cheat("files read", "a folder that leads back to itself", "ln -s . out; ln -s .. up; mkdir -p x; ln -s ../x x/out"),
-    Cheat("files read", "a pipe", "mkfifo out"),
+    Cheat("files read", "a pipe", "mkfifo out", wall_s=2.0),  # each check waits for it to the end
     Cheat("files read", "what cannot be copied", "mkdir out; chmod 000 out"),
     Cheat("time", "a process that waits for the check", "(sleep 0.3; echo '[3]' >out) >/dev/null 2>&1 &"),
     Cheat(

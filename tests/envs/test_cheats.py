@@ -76,8 +76,8 @@ async def test_the_right_answer_passes_what_the_cheats_are_tried_on(sandbox: San
     assert (await of_python(sandbox, cheats.RIGHT), await of_code_tests(sandbox, cheats.RIGHT)) == (1.0, 1.0)
 
 
-async def of_terminal(sandbox: Sandbox, check: str, command: str) -> float:
-    environment = Terminal(limits=LIMITS)
+async def of_terminal(sandbox: Sandbox, check: str, command: str, limits: Limits = LIMITS) -> float:
+    environment = Terminal(limits=limits)
     environment.shared = sandbox
     data = {"files": {"in": "3\n"}, "check": check, "check_files": cheats.CHECK_FILES}
     await environment.reset(Task(id=TaskId("t"), prompt="?", data=data))
@@ -87,9 +87,9 @@ async def of_terminal(sandbox: Sandbox, check: str, command: str) -> float:
 
 @pytest.mark.parametrize("cheat", cheats.COMMANDS, ids=str)
 async def test_commands_that_cheat_pass_no_check(sandbox: Sandbox, cheat: cheats.Cheat):
-    assert {name: await of_terminal(sandbox, check, cheat.code) for name, check in cheats.CHECKS.items()} == dict.fromkeys(
-        cheats.CHECKS, 0.0
-    )
+    limits = Limits(wall_s=cheat.wall_s)
+    rewards = {name: await of_terminal(sandbox, check, cheat.code, limits) for name, check in cheats.CHECKS.items()}
+    assert rewards == dict.fromkeys(cheats.CHECKS, 0.0)
 
 
 @pytest.mark.parametrize("check", cheats.CHECKS)

@@ -9,6 +9,8 @@ import pytest
 from learner_samples import make_model
 from publication_proof import LAYOUTS, MODELS, VERSIONS, gaps, published, started
 
+from asyncrl.core.owned_memory import BEGINNING
+
 
 def mapped_queues() -> list[str]:
     """The queues in shared memory that the processes of the engine have mapped, as the kernel tells of them."""
@@ -16,7 +18,7 @@ def mapped_queues() -> list[str]:
     for process in psutil.Process().children(recursive=True):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             maps.append(Path(f"/proc/{process.pid}/maps").read_text())
-    return [line for each in maps for line in each.splitlines() if "/psm_" in line]
+    return [line for each in maps for line in each.splitlines() if f"/{BEGINNING}" in line]
 
 
 @pytest.mark.timeout(600)

@@ -92,7 +92,7 @@ def check_run(run: asyncrl.Run) -> None:
     evaluated = run.trajectories(step=EVALUATED, kind="evaluation")
     assert set(evaluated["version"].to_pylist()) == {EVALUATED}
     assert len(run.trajectories()) == len(trained) + len(run.trajectories(kind="evaluation"))
-    with pytest.raises(ValueError, match="kind is 'training'; it must be one of train, evaluation"):
+    with pytest.raises(asyncrl.RecipeError, match="there are no episodes of kind 'training'; give train or evaluation"):
         run.trajectories(kind="training")
 
 

@@ -355,6 +355,7 @@ def test_every_source_of_tasks_is_read_and_counted(tmp_path):
 
 
 MANY_TASKS = """
+from asyncrl.core.messages import Message
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment, Observation, StepResult
 
@@ -364,7 +365,7 @@ class Many(Environment):
         assert count <= 20_000, count
         return [Task(id=str(number), prompt="p") for number in range(count)]
 
-    async def reset(self, task): return Observation(())
+    async def reset(self, task): return Observation((Message('user', task.prompt),))
     async def step(self, action): return StepResult(Observation(()), 0.0, True)
 """
 
