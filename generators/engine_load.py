@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from generators.engine_locks import own_progress_locks
 from generators.engine_steps import EngineSteps
 from generators.held_outputs import HOLD_OUTPUTS, hold_outputs
 from generators.partial_blocks import KEEP_PARTIAL_BLOCKS, keep_partial_blocks
@@ -22,12 +23,13 @@ REPORT_LOAD = "report_load"
 
 
 def register() -> None:
-    """Add to vLLM's engine process the methods that generators call, and own the queues of all processes. Safe to call again."""
+    """Add to vLLM's engine process the methods that generators call; own all processes' queues and locks. Safe to call again."""
     from vllm.v1.engine.core import EngineCoreProc
 
     from generators.owned_queues import own_queues  # imports of vLLM what the line before did
 
     own_queues()
+    own_progress_locks()
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
     setattr(EngineCoreProc, HOLD_OUTPUTS, hold_outputs)
     setattr(EngineCoreProc, KEEP_PARTIAL_BLOCKS, keep_partial_blocks)
