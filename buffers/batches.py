@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Iterator
 import msgspec
 
 from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import BatchConfig
 from buffers.group import Group

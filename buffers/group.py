@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.task import Task
 

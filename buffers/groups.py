@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from buffers.group import Group
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL, Ledger
 from buffers.staleness import StalenessPolicy
 from buffers.state import BufferState, Draw
-from buffers.task_stream import TaskStream
+from buffers.tasks.task_stream import TaskStream
 
 
 class Groups:

@@ -8,8 +8,8 @@ uses changes, and enters it again afterwards.
 import heapq
 from collections.abc import Iterator
 
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import GroupState
 from buffers.buckets import VersionBuckets
 from buffers.group import Group
 from buffers.ready import Ready, ReadyGroup

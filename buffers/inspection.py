@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, LedgerCounts, StaleTokens
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState, LedgerCounts, StaleTokens
 
 
 class HeldFor(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class BufferReport(msgspec.Struct, frozen=True):
         lengths: how long finished and trained trajectories are.
         sources: counts of the task sources.
 
-    Other fields are as in :class:`~asyncrl.core.buffer_statistics.BufferStatistics`.
+    Other fields are as in :class:`~asyncrl.core.measures.buffer_statistics.BufferStatistics`.
     """
 
     version: PolicyVersion

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from asyncrl.core.buffer_statistics import GroupState, LedgerCounts, TaskCounts, TrajectoryCounts
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
+from asyncrl.core.measures.buffer_statistics import GroupState, LedgerCounts, TaskCounts, TrajectoryCounts
 from buffers.group import Group
 
 EXAMPLE_LENGTH = 500

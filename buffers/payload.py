@@ -22,12 +22,12 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.core.durable import sync
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.file_errors import naming
+from asyncrl.core.files.durable import sync
+from asyncrl.core.files.file_errors import naming
 from asyncrl.core.payload import PayloadRef
-from buffers.disk import PAGE, append_whole, disk_full, punch_hole
-from buffers.extents import Extents
+from buffers.journal.disk import PAGE, append_whole, disk_full, punch_hole
+from buffers.journal.extents import Extents
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.buffer_statistics import BufferStatistics, GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
@@ -34,7 +34,7 @@ from buffers.ready import mean_absolute_advantage
 from buffers.sampling import make_sampler
 from buffers.staleness import Load, StalenessPolicy
 from buffers.state import BufferState
-from buffers.task_stream import TaskStream
+from buffers.tasks.task_stream import TaskStream
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.plug_in import load_class, users_code
+from asyncrl.core.plug_ins.plug_in import load_class, users_code
 from asyncrl.core.recipe.buffer import (
     BufferConfig,
     CustomSampler,

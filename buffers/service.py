@@ -17,16 +17,16 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.ticket import Ticket
 from buffers import commands
 from buffers.commands import Command
 from buffers.heartbeats import Heartbeats
-from buffers.journal import Journal
+from buffers.journal.journal import Journal
 from buffers.pauses import Pauses
 from buffers.replay_buffer import ReplayBuffer
 from buffers.waiters import Waiters

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from asyncrl.core.buffer_statistics import GroupState, HeldGroups, StaleTokens
 from asyncrl.core.ids import PolicyVersion, TaskId
+from asyncrl.core.measures.buffer_statistics import GroupState, HeldGroups, StaleTokens
 
 
 class Lengths(msgspec.Struct):

@@ -12,8 +12,8 @@ from typing import Any
 from asyncrl.core.errors import AsyncRLError
 from buffers import commands
 from buffers.commands import Command
-from buffers.disk import DiskFull
-from buffers.journal import Journal
+from buffers.journal.disk import DiskFull
+from buffers.journal.journal import Journal
 from buffers.pauses import Pauses
 from buffers.replay_buffer import ReplayBuffer
 

@@ -16,19 +16,19 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.metrics import Metric
+from asyncrl.core.measures.metrics import Metric
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind
-from asyncrl.run import metrics
-from asyncrl.run.compose import compose
-from asyncrl.run.episode_view import episode_view
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.metric_history import metric_history
-from asyncrl.run.progress import RunProgress
-from asyncrl.run.shares import Shares
-from asyncrl.run.summary import PlayedEvaluation, Summary
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures import metrics
+from asyncrl.run.measures.progress import RunProgress
+from asyncrl.run.measures.summary import PlayedEvaluation, Summary
+from asyncrl.run.measures.time_split import Shares
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tracking.metric_history import metric_history
+from asyncrl.run.views.episode_view import episode_view
+from asyncrl.run.views.live_view import LiveView
 from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
 HERE = Path(__file__).resolve().parent / "screens"

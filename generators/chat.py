@@ -25,10 +25,10 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.text import writable
-from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from generators.control_tokens import RESERVED, ControlTokens, spelt_out
-from generators.remembered import RememberedIds
-from generators.without_sklearn import without_sklearn
+from generators.token_cache import RememberedIds
+from generators.vllm.without_sklearn import without_sklearn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -27,7 +27,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
         cache_share: share of the key-value cache that running requests take, from 0 to 1, in the rank where it is largest.
         cpu_seconds: processor time that the engine's processes have taken since they started, all their threads together.
         prefill_seconds, decode_seconds: seconds of its steps so far, as far as they computed prompts and sampled tokens; see
-            :class:`generators.engine_steps.EngineSteps`.
+            :class:`generators.vllm.engine_steps.EngineSteps`.
     """
 
     running: int

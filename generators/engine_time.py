@@ -11,8 +11,8 @@ from enum import IntEnum
 
 import msgspec
 
-from asyncrl.core.counters import added
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.measures.counters import added
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion, Engine, EngineUse, Sampler

@@ -14,18 +14,18 @@ from numbers import Real
 import msgspec
 import numpy as np
 
-from asyncrl.core.error_counts import ErrorCounts
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall
+from asyncrl.core.plug_ins.error_counts import ErrorCounts
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.reward_range import LARGEST_REWARD
 from asyncrl.core.task import Task
 from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
-from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
-from asyncrl.envs.hosted import HostedEnvironment, make_hosted
+from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
 from generators.chat import ChatFormat
 from generators.completion import Engine, Sampler
 from generators.episode_time import EpisodeTime
@@ -131,7 +131,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
         chat: turns messages into token ids.
         reader: reads tool calls from sampled text.
         make_environment: makes the environment of an episode of a task; see
-            :meth:`asyncrl.envs.worker_environments.WorkerEnvironments.make`.
+            :meth:`asyncrl.envs.hosting.worker_environments.WorkerEnvironments.make`.
         errors: counts the errors of the environments' code.
         share: gives the episodes their turns in the event loop.
     """

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncrl.core.counters import added
-from asyncrl.core.latencies import Latencies
+from asyncrl.core.measures.counters import added
+from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.messages import CallOutcome, CallRecord
 from asyncrl.core.trajectory import StopReason, Trajectory
 

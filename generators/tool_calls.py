@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asyncrl.core.messages import MalformedCall, ToolCall
 from asyncrl.core.text import class_name, writable
 from asyncrl.envs.base import Action
-from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from generators.call_formats import format_named
 from generators.reasoning import Reasoning
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.counters import snapshot
 from asyncrl.core.deadline import deadline
-from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, EnvironmentLost, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
+from asyncrl.core.measures.counters import snapshot
+from asyncrl.core.plug_ins.error_counts import CountedError, merged
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient

@@ -30,7 +30,7 @@ class Held(NamedTuple):
 
 def held_weights(architecture: Architecture, place: RankPlace) -> Iterator[Held]:
     """Yield what the rank at ``place`` holds. The layout must divide the architecture; see
-    :func:`asyncrl.core.recipe.model_rules.check_layout`."""
+    :func:`asyncrl.core.recipe.rules.model.check_layout`."""
     for tensor in architecture.tensors():
         if (tensor.expert is not None and not _has_expert(architecture, place, tensor.expert)) or not _on_stage(
             architecture, place, tensor

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.long_import import long_import
-from asyncrl.core.metrics import Reading
+from asyncrl.core.measures.metrics import Reading
+from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.advantage import GaeAdvantage
 from asyncrl.core.recipe.algorithm import AdaptiveKl, AlgorithmConfig, NoKl
@@ -26,25 +26,25 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.trajectory import Trajectory
 from learners import metrics
-from learners.checkpoint_manifest import Progress
-from learners.kl import adapted_coefficient
-from learners.losses import policy_loss
-from learners.megatron import cpu_compat
-from learners.micro_batch import MicroBatch
-from learners.mini_batches import order
-from learners.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
-from learners.overlong import overlong_penalties
-from learners.preparation import MiniBatch, Preparation
+from learners.algorithm.kl import adapted_coefficient
+from learners.algorithm.losses import policy_loss
+from learners.algorithm.overlong import overlong_penalties
+from learners.algorithm.value_loss import value_loss
+from learners.batches.micro_batch import MicroBatch
+from learners.batches.mini_batches import order
+from learners.batches.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
+from learners.batches.preparation import MiniBatch, Preparation
+from learners.batches.tally import Tally
+from learners.batches.token_records import TokenRecords
+from learners.checkpointing.checkpoint_manifest import Progress
+from learners.megatron.cpu import compat
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
 from learners.step_report import StepReport
-from learners.tally import Tally
-from learners.token_records import TokenRecords
-from learners.value_loss import value_loss
 
 if TYPE_CHECKING:
-    from learners.megatron.checkpoint import Saving
-    from learners.megatron.log_probabilities import Predictions
+    from learners.megatron.layers.log_probabilities import Predictions
+    from learners.megatron.state.checkpoint import Saving
     from learners.megatron.trainer import MicroBatchLoss
 
 
@@ -90,7 +90,7 @@ class Learner:
         self._algorithm, self._config, self._steps, self._rank = algorithm, config, steps, rank
         # A late import: install() must run first, and importing this module must not change the process.
         with long_import():
-            cpu_compat.install()
+            compat.install()
             from learners.megatron.trainer import Trainer
 
         self._trainer = Trainer(

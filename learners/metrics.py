@@ -6,7 +6,7 @@ divergence from the policy that sampled (Schulman 2020, "Approximating KL diverg
 that policy's likelihood ratio, and never negative.
 """
 
-from asyncrl.core.metrics import Metric, Reduction
+from asyncrl.core.measures.metrics import Metric, Reduction
 
 
 def _mean(name: str, unit: str, meaning: str) -> Metric:

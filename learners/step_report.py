@@ -2,7 +2,7 @@
 
 import msgspec
 
-from asyncrl.core.metrics import Reading
+from asyncrl.core.measures.metrics import Reading
 from learners.step_clock import PartSeconds
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from asyncrl.core.architecture import WITH_BIASES
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
-from learners.packing import FP8_MULTIPLE
+from asyncrl.core.recipe.rules.experts import expert_layers
+from asyncrl.core.recipe.rules.model import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
+from learners.batches.packing import FP8_MULTIPLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

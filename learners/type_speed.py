@@ -52,7 +52,7 @@ def measure(products: Sequence[Product]) -> TypeSpeed:
     """Measure both data types in turn; the shortest time of each product counts."""
     import torch
 
-    from learners.megatron.onednn_products import multiply_with_onednn
+    from learners.megatron.cpu.onednn_products import multiply_with_onednn
 
     torch.set_num_threads(1)
     multiply_with_onednn()

@@ -12,7 +12,7 @@ from sqlite3 import connect
 import psutil
 from two_nodes import Host, RayCluster
 
-from asyncrl.run.summary import Summary
+from asyncrl.run.measures.summary import Summary
 
 RUNS = Path("/tmp/runs")
 """Where the first host keeps its runs; no other host sees it."""

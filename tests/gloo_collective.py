@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from asyncrl.weights.collective import Collective, Group
+from asyncrl.weights.nccl.collective import Collective, Group
 
 MOST_S = 60.0
 """When gloo itself gives up, which is much later than any deadline here."""

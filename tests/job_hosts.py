@@ -16,7 +16,7 @@ from sqlite3 import OperationalError
 from spanning_hosts import Stage
 from two_nodes import SHARED, RayCluster, hosts
 
-from asyncrl.run.summary import Status
+from asyncrl.run.measures.summary import Status
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "scaling" / "slurm.sh"
 CONFIG = SHARED / "slurm.conf"

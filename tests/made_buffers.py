@@ -1,7 +1,7 @@
 """Replay buffers of a recipe: new, restored from a snapshot, recovered from a journal."""
 
-from buffers.identity import Identity
-from buffers.recovery import recover
+from buffers.journal.identity import Identity
+from buffers.journal.recovery import recover
 from buffers.replay_buffer import ReplayBuffer
 
 

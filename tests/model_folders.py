@@ -11,7 +11,7 @@ import msgspec
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.run.model_shape import ModelShape
+from asyncrl.run.models.model_shape import ModelShape
 from learners.tiny.tokenizer_alone import tiny_tokenizer
 
 SMALL: dict[str, Any] = {

@@ -19,12 +19,12 @@ from spanning_hosts import FAR, TINY, Command, Stage, main
 from two_nodes import Host
 
 from asyncrl.core.task import Task
+from asyncrl.envs.builtin.python_programs import RUN_CODE, python_command, python_folders
+from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, write_files
 from asyncrl.envs.mcp.calculator import make_tasks, reward
-from asyncrl.envs.python_programs import RUN_CODE, python_command, python_folders
-from asyncrl.envs.sandbox.told import told
-from asyncrl.envs.sandboxed import SandboxedEnvironment, write_files
+from asyncrl.envs.sandbox.run_report import told
 from asyncrl.envs.tool_marks import tool
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.measures.summary import Status, Summary
 from buffers.payload import SUFFIX
 
 SERVED = Path("/tmp/served")

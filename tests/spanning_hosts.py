@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForC
 from two_nodes import SHARED, Host, RayCluster, encrypted, hosts
 
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.measures.summary import Status, Summary
 from learners.tiny import ensure_tiny_model
 
 OWN = Path("/tmp/runs")

@@ -53,7 +53,7 @@ class Ended(NamedTuple):
             RunFailed, RunInterrupted: it did not complete.
         """
         from asyncrl.cli.outcome import ExitCode
-        from asyncrl.run.summary import Status
+        from asyncrl.run.measures.summary import Status
 
         try:
             summary = made.summary

@@ -22,10 +22,10 @@ from asyncrl.cli import evaluate, launch
 from asyncrl.cli.console import PatientConsole, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.evaluation_plan import in_directory_of
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.launch_directory import in_launch_directory
-from asyncrl.run.stopping import interrupting
+from asyncrl.run.evaluation.plan import in_directory_of
+from asyncrl.run.folder.launch_directory import in_launch_directory
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.signals import interrupting
 
 _PR_SET_PDEATHSIG = 1
 

@@ -21,7 +21,7 @@ from asyncrl.core.errors import RecipeError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from asyncrl.run.evaluation_summary import EvaluationSummary
+    from asyncrl.run.evaluation.summary import EvaluationSummary
 
 
 def evaluate(
@@ -47,7 +47,7 @@ def evaluate(
         RunInterrupted: a signal to the evaluation's own process stopped it.
         ComponentFailed: that process could not begin.
     """
-    from asyncrl.run.evaluation_request import EvaluationRequest
+    from asyncrl.run.evaluation.request import EvaluationRequest
 
     several = [models] if isinstance(models, str | os.PathLike | Run) else models
     changes = override_texts(overrides)
@@ -85,8 +85,8 @@ class Evaluation:
         Raises:
             NotThere: the evaluation has not ended, or was killed.
         """
-        from asyncrl.run.evaluation_folder import EvaluationFolder
-        from asyncrl.run.evaluation_summary import EvaluationSummary
+        from asyncrl.run.evaluation.folder import EvaluationFolder
+        from asyncrl.run.evaluation.summary import EvaluationSummary
 
         try:
             return EvaluationSummary.read(EvaluationFolder(self.path).scores)
@@ -101,7 +101,7 @@ class Evaluation:
         """
         import pyarrow as pa
 
-        from asyncrl.run.folder import RunFolder
+        from asyncrl.run.folder.run_folder import RunFolder
 
         found = [each for each in self.summary.models if model in (None, each.model)]
         if not found:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from asyncrl.run.evaluation_request import EvaluationRequest
+from asyncrl.run.evaluation.request import EvaluationRequest
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, tag=True):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncrl.core.recipe.schema import Recipe
-    from asyncrl.run.summary import Summary
+    from asyncrl.run.measures.summary import Summary
 
 
 def launch(recipe: RecipeLike, overrides: Overrides = ()) -> Run:
@@ -54,7 +54,7 @@ class Run:
     """
 
     def __init__(self, path: PathLike) -> None:
-        from asyncrl.run.folder import RunFolder
+        from asyncrl.run.folder.run_folder import RunFolder
 
         self._folder = RunFolder.find(Path(path))
 
@@ -73,7 +73,7 @@ class Run:
         Raises:
             NotThere: the run has not ended, or was killed before it could tell.
         """
-        from asyncrl.run.summary import Summary
+        from asyncrl.run.measures.summary import Summary
 
         try:
             return Summary.read(self._folder.summary)
@@ -87,7 +87,7 @@ class Run:
         Raises:
             RecipeError: its file was changed and is no valid recipe now.
         """
-        from asyncrl.run.compose import compose
+        from asyncrl.run.recipe.compose import compose
 
         return compose(str(self._folder.recipe))
 
@@ -113,7 +113,7 @@ class Run:
         """
         import pyarrow as pa
 
-        from asyncrl.run.metric_history import metric_history
+        from asyncrl.run.tracking.metric_history import metric_history
 
         try:
             history = metric_history(self._folder, self.recipe.tracking)

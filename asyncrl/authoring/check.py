@@ -23,11 +23,11 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import told
+from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import environment_class, load_members
 from asyncrl.envs.secrets import read_secrets
-from asyncrl.envs.worker_environments import WorkerEnvironments
-from asyncrl.run.hub import tokenizer_folder
-from asyncrl.run.model_shape import TINY
+from asyncrl.run.models.hub import tokenizer_folder
+from asyncrl.run.models.model_shape import TINY
 from generators.episode import EpisodeLimits
 
 CHECK_S = 240.0

@@ -25,7 +25,7 @@ from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, ToolCa
 from asyncrl.core.task import Task
 from asyncrl.core.text import counted, short
 from asyncrl.envs.base import Action, Environment
-from asyncrl.envs.hosted import HostedEnvironment
+from asyncrl.envs.hosting.hosted import HostedEnvironment
 from generators.episode import EpisodeLimits, checked_reset, checked_step
 
 AT_ONCE = 100

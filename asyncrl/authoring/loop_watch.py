@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from types import CodeType
 
-from asyncrl.envs.blocking import NOBODY, Place, find_place
+from asyncrl.envs.hosting.blocking import NOBODY, Place, find_place
 
 LOOK_S = 0.01
 """Seconds between two looks."""

@@ -10,7 +10,7 @@ from asyncrl.authoring.calls import made_call
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment
-from asyncrl.envs.hosted import HostedEnvironment
+from asyncrl.envs.hosting.hosted import HostedEnvironment
 from generators.episode import EpisodeLimits, checked_reset, checked_step
 
 Script = Callable[[int, Sequence[ToolSpec]], Action]

@@ -17,11 +17,11 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, Message, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.core.text import counted
-from asyncrl.envs.hosted import HostedEnvironment
+from asyncrl.envs.hosting.hosted import HostedEnvironment
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
-from asyncrl.envs.threads import run_in_daemon_thread
-from asyncrl.envs.worker_environments import WorkerEnvironments
 from asyncrl.episodes.visible import visible
 from generators.episode import MALFORMED_PENALTY, EpisodeLimits, checked_reset, checked_step, malformed_calls
 from generators.tool_output import cut_tool_outputs

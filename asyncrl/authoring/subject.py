@@ -16,8 +16,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasks
 from asyncrl.core.task import Task
 from asyncrl.envs.load import BUILT_IN
-from asyncrl.run.compose import compose, shipped_recipes
-from asyncrl.run.tasks import load_sources
+from asyncrl.run.buffer.tasks import load_sources
+from asyncrl.run.recipe.compose import compose, shipped_recipes
 
 TASKS = 200
 """Tasks of each split that the tools look at, where the environment makes them."""

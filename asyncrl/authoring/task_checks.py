@@ -15,7 +15,7 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import environment_class, make_tasks
-from asyncrl.run.tiny_lessons import check_lessons
+from asyncrl.run.tiny.lessons import check_lessons
 
 AGAIN_S = 120.0
 """Deadline of the process that makes the tasks again."""

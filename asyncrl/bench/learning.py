@@ -17,12 +17,12 @@ from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, la
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.metrics import EVALUATION_REWARD
-from asyncrl.run.summary import Status
-from asyncrl.run.tracking import tracking_uri
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.metrics import EVALUATION_REWARD
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tracking.tracker import tracking_uri
+from asyncrl.run.views.live_view import LiveView
 from learners.tiny import TinyProgress, ensure_tiny_model
 
 BAR = 0.9

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from asyncrl.core.errors import ProcessDied
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.launch import launch
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.views.live_view import LiveView
 
 Answer = TypeVar("Answer")
 

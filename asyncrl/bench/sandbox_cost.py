@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.bench.loop_lag import LoopLag
+from asyncrl.bench.loop.loop_lag import LoopLag
 from asyncrl.core.errors import RecipeError
-from asyncrl.envs.python_programs import RUN_CODE, python_command, python_folders
+from asyncrl.envs.builtin.python_programs import RUN_CODE, python_command, python_folders
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import BackendName, Choice
 from asyncrl.envs.sandbox.sandbox import Sandbox

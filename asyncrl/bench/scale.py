@@ -18,21 +18,21 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from asyncrl.bench.buffer import BenchSettings, cost_of_trajectories
-from asyncrl.bench.buffer_actors import trajectory_of
+from asyncrl.bench.buffer.buffer import BenchSettings, cost_of_trajectories
+from asyncrl.bench.buffer.buffer_actors import trajectory_of
+from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import WeightFile
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import decode, encode
-from asyncrl.run.mirrors import FAN_OUT
-from asyncrl.run.ray_cluster import start_ray
+from asyncrl.run.host.ray_cluster import start_ray
+from asyncrl.run.publications.mirrors import FAN_OUT
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
-from asyncrl.weights.mirror import Mirror
+from asyncrl.weights.tcp.mirror import Mirror
 from buffers.replay_buffer import ReplayBuffer
 
 ENGINES = (16, 256, 4096)

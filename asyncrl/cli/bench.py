@@ -113,8 +113,8 @@ def _add(
 
 def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the whole loop, or workloads if ``--workload`` is given."""
-    from asyncrl.bench import loop
-    from asyncrl.run.folder import RunFolder
+    from asyncrl.bench.loop import loop
+    from asyncrl.run.folder.run_folder import RunFolder
 
     if arguments.workload is not None:
         return _run_workloads(arguments, console)
@@ -130,8 +130,8 @@ def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def _run_workloads(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    from asyncrl.bench import workload_runs
-    from asyncrl.bench.peer import PeerFailed
+    from asyncrl.bench.loop import workload_runs
+    from asyncrl.bench.peers.peer import PeerFailed
 
     try:
         plan = workload_runs.plan(
@@ -154,7 +154,7 @@ def _run_workloads(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the replay buffer."""
-    from asyncrl.bench import buffer
+    from asyncrl.bench.buffer import buffer
 
     result = buffer.run(arguments.json, console, buffer.BenchSettings(tokens=arguments.tokens))
     console.print(buffer.view(result))
@@ -163,7 +163,7 @@ def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_generators(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure what episodes cost a generator."""
-    from asyncrl.bench import generators
+    from asyncrl.bench.generators import generators
 
     try:
         result = generators.run(arguments.json, console)
@@ -200,7 +200,7 @@ def run_staleness(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the learner."""
-    from asyncrl.bench import learner
+    from asyncrl.bench.learner import learner
 
     console.print(learner.view(learner.run(arguments.json, console)))
     return ExitCode.COMPLETED
@@ -208,7 +208,7 @@ def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_weights(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure publications."""
-    from asyncrl.bench import weights
+    from asyncrl.bench.weights import weights
 
     console.print(weights.view(weights.run(arguments.json, console)))
     return ExitCode.COMPLETED

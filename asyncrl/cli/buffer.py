@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Read the run's journal and show the report."""
     import msgspec
 
-    from asyncrl.run.buffer_view import buffer_view
-    from asyncrl.run.inspect_buffer import inspect_run
+    from asyncrl.run.buffer.inspect_buffer import inspect_run
+    from asyncrl.run.views.buffer_view import buffer_view
 
     try:
         report = inspect_run(arguments.folder)

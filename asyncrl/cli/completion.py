@@ -74,7 +74,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _shipped_recipes() -> Sequence[str]:
-    from asyncrl.run.compose import shipped_recipes
+    from asyncrl.run.recipe.compose import shipped_recipes
 
     return shipped_recipes()
 

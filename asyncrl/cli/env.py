@@ -149,7 +149,7 @@ def run_eval(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Score models."""
     from asyncrl.authoring.subject import compose_for_author, has_task_files, recipe_of
     from asyncrl.cli.evaluate import evaluate_to_end, prepare
-    from asyncrl.run.evaluation_request import EvaluationRequest
+    from asyncrl.run.evaluation.request import EvaluationRequest
 
     named, overrides = arguments.environment, arguments.overrides
     if arguments.n is not None and not has_task_files(compose_for_author(named, overrides)):

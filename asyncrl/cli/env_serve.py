@@ -18,7 +18,7 @@ import asyncrl
 from asyncrl.cli.arguments import whole_number
 from asyncrl.cli.console import error_console
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.log_format import log_to
+from asyncrl.core.process.log_format import log_to
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,9 +17,9 @@ from asyncrl.core.errors import RecipeError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from asyncrl.run.evaluation_folder import EvaluationFolder
-    from asyncrl.run.evaluation_plan import EvaluationPlan
-    from asyncrl.run.evaluation_request import EvaluationRequest
+    from asyncrl.run.evaluation.folder import EvaluationFolder
+    from asyncrl.run.evaluation.plan import EvaluationPlan
+    from asyncrl.run.evaluation.request import EvaluationRequest
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Plan the evaluation, and do it."""
-    from asyncrl.run.evaluation_plan import in_directory_of
+    from asyncrl.run.evaluation.plan import in_directory_of
 
     json = None if arguments.json is None else arguments.json.resolve()
     try:
@@ -81,8 +81,8 @@ def sort_words(words: list[str], samples: int | None, versions: tuple[int, ...])
     Raises:
         RecipeError: two recipes are named.
     """
-    from asyncrl.run.compose import shipped_recipes
-    from asyncrl.run.evaluation_request import EvaluationRequest
+    from asyncrl.run.evaluation.request import EvaluationRequest
+    from asyncrl.run.recipe.compose import shipped_recipes
 
     models, recipes, overrides = [], [], []
     for word in words:
@@ -111,9 +111,9 @@ def prepare(request: EvaluationRequest) -> tuple[EvaluationPlan, EvaluationFolde
     Raises:
         RecipeError: it cannot be done as asked; nothing was started.
     """
-    from asyncrl.run.evaluation_folder import EvaluationFolder
-    from asyncrl.run.evaluation_plan import plan_evaluation
-    from asyncrl.run.open_files import check_open_files
+    from asyncrl.run.evaluation.folder import EvaluationFolder
+    from asyncrl.run.evaluation.plan import plan_evaluation
+    from asyncrl.run.host.open_files import check_open_files
 
     check_open_files()
     plan = plan_evaluation(request, say)
@@ -122,10 +122,10 @@ def prepare(request: EvaluationRequest) -> tuple[EvaluationPlan, EvaluationFolde
 
 def evaluate_to_end(plan: EvaluationPlan, folder: EvaluationFolder, console: Console, json: Path | None = None) -> ExitCode:
     """Evaluate under the live view and show the scores."""
-    from asyncrl.run.evaluation import evaluate
-    from asyncrl.run.evaluation_view import evaluation_view
-    from asyncrl.run.live_view import LiveView
-    from asyncrl.run.open_files import allow_open_files
+    from asyncrl.run.evaluation.evaluate import evaluate
+    from asyncrl.run.evaluation.view import evaluation_view
+    from asyncrl.run.host.open_files import allow_open_files
+    from asyncrl.run.views.live_view import LiveView
 
     allow_open_files()
     for remark in plan.remarks:

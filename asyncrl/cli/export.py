@@ -44,9 +44,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Export the version, and say where it is."""
-    from asyncrl.run.evaluated_model import find_model
-    from asyncrl.run.live_view import LiveView
-    from asyncrl.run.version_export import export_version
+    from asyncrl.run.evaluation.found_model import find_model
+    from asyncrl.run.evaluation.version_export import export_version
+    from asyncrl.run.views.live_view import LiveView
 
     folder = arguments.to.absolute()
     try:

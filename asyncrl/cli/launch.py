@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from asyncrl.core.recipe.schema import Recipe
-    from asyncrl.run.folder import RunFolder
-    from asyncrl.run.live_view import LiveView
-    from asyncrl.run.plan import Plan
-    from asyncrl.run.resuming import Reached
-    from asyncrl.run.summary import Summary
+    from asyncrl.run.folder.run_folder import RunFolder
+    from asyncrl.run.measures.summary import Summary
+    from asyncrl.run.plan.plan import Plan
+    from asyncrl.run.resume import Reached
+    from asyncrl.run.views.live_view import LiveView
 
 _DESCRIPTION = """\
 Run a recipe. It is checked in full before anything starts. All files of the run
@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         if arguments.start is not None:
             arguments.parser.error("--from goes with --resume: the paths of a new run begin in the current folder")
         return _run(arguments, console, None)
-    from asyncrl.run.folder import RunFolder
-    from asyncrl.run.launch_directory import in_launch_directory
+    from asyncrl.run.folder.launch_directory import in_launch_directory
+    from asyncrl.run.folder.run_folder import RunFolder
 
     try:
         found = RunFolder.find(arguments.resume)
@@ -136,7 +136,7 @@ class Accepted(NamedTuple):
         Raises:
             RecipeError: it cannot be made.
         """
-        from asyncrl.run.folder import RunFolder
+        from asyncrl.run.folder.run_folder import RunFolder
 
         return self.resumed or RunFolder.create(self.recipe)
 
@@ -149,13 +149,14 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     """
     import msgspec
 
+    from asyncrl.run.folder.run_folder import RunFolder
+    from asyncrl.run.host.open_files import check_open_files
+    from asyncrl.run.nodes.machine import Machine
+    from asyncrl.run.plan.plan import make_plan
+
     # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
-    from asyncrl.run.compose import compose_for
-    from asyncrl.run.folder import RunFolder
-    from asyncrl.run.machine import Machine
-    from asyncrl.run.open_files import check_open_files
-    from asyncrl.run.plan import make_plan
-    from asyncrl.run.resuming import check_changes, check_resumable
+    from asyncrl.run.recipe.compose import compose_for
+    from asyncrl.run.resume import check_changes, check_resumable
 
     check_open_files()
     found = RunFolder.find(resume) if resume else None
@@ -172,7 +173,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
 
 def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:
     """Run to the end, and show what was chosen before and how it ended after."""
-    from asyncrl.run.open_files import allow_open_files
+    from asyncrl.run.host.open_files import allow_open_files
 
     allow_open_files()
     plan, reached = accepted.plan, accepted.reached
@@ -193,8 +194,8 @@ def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached 
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:
-    from asyncrl.run.compose import resolved_yaml
-    from asyncrl.run.plan_view import plan_view
+    from asyncrl.run.plan.plan_view import plan_view
+    from asyncrl.run.recipe.compose import resolved_yaml
 
     console.print(resolved_yaml(recipe), markup=False, soft_wrap=True)
     console.print(plan_view(plan, recipe))

@@ -16,7 +16,7 @@ from asyncrl.core.errors import RecipeError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.folder.run_folder import RunFolder
 
 _DESCRIPTION = """\
 Show the logs of all processes of a run, merged by time, each line with the
@@ -41,7 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Show the records one after the other."""
-    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.folder.run_folder import RunFolder
 
     try:
         folders = [RunFolder.find(folder) for folder in arguments.folders]
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def _show(folder: RunFolder, arguments: argparse.Namespace, console: Console) -> None:
     """Show the logs of one run."""
-    from asyncrl.run.logs import follow_logs, read_logs
+    from asyncrl.run.views.logs import follow_logs, read_logs
 
     shown_any = False
     width = max((len(path.stem) for path in folder.logs.glob("*.log")), default=0)

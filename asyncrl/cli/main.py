@@ -12,7 +12,7 @@ from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, lo
 from asyncrl.cli.completion import SHELLS, PrintCompletion
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
-from asyncrl.run.stopping import interrupting
+from asyncrl.run.host.signals import interrupting
 
 _DESCRIPTION = "Asynchronous reinforcement learning of language models that act over many turns and call tools."
 _EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted (Ctrl-C or SIGTERM)."

@@ -1,7 +1,7 @@
 """Writes docs/metrics.md from the declarations of the metrics: ``python -m asyncrl.cli.metrics_page``.
 
-Name, unit, reduction and meaning are those of the :class:`asyncrl.core.metrics.Metric` that readings are made of. Metrics whose
-names depend on the run (a tool's, a task source's) are listed once, with the part that depends in angle brackets.
+Name, unit, reduction and meaning are those of the :class:`asyncrl.core.measures.metrics.Metric` that readings are made of.
+Metrics whose names depend on the run (a tool's, a task source's) are listed once, with the part that depends in angle brackets.
 """
 
 import argparse
@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.core.metrics import Metric
-from asyncrl.run import episode_metrics, warnings
-from asyncrl.run.declared_metrics import declared
-from asyncrl.run.metric_names import LONGEST
+from asyncrl.core.measures.metrics import Metric
+from asyncrl.run.measures import episode_metrics, warnings
+from asyncrl.run.measures.declared_metrics import declared
+from asyncrl.run.measures.metric_names import LONGEST
 from generators.finished_episodes import MAX_NAMES, OTHER
 
 _HEAD = """\

@@ -16,17 +16,17 @@ from rich.text import Text
 
 from asyncrl.cli.console import error_console
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.file_errors import explained
-from asyncrl.core.log_format import LogFormatter
-from asyncrl.run.stopping import stopped_by
+from asyncrl.core.files.file_errors import explained
+from asyncrl.core.process.log_format import LogFormatter
+from asyncrl.run.host.signals import stopped_by
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from asyncrl.core.recipe.schema import Recipe
-    from asyncrl.run.folder import RunFolder
-    from asyncrl.run.live_view import LiveView
-    from asyncrl.run.summary import Summary
+    from asyncrl.run.folder.run_folder import RunFolder
+    from asyncrl.run.measures.summary import Summary
+    from asyncrl.run.views.live_view import LiveView
 
     Run = Callable[[Recipe, RunFolder, LiveView], Summary]
 
@@ -75,9 +75,9 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
     Args:
         before: the summary of the run that is resumed; the new summary includes what it reports.
     """
-    from asyncrl.run.end_view import end_view
-    from asyncrl.run.live_view import LiveView
-    from asyncrl.run.summary import Status, Summary
+    from asyncrl.run.measures.summary import Status, Summary
+    from asyncrl.run.views.end_view import end_view
+    from asyncrl.run.views.live_view import LiveView
 
     with ExitStack() as stack:
         log = folder.logs / "driver.log"

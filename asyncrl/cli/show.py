@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from asyncrl.episodes.reader import EpisodeReader
-    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.folder.run_folder import RunFolder
 
 _DESCRIPTION = """\
 Read the episodes that a run kept, one a page: prompt, turns, tool calls and
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def _one_model(path: Path) -> RunFolder:
     """Return the folder of a run, or that of the only model of an evaluation."""
-    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.folder.run_folder import RunFolder
 
     models = [] if (path / "recipe.yaml").exists() else RunFolder.below(path)
     return RunFolder.find(models[0] if len(models) == 1 else path)
@@ -114,7 +114,7 @@ def _print_json(reader: EpisodeReader, places: pa.Table, console: Console) -> No
 
 
 def _print_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Console) -> None:
-    from asyncrl.run.episode_view import episode_view
+    from asyncrl.run.views.episode_view import episode_view
 
     for number, episode in enumerate(reader.read(places), 1):
         console.print(episode_view(episode, f"{number:,} of {of:,}"))
@@ -122,7 +122,7 @@ def _print_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Cons
 
 def _turn_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Console) -> None:
     from asyncrl.cli.pager import show_pages
-    from asyncrl.run.episode_view import episode_view
+    from asyncrl.run.views.episode_view import episode_view
 
     def page(number: int) -> RenderableType:
         (episode,) = reader.read(places.slice(number, 1))

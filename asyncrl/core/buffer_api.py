@@ -1,6 +1,6 @@
 """The calls of the replay buffer, one method for each, shared by the service that answers and the client that asks.
 
-:mod:`buffers.service` implements this protocol, and :mod:`asyncrl.run.buffer_client` calls it over TCP. Arguments and results
+:mod:`buffers.service` implements this protocol, and :mod:`asyncrl.run.buffer.client` calls it over TCP. Arguments and results
 travel as msgpack of the types in these annotations, so msgspec must be able to decode each of them.
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.ticket import Ticket
 

@@ -2,8 +2,8 @@
 
 from enum import StrEnum
 
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.text import writable
-from asyncrl.core.users_error import UsersError
 
 
 class AsyncRLError(Exception):

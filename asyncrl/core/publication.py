@@ -14,7 +14,8 @@ from asyncrl.core.ids import PolicyVersion
 VLLM_BACKEND = "asyncrl_shm"
 """Name of the vLLM weight-transfer backend that loads publications."""
 PREPARE, INSTALL = "prepare_publication", "install_publication"
-"""The methods of vLLM's engine process that make a publication ready and install it; see :mod:`asyncrl.weights.vllm_engine`."""
+"""The methods of vLLM's engine process that make a publication ready and install it; see
+:mod:`asyncrl.weights.vllm.engine_weights`."""
 
 LEFT_FREE = 1 << 30
 """Bytes of an engine's GPU that a publication, taken beside the weights in use, must leave free."""

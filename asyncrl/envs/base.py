@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.core.folder_tree import remove_tree
+from asyncrl.core.files.folder_tree import remove_tree
 from asyncrl.core.messages import CallRecord, MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
-from asyncrl.core.users_error import UsersError
-from asyncrl.envs.provided import Provided
+from asyncrl.envs.hosting.episode_resources import Provided
 
 if TYPE_CHECKING:
-    from asyncrl.envs.lessons.base import Lessons
+    from asyncrl.envs.builtin.lessons.base import Lessons
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_in import import_module, name_of_module, users_code
+from asyncrl.core.plug_ins.plug_in import import_module, name_of_module, users_code
 from asyncrl.core.recipe.describe import quote_it
 from asyncrl.core.recipe.environment import (
     ClassEnvironment,
@@ -29,21 +29,21 @@ from asyncrl.core.recipe.environment import (
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Environment
-from asyncrl.envs.lessons.base import Lessons
+from asyncrl.envs.builtin.lessons.base import Lessons
+from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.tool_process import Load
 from asyncrl.envs.member import Member
-from asyncrl.envs.provided import Provided
 from asyncrl.envs.secrets import Secrets
 from asyncrl.envs.signature import Parameters
-from asyncrl.envs.tool_process import Load
 from asyncrl.envs.tools import ToolEnvironment
 
 BUILT_IN = {
-    "calculator": "asyncrl.envs.calculator:Calculator",
-    "python": "asyncrl.envs.python:Python",
-    "reasoning_gym": "asyncrl.envs.reasoning_gym:ReasoningGym",
-    "search": "asyncrl.envs.search:Search",
-    "sql": "asyncrl.envs.sql:Sql",
-    "terminal": "asyncrl.envs.terminal:Terminal",
+    "calculator": "asyncrl.envs.builtin.calculator:Calculator",
+    "python": "asyncrl.envs.builtin.python:Python",
+    "reasoning_gym": "asyncrl.envs.builtin.reasoning_gym:ReasoningGym",
+    "search": "asyncrl.envs.builtin.search:Search",
+    "sql": "asyncrl.envs.builtin.sql:Sql",
+    "terminal": "asyncrl.envs.builtin.terminal:Terminal",
 }
 
 _OWN = "or name your own as `module:Class`, importable from where the command is run"

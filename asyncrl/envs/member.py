@@ -9,10 +9,10 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import MemberConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
-from asyncrl.envs.lessons.base import Lessons
-from asyncrl.envs.provided import Provided
+from asyncrl.envs.builtin.lessons.base import Lessons
+from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.tool_process import Load
 from asyncrl.envs.secrets import Secrets
-from asyncrl.envs.tool_process import Load
 
 
 class Member(ABC):

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.recipe.environment import EnvironmentConfig, member_place
-from asyncrl.core.users_error import UsersError
 
 SHORTEST = 4
 """The fewest characters of a value that is looked for in texts: a shorter one would be found where it was not meant."""

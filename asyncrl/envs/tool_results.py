@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from asyncrl.core.plug_ins.users_error import WrongResult
 from asyncrl.core.text import short
-from asyncrl.core.users_error import WrongResult
 
 _BYTES = (bytes, bytearray, memoryview)
 

@@ -35,18 +35,18 @@ import msgspec
 from asyncrl.core.chat_prompt import opening
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.plug_ins.users_error import UsersError, WrongResult
 from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.task import Task
 from asyncrl.core.text import counted, short, text_of, told
 from asyncrl.core.trajectory import FINAL_REWARD
-from asyncrl.core.users_error import UsersError, WrongResult
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
-from asyncrl.envs.contained import Overdue, Raised, contained, contained_within
+from asyncrl.envs.hosting.contained import Overdue, Raised, contained, contained_within
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.tool_process import Answered, Load, Refused
+from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.signature import Parameters, finite
-from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.tool_marks import MarkedMethod, marked_methods
-from asyncrl.envs.tool_process import Answered, Load, Refused
-from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
 from asyncrl.envs.usage import choices
 

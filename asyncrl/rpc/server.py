@@ -14,9 +14,9 @@ from functools import partial
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
-from asyncrl.core.file_errors import explained
-from asyncrl.core.listener import Listener
-from asyncrl.core.tls import TlsKeys
+from asyncrl.core.files.file_errors import explained
+from asyncrl.core.network.listener import Listener
+from asyncrl.core.network.tls import TlsKeys
 from asyncrl.rpc.wire import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
-from asyncrl.core.tls import TlsKeys
+from asyncrl.core.network.tls import TlsKeys
 
 _LENGTH_BYTES = 4
 _KEEP_ALIVE = (

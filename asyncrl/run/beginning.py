@@ -6,8 +6,8 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.run.totals import SavedTotals
-from learners import checkpoints
+from asyncrl.run.measures.totals import SavedTotals
+from learners.checkpointing import checkpoints
 
 
 class CheckpointOfTheFuture(AsyncRLError):

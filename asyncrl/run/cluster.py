@@ -23,32 +23,32 @@ from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.actors.buffer import RemoteBuffer
-from asyncrl.run.actors.learner import RemoteLearner
-from asyncrl.run.actors.reward_model import RemoteRewardModel
-from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, ask_buffer, watch
-from asyncrl.run.buffer_client import BufferClient
-from asyncrl.run.certificates import keys_of
+from asyncrl.run.buffer.buffer_actor import RemoteBuffer
+from asyncrl.run.buffer.client import BufferClient
+from asyncrl.run.buffer.payload import this_node
 from asyncrl.run.coming_up import ComingUp
 from asyncrl.run.dead_rank import explained
-from asyncrl.run.far_files import FarFiles
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.folder_sight import refuse_blind
-from asyncrl.run.generator_handle import GeneratorHandle, make_generator
-from asyncrl.run.generator_pool import GeneratorPool
-from asyncrl.run.local_publications import make_local_publications
-from asyncrl.run.model_folder import model_for_all_nodes
-from asyncrl.run.model_shape import read_shape
-from asyncrl.run.node_watch import SHARE_OF_LEASE, NodeWatch
-from asyncrl.run.nodes import NodesSeen, read_nodes
-from asyncrl.run.parts import LEARNER, REWARD_MODEL, parts_of
-from asyncrl.run.payload import this_node
-from asyncrl.run.places import find_places
-from asyncrl.run.probe_scores import LearnerScores
-from asyncrl.run.process_sizes import sizes_of
-from asyncrl.run.weight_routes import by_nccl, describe_routes, writers
-from asyncrl.weights.chunk_wire import SECRET_BYTES
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, watch
+from asyncrl.run.learner_actor import RemoteLearner
+from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.nodes.certificates import keys_of
+from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
+from asyncrl.run.nodes.model_folder import model_for_all_nodes
+from asyncrl.run.nodes.node_watch import SHARE_OF_LEASE, NodeWatch
+from asyncrl.run.nodes.placed_processes import find_places
+from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, parts_of
+from asyncrl.run.nodes.process_sizes import sizes_of
+from asyncrl.run.nodes.remote_files import FarFiles
+from asyncrl.run.nodes.shared_folders import refuse_blind
+from asyncrl.run.pool.generator_pool import GeneratorPool
+from asyncrl.run.pool.handle import GeneratorHandle, make_generator
+from asyncrl.run.pool.probe_scores import LearnerScores
+from asyncrl.run.publications.local_publications import make_local_publications
+from asyncrl.run.publications.routes import by_nccl, describe_routes, writers
+from asyncrl.run.reward.reward_model_actor import RemoteRewardModel
 from asyncrl.weights.merge import merge
+from asyncrl.weights.tcp.chunk_wire import SECRET_BYTES
 from learners.step_report import StepReport
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Cluster:
 
     Args:
         note: shows a line to the user.
-        advance: shows how far the start is, as :meth:`asyncrl.run.live_view.LiveView.advance` does.
+        advance: shows how far the start is, as :meth:`asyncrl.run.views.live_view.LiveView.advance` does.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ class ComingUp:
 
     Args:
         names: what comes up, e.g. ``generator-0``.
-        advance: shows a share in [0, 1] and a text, as :meth:`asyncrl.run.live_view.LiveView.advance` does.
+        advance: shows a share in [0, 1] and a text, as :meth:`asyncrl.run.views.live_view.LiveView.advance` does.
     """
 
     def __init__(self, names: Iterable[str], advance: Callable[[float, str], None]) -> None:

@@ -16,12 +16,12 @@ import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.file_errors import explained
+from asyncrl.core.files.file_errors import explained
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, signatures
-from asyncrl.run.asking import ANSWER_DEADLINE_S
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class RunControl(Protocol):
     """What may be asked of a run that goes on."""
 
     async def scale(self, pool: str, size: int) -> str:
-        """Change the size of a pool; see :meth:`asyncrl.run.generator_pool.GeneratorPool.scale`."""
+        """Change the size of a pool; see :meth:`asyncrl.run.pool.generator_pool.GeneratorPool.scale`."""
         ...
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.episodes.files import forget_evaluation
 from asyncrl.run.checkpointer import Checkpointer
-from asyncrl.run.far_files import FarFiles
-from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.nodes.remote_files import FarFiles
+from asyncrl.run.pool.generator_pool import GeneratorPool
 from asyncrl.run.recorder import Recorder
 from generators.evaluation import HeldOutTask, require_results
 

@@ -17,39 +17,39 @@ import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.file_errors import explained
+from asyncrl.core.files.file_errors import explained
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.buffer import AppendOnlyJournal
-from asyncrl.core.recipe.inert import inert
+from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import counted
-from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.episodes.files import forget_steps_after
+from asyncrl.run.buffer.tasks import load_held_out_tasks
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster
 from asyncrl.run.control import controlled
-from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluator import Evaluator
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.further_trackers import TRACKING_PROCESS
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.model import resolve_model
-from asyncrl.run.model_sources import with_local_reference
-from asyncrl.run.model_weights import check_model_weights
-from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
+from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.run_memory import free_memory_of, memory_held
+from asyncrl.run.host.daemon_watch import ending_with, own_daemons
+from asyncrl.run.host.processes import adopt_orphans, end_descendants, kill_everything
+from asyncrl.run.host.ray_cluster import remove_session, starting_ray, stop_ray
+from asyncrl.run.host.signals import Heard, StopRequests, hearing, stopped_by, wait_hearing
+from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
+from asyncrl.run.models.model_sources import with_local_reference
+from asyncrl.run.models.model_weights import check_model_weights
 from asyncrl.run.publisher import Publisher
-from asyncrl.run.ray_cluster import remove_session, starting_ray, stop_ray
 from asyncrl.run.recorder import Recorder
-from asyncrl.run.resuming import Reached
-from asyncrl.run.run_memory import free_memory_of, memory_held
+from asyncrl.run.resolve_model import resolve_model
+from asyncrl.run.resume import Reached
 from asyncrl.run.scaling import Scaling
-from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by, wait_hearing
-from asyncrl.run.summary import Status, Summary
-from asyncrl.run.tasks import load_held_out_tasks
-from asyncrl.run.totals import SavedTotals, Totals, summarize
-from asyncrl.run.tracking import Tracker
+from asyncrl.run.tracking.further_trackers import TRACKING_PROCESS
+from asyncrl.run.tracking.tracker import Tracker
 from asyncrl.run.train_pump import train_pump
-from asyncrl.run.watch import ending_with, own_daemons
+from asyncrl.run.views.live_view import LiveView
 from asyncrl.run.weight_probe import Probe
 
 logger = logging.getLogger(__name__)

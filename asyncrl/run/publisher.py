@@ -13,8 +13,8 @@ from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
-from asyncrl.run.generator_pool import GeneratorPool
-from asyncrl.run.totals import Totals
+from asyncrl.run.measures.totals import Totals
+from asyncrl.run.pool.generator_pool import GeneratorPool
 
 
 class PublishTimes(msgspec.Struct, frozen=True):

@@ -11,30 +11,30 @@ import msgspec
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
-from asyncrl.core.buffer_statistics import BufferStatistics, LedgerCounts
 from asyncrl.core.ids import PolicyVersion, TaskId
-from asyncrl.core.metrics import Reading, combine
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts
+from asyncrl.core.measures.metrics import Reading, combine
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.spread import has_spread
 from asyncrl.core.text import counted, listed
-from asyncrl.run import metrics
-from asyncrl.run.bottleneck import SlowTool, find_bottleneck
-from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
-from asyncrl.run.generator_pool import GeneratorPool
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.machine import busy_cores
-from asyncrl.run.pacing import Pacing
-from asyncrl.run.pool_readings import pool_readings
-from asyncrl.run.progress import RunProgress
+from asyncrl.run.measures import metrics
+from asyncrl.run.measures.bottleneck import SlowTool, find_bottleneck
+from asyncrl.run.measures.episode_metrics import EpisodeMetrics, finished_between
+from asyncrl.run.measures.pacing import Pacing
+from asyncrl.run.measures.pool_readings import pool_readings
+from asyncrl.run.measures.progress import RunProgress
+from asyncrl.run.measures.scores import score
+from asyncrl.run.measures.summary import NO_GROUPS, PlayedEvaluation
+from asyncrl.run.measures.time_shares import generator_readings, learner_readings
+from asyncrl.run.measures.time_split import Shares, StepTimes, aligned, grown
+from asyncrl.run.measures.totals import Totals
+from asyncrl.run.measures.warnings import RunWarning, StepSigns, WarningSigns
+from asyncrl.run.nodes.machine import busy_cores
+from asyncrl.run.pool.generator_pool import GeneratorPool
 from asyncrl.run.publisher import PublishTimes
-from asyncrl.run.scores import score
-from asyncrl.run.shares import Shares, StepTimes, aligned, grown
-from asyncrl.run.summary import NO_GROUPS, PlayedEvaluation
-from asyncrl.run.time_shares import generator_readings, learner_readings
-from asyncrl.run.totals import Totals
-from asyncrl.run.tracking import Tracker
-from asyncrl.run.warnings import RunWarning, StepSigns, WarningSigns
+from asyncrl.run.tracking.tracker import Tracker
+from asyncrl.run.views.live_view import LiveView
 from generators.evaluation import EvaluationResult
 from generators.finished_episodes import FinishedEpisodes
 from generators.worker import GeneratorStatistics

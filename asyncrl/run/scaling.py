@@ -7,13 +7,13 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
 
 class Pools(Protocol):
-    """The generators of a run; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
+    """The generators of a run; see :class:`asyncrl.run.pool.generator_pool.GeneratorPool`."""
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -18,9 +18,9 @@ from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.measures.time_split import StepTimes
 from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.recorder import Recorder
-from asyncrl.run.shares import StepTimes
 from asyncrl.run.weight_probe import Probe
 from learners.step_clock import PartSeconds
 from learners.step_report import StepReport

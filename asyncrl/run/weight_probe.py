@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from asyncrl.core.errors import WeightMismatch
-from asyncrl.core.metrics import Reading
+from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run import metrics
-from asyncrl.run.probe_scores import EngineScores, LearnerScores
+from asyncrl.run.measures import metrics
+from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
 
 if TYPE_CHECKING:
     from asyncrl.run.publisher import PublishTimes
@@ -36,7 +36,7 @@ class ScoringRanks(Protocol):
 
 
 class ScoringGenerators(Protocol):
-    """The generators, as far as a probe needs them; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
+    """The generators, as far as a probe needs them; see :class:`asyncrl.run.pool.generator_pool.GeneratorPool`."""
 
     async def score(self, rows: Sequence[Sequence[int]], turn: int) -> EngineScores | None:
         """Have one generator score ``rows``; None if none is up, or it died."""

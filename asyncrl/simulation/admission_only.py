@@ -16,7 +16,7 @@ from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket
-from buffers.task_stream import TaskStream
+from buffers.tasks.task_stream import TaskStream
 
 
 class _Group(msgspec.Struct):

@@ -26,7 +26,7 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from asyncrl.simulation.admission_only import AdmissionOnly
 from buffers.replay_buffer import ReplayBuffer
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.task_stream import TaskSource, TaskStream
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SHARD = 0

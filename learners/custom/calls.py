@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.core.plug_in_function import UserFunction, load_function
+from asyncrl.core.plug_ins.plug_in_function import UserFunction, load_function
 from asyncrl.core.recipe.custom import Custom
-from learners.advantages import Returns
+from learners.algorithm.advantages import Returns
 from learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
 
 _PAIR = 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_in_function import FunctionBroken, UserFunction
+from asyncrl.core.plug_ins.plug_in_function import FunctionBroken, UserFunction
 from asyncrl.core.recipe.algorithm import NoKl
 from asyncrl.core.recipe.custom import (
     Custom,
@@ -22,7 +22,7 @@ from asyncrl.core.recipe.custom import (
     CustomWeight,
 )
 from asyncrl.core.recipe.schema import Recipe
-from learners.advantages import Returns
+from learners.algorithm.advantages import Returns
 from learners.custom.calls import call_advantage, call_aggregation, call_schedule, call_weight, loaded
 from learners.custom.check_loss import check_loss
 from learners.custom.inputs import AggregationInputs, ScheduleInputs

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.core.plug_in_function import UserFunction
+from asyncrl.core.plug_ins.plug_in_function import UserFunction
 from asyncrl.core.recipe.schema import Recipe
 from learners.custom.calls import call_loss
 from learners.custom.inputs import LossInputs

@@ -1,1 +1,2 @@
-"""The Megatron side of the learner. Call :func:`.cpu_compat.install` before importing any other module from here."""
+"""The Megatron side of the learner. Call :func:`learners.megatron.cpu.compat.install` before importing any other module from
+here."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from learners.megatron.gloo_devices import INTERFACES
+from learners.megatron.cpu.gloo_devices import INTERFACES
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"

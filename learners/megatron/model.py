@@ -11,12 +11,13 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from asyncrl.core.recipe.learner import LearnerConfig
-from learners.megatron import optimizer_state, parallel
-from learners.megatron.layer_spec import block_spec, gives_predicting_only, uses_transformer_engine
-from learners.megatron.log_probabilities import Predictions, token_log_probabilities
+from learners.megatron import parallel
+from learners.megatron.layers.layer_spec import block_spec, gives_predicting_only, uses_transformer_engine
+from learners.megatron.layers.log_probabilities import Predictions, token_log_probabilities
+from learners.megatron.layers.packed_rows import PackedRows
+from learners.megatron.layers.row_moves import take_rows
 from learners.megatron.model_config import PolicyConfig
-from learners.megatron.packed_rows import PackedRows
-from learners.megatron.row_moves import take_rows
+from learners.megatron.state import optimizer_state
 
 
 class PolicyModel(GPTModel):

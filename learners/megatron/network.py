@@ -14,14 +14,14 @@ from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.learner import LearnerConfig
+from learners.batches.micro_batch import MicroBatch
+from learners.batches.prefixes import tokens_before
 from learners.flops import ProductShapes, backward_flops, forward_flops
 from learners.megatron import parallel
-from learners.megatron.context import part_of
-from learners.megatron.log_probabilities import Predictions
+from learners.megatron.layers.context import part_of
+from learners.megatron.layers.log_probabilities import Predictions
 from learners.megatron.model import PolicyModel, distribute
 from learners.megatron.pipeline import communication
-from learners.micro_batch import MicroBatch
-from learners.prefixes import tokens_before
 from learners.step_clock import Part, StepClock
 
 

@@ -17,26 +17,28 @@ from asyncrl.core.recipe.algorithm import AlgorithmConfig, NoKl
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.device.pinning import HostArena
-from learners.checkpoint_manifest import CheckpointShape, Progress
+from learners.batches.micro_batch import MicroBatch, unsampled
+from learners.batches.tally import Tally, add_to, summed
+from learners.checkpointing.checkpoint_manifest import CheckpointShape, Progress
 from learners.flops import peak_flops
-from learners.megatron import checkpoint, hugging_face, lora, parallel, placement
-from learners.megatron.cpu_compat import cuda_means_cpu
-from learners.megatron.layer_spec import check_fp8
-from learners.megatron.lora import LowRank
+from learners.megatron import parallel, placement
+from learners.megatron.cpu.compat import cuda_means_cpu
+from learners.megatron.layers import lora
+from learners.megatron.layers.layer_spec import check_fp8
+from learners.megatron.layers.lora import LowRank
 from learners.megatron.model import build
 from learners.megatron.model_config import PolicyConfig, policy_config, product_shapes
 from learners.megatron.network import Network
 from learners.megatron.reference import ReferenceWeights
+from learners.megatron.state import checkpoint, hugging_face
 from learners.megatron.value_model import ValueModel
-from learners.micro_batch import MicroBatch, unsampled
 from learners.rank import RankSpec
 from learners.step_clock import Part, StepClock
-from learners.tally import Tally, add_to, summed
 
 MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tally]]
 """Computes a micro-batch's share of the loss, and its tally, from the network's output for it, with gradient. The
-policy's output is the :class:`.log_probabilities.Predictions` of the sampled tokens; the critic's is the values of the
-states they were sampled in."""
+policy's output is the :class:`learners.megatron.layers.log_probabilities.Predictions` of the sampled tokens; the critic's is the
+values of the states they were sampled in."""
 
 
 class TrainedStep(msgspec.Struct, frozen=True):
@@ -224,7 +226,7 @@ class Trainer:
         return self._lora.shards() if self._lora is not None and self._publishes_adapters else self.shards()
 
     def save_pretrained(self, folder: Path) -> None:
-        """See :func:`.hugging_face.save_pretrained`."""
+        """See :func:`learners.megatron.state.hugging_face.save_pretrained`."""
         adapter = None
         if self._lora is not None:
             adapter = hugging_face.PeftAdapter(self._lora.peft_config(str(self._source)), list(self._lora.shards()))
@@ -232,18 +234,18 @@ class Trainer:
             hugging_face.save_pretrained(self.shards(), self._source, folder, adapter)
 
     def start_checkpoint(self, folder: Path, progress: Progress) -> checkpoint.Saving:
-        """See :func:`.checkpoint.start_saving`."""
+        """See :func:`learners.megatron.state.checkpoint.start_saving`."""
         copying = f"copying version {progress.version}"
         with self._waiting(copying), cuda_means_cpu():
             return checkpoint.start_saving(folder, self._state, progress)
 
     def finish_checkpoint(self, saving: checkpoint.Saving) -> None:
-        """See :meth:`.checkpoint.Saving.finish`."""
+        """See :meth:`learners.megatron.state.checkpoint.Saving.finish`."""
         with self._waiting("writing a checkpoint"):
             saving.finish(self._seconds)
 
     def load_checkpoint(self, folder: Path) -> Progress:
-        """See :func:`.checkpoint.load`."""
+        """See :func:`learners.megatron.state.checkpoint.load`."""
         with self._waiting(f"loading {folder}"), cuda_means_cpu():
             return checkpoint.load(folder, self._state)
 

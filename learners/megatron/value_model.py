@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig
-from learners.megatron.packed_rows import PackedRows
 
 
 class ValueModel(PolicyModel):

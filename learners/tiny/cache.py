@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncrl.core.cache_folder import cache_folder
+from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.envs import demonstrations, signature
+from asyncrl.envs import signature
+from asyncrl.envs.builtin import demonstrations
 from asyncrl.envs.load import load_member
 from learners.tiny.settings import WarmUp
 

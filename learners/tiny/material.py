@@ -11,8 +11,8 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
-from asyncrl.envs.demonstrations import TRIES, Demonstration, demonstrate_in
-from asyncrl.envs.lessons import Lessons, Script
+from asyncrl.envs.builtin.demonstrations import TRIES, Demonstration, demonstrate_in
+from asyncrl.envs.builtin.lessons import Lessons, Script
 from asyncrl.envs.load import find_lessons, make_tasks
 from learners.tiny.settings import WarmUp
 

@@ -17,7 +17,7 @@ from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
 from asyncrl.envs import ToolEnvironment, tool
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.builtin.calculator import Calculator
 
 TOOLS = [each.spec for each in Calculator.tools.values()]
 

@@ -2,8 +2,9 @@ import pytest
 import torch
 from fork_server import WITH_MEGATRON
 
-from asyncrl.bench import own_process, weights_parties
+from asyncrl.bench import own_process
 from asyncrl.bench.gpu import broadcast, isolated
+from asyncrl.bench.weights import weights_parties
 
 
 @pytest.fixture

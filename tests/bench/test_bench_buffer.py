@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import msgspec
 from rich.console import Console
 
-from asyncrl.bench import buffer, buffer_memory
-from asyncrl.bench.buffer import BenchSettings, BufferResult
+from asyncrl.bench.buffer import buffer, buffer_memory
+from asyncrl.bench.buffer.buffer import BenchSettings, BufferResult
 
 
 def test_a_small_benchmark_goes_all_the_way_and_leaves_nothing(tmp_path, monkeypatch):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from asyncrl.bench import generators
-from asyncrl.bench.generator_runs import Cost, Request
-from asyncrl.bench.generators import GeneratorBenchResult, GeneratorBenchSettings, view
-from asyncrl.bench.loop_lag import LoopLag
+from asyncrl.bench.generators import generators
+from asyncrl.bench.generators.generator_runs import Cost, Request
+from asyncrl.bench.generators.generators import GeneratorBenchResult, GeneratorBenchSettings, view
+from asyncrl.bench.loop.loop_lag import LoopLag
 
 
 class GivenRuns:

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from asyncrl.bench import learner, learner_prefixes, learner_steps
-from asyncrl.bench.learner import LearnerBenchResult, LearnerBenchSettings, LogprobSettings
-from asyncrl.bench.learner_prefixes import PrefixSettings
-from asyncrl.bench.learner_steps import StepSettings
-from asyncrl.bench.learner_subject import GROUP_SIZE
+from asyncrl.bench.learner import learner, learner_prefixes, learner_steps
+from asyncrl.bench.learner.learner import LearnerBenchResult, LearnerBenchSettings, LogprobSettings
+from asyncrl.bench.learner.learner_prefixes import PrefixSettings
+from asyncrl.bench.learner.learner_steps import StepSettings
+from asyncrl.bench.learner.learner_subject import GROUP_SIZE
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from asyncrl.bench import learning
 from asyncrl.bench.learning import ROWS, CannotContinue, LearningResult, LearningRun, LearningSettings, MeasurementInterrupted
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.core.recipe.rules import broken_rules
+from asyncrl.core.recipe.rules.broken_rules import broken_rules
 
 MODEL = Path("/models/tiny, made once")
 FIRST, SECOND = ROWS[0], next(row for row in ROWS if row.name == "critic")

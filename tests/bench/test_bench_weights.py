@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from asyncrl.bench import weights
-from asyncrl.bench.weights import ModelSettings, WeightsBenchResult, WeightsBenchSettings
-from asyncrl.core.memory_files import memory_file_system
+from asyncrl.bench.weights import weights
+from asyncrl.bench.weights.weights import ModelSettings, WeightsBenchResult, WeightsBenchSettings
+from asyncrl.core.files.memory_files import memory_file_system
 
 
 @pytest.mark.usefixtures("forked")

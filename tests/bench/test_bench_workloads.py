@@ -19,23 +19,24 @@ import torch
 from rich.console import Console
 from transformers import Qwen3ForCausalLM
 
-from asyncrl.bench import peer, peers, workload_runs
+from asyncrl.bench import peers
+from asyncrl.bench.loop import workload_runs
+from asyncrl.bench.loop.script import CALL, END, SIZES, Script
+from asyncrl.bench.loop.workload_runs import MeasurementPlan, describe, plan
+from asyncrl.bench.loop.workloads import GROUP_SIZE, WARM_UP_STEPS, WORKLOADS, WorkloadFiles, make_files, recipe
 from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process
-from asyncrl.bench.peer import PeerDescription, PeerFailed, PeerResult, check_sampled_tokens, peer_python, run_peer
-from asyncrl.bench.peers import workload_tools
+from asyncrl.bench.peers import peer, workload_tools
+from asyncrl.bench.peers.peer import PeerDescription, PeerFailed, PeerResult, check_sampled_tokens, peer_python, run_peer
 from asyncrl.bench.peers.workload_tools import MEAN_S, OUTLIER_S, PAGE_WORDS, call_seconds, read_page, turn_reward
-from asyncrl.bench.script import CALL, END, SIZES, Script
-from asyncrl.bench.workload_runs import MeasurementPlan, describe, plan
-from asyncrl.bench.workloads import GROUP_SIZE, WARM_UP_STEPS, WORKLOADS, WorkloadFiles, make_files, recipe
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import ProcessDied, RecipeError
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
-from asyncrl.run.progress import RunProgress
-from asyncrl.run.shares import Shares
-from asyncrl.run.summary import IdleShares
+from asyncrl.run.measures.progress import RunProgress
+from asyncrl.run.measures.summary import IdleShares
+from asyncrl.run.measures.time_split import Shares
 from generators.chat import ChatFormat
 
 EVERY_WORKLOAD = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda workload: workload.name)

@@ -26,10 +26,10 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from buffers import service as service_module
 from buffers import write_ahead
-from buffers.disk import DiskFull
+from buffers.journal.disk import DiskFull
 from buffers.payload import PayloadReader, PayloadStore, PayloadWriter
 from buffers.service import BufferService
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.task_stream import TaskSource, TaskStream
 
 WORKERS = 3
 CHECKPOINT_EVERY = 5

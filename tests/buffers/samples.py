@@ -10,7 +10,7 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.task_stream import TaskSource, TaskStream
 
 _offsets = itertools.count(0, 100)
 

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from made_buffers import buffer_of, restored
 from samples import make_recipe, make_tasks, sample
 
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import FailureKind
+from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.recipe.buffer import FifoSampler, FreshestSampler, PrioritisedSampler, StratifiedSampler, ZeroVarianceFilter
 from asyncrl.core.ticket import Ticket
 from buffers.index import GroupIndex

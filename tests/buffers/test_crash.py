@@ -10,12 +10,12 @@ import pytest
 from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
 from made_buffers import buffer_of, restored
 
-from asyncrl.core.buffer_statistics import BufferStatistics
+from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.recipe.buffer import BufferConfig, PrioritisedSampler, ZeroVarianceFilter
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from buffers import commands
-from buffers.journal_files import read_journal
+from buffers.journal.journal_files import read_journal
 from buffers.ledger import TERMINAL
 from buffers.payload import PayloadStore
 

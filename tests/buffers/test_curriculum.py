@@ -9,8 +9,8 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import CurriculumConfig
 from asyncrl.core.task import Task
-from buffers.curriculum import CurriculumBroken, load_curriculum
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.curriculum import CurriculumBroken, load_curriculum
+from buffers.tasks.task_stream import TaskSource, TaskStream
 
 
 class Fixed:

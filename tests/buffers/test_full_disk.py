@@ -7,7 +7,7 @@ from crash_run import Checkpoint, Paths, Run
 from small_disk import fill, filled, mounted
 from test_crash import RECIPES, check_ledger, expected_tasks, trained_tasks
 
-from asyncrl.core.buffer_statistics import BufferStatistics
+from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from buffers import service as service_module
 from buffers import write_ahead
 

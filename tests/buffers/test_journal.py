@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_disk import filled, mounted
 
-from buffers.disk import DiskFull
-from buffers.frames import FORMAT, UnknownFormat
-from buffers.journal import Journal, JournalInUse
-from buffers.journal_files import JournalDamaged, JournalGone, head_of, read_journal
+from buffers.journal.disk import DiskFull
+from buffers.journal.frames import FORMAT, UnknownFormat
+from buffers.journal.journal import Journal, JournalInUse
+from buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 
 MARK = b"\xa7RL\x1e"
 """Begins every record of the format."""
@@ -198,7 +198,7 @@ def test_a_segment_that_is_missing_or_was_cut_is_refused(tmp_path):
 
 def test_a_journal_of_another_format_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("buffers.frames.FORMAT", 9)
+        patch.setattr("buffers.journal.frames.FORMAT", 9)
         written(tmp_path, [b"a"])
     with pytest.raises(UnknownFormat, match=rf"format 09, not {FORMAT:02x}; resume with the version of asyncrl"):
         open_journal(tmp_path)
@@ -428,7 +428,7 @@ def test_a_snapshot_that_was_being_made_is_forgotten(tmp_path):
 # --- one writer, many readers
 
 HOLDER = (
-    "import sys, time; from pathlib import Path; from buffers.journal import Journal;"
+    "import sys, time; from pathlib import Path; from buffers.journal.journal import Journal;"
     "journal, _ = Journal.open(Path(sys.argv[1]), fsync=False, segment_bytes=100); journal.append(b'held');"
     "print('open', flush=True); time.sleep(float(sys.argv[2])); "
 )
@@ -466,7 +466,7 @@ def test_a_second_writer_is_refused_and_told_who_holds_it_and_a_killed_one_is_wa
 WRITER = """
 import sys
 from pathlib import Path
-from buffers.journal import Journal
+from buffers.journal.journal import Journal
 journal, _ = Journal.open(Path(sys.argv[1]), fsync=False, segment_bytes=2000)
 print("open", flush=True)
 for number in range(100_000_000):

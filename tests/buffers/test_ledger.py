@@ -4,8 +4,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
+from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.task import Task
 from buffers.group import Group
 from buffers.ledger import EXAMPLE_LENGTH, Ledger, LedgerState, TaskState

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from small_disk import filled, mounted
 
 from asyncrl.core.payload import PayloadRef
-from buffers import disk
 from buffers import payload as payload_module
-from buffers.disk import PAGE, DiskFull
+from buffers.journal import disk
+from buffers.journal.disk import PAGE, DiskFull
 from buffers.payload import PayloadLost, PayloadReader, PayloadStore, PayloadWriter
 
 ROW = 18_500

@@ -17,13 +17,13 @@ from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks, TaskFile
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
 from buffers import commands
-from buffers.frames import UnknownFormat
-from buffers.identity import Identity, JournalOfAnotherRun
-from buffers.journal import JournalInUse
-from buffers.journal_files import JournalDamaged, JournalGone, head_of, read_journal
+from buffers.journal.frames import UnknownFormat
+from buffers.journal.identity import Identity, JournalOfAnotherRun
+from buffers.journal.journal import JournalInUse
+from buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
+from buffers.journal.recovery import RecoveryReport, rebuild
 from buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
-from buffers.recovery import RecoveryReport, rebuild
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.task_stream import TaskSource, TaskStream
 
 RECIPE = recipe(filters=())
 

@@ -5,8 +5,8 @@ import pytest
 from made_buffers import restored
 from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
+from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.recipe.buffer import ZeroVarianceFilter
 from asyncrl.core.trajectory import StopReason
 

@@ -18,11 +18,11 @@ from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers import commands, write_ahead
-from buffers.disk import DiskFull
-from buffers.journal import Journal
-from buffers.journal_files import read_journal
+from buffers.journal.disk import DiskFull
+from buffers.journal.journal import Journal
+from buffers.journal.journal_files import read_journal
 from buffers.service import LEASE_WAIT_S, BufferService
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.task_stream import TaskSource, TaskStream
 
 A, B = WorkerId("generator-0"), WorkerId("generator-1")
 

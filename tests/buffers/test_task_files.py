@@ -17,8 +17,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.tasks import TaskFile
 from asyncrl.core.task import Task
-from buffers.task_files import read_sources, remarks_on_skipped
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.task_files import read_sources, remarks_on_skipped
+from buffers.tasks.task_stream import TaskSource, TaskStream
 
 ROWS = [{"prompt": f"{i}+{i}", "id": f"sum-{i}", "answer": 2 * i, "meta": {"level": i % 3, "tags": ["a"]}} for i in range(7)]
 TASKS = [Task(id=row["id"], prompt=row["prompt"], data={"answer": row["answer"], "meta": row["meta"]}) for row in ROWS]

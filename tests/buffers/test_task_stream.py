@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import TaskFile
 from asyncrl.core.task import Task
-from buffers.permutation import Permutation
-from buffers.task_stream import TaskSource, TaskStream, source_names
+from buffers.tasks.permutation import Permutation
+from buffers.tasks.task_stream import TaskSource, TaskStream, source_names
 
 
 def source(name: str, count: int, weight: float = 1.0, prompt: str = "") -> TaskSource:

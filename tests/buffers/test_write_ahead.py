@@ -10,9 +10,9 @@ from samples import make_recipe, make_tasks
 from asyncrl.core.errors import ComponentFailed, FailureKind, LedgerError
 from buffers import commands, write_ahead
 from buffers.commands import Advance, Commit, Fail, IssueTickets
-from buffers.disk import DiskFull
-from buffers.journal import Journal
-from buffers.journal_files import read_journal
+from buffers.journal.disk import DiskFull
+from buffers.journal.journal import Journal
+from buffers.journal.journal_files import read_journal
 from buffers.pauses import Pauses
 from buffers.write_ahead import WriteAhead
 

@@ -12,10 +12,10 @@ from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.buffer_folder import BufferFolder
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.tasks import make_task_stream
+from asyncrl.run.buffer.tasks import make_task_stream
+from asyncrl.run.folder.buffer_folder import BufferFolder
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.recipe.compose import compose
 from buffers import commands
 from buffers.inspection import BufferReport
 

@@ -13,11 +13,11 @@ from asyncrl.cli.arguments import whole_number
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode, run_to_end
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.open_files import allow_open_files
-from asyncrl.run.stopping import interrupting
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.open_files import allow_open_files
+from asyncrl.run.host.signals import interrupting
+from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.recipe.compose import compose
 
 HEAVY = {"torch", "ray", "vllm", "transformers", "megatron", "mlflow"}
 
@@ -144,7 +144,7 @@ def test_a_benchmark_whose_reader_goes_away_is_done_to_its_end(tmp_path):
 
 RESTLESS = """
 import os
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.builtin.calculator import Calculator
 
 class Restless(Calculator):
     @classmethod
@@ -283,9 +283,9 @@ class TestRunToEnd:
             from pathlib import Path
             from asyncrl.cli.console import PatientConsole
             from asyncrl.cli.outcome import run_to_end
-            from asyncrl.run.compose import compose
-            from asyncrl.run.folder import RunFolder
-            from asyncrl.run.summary import Status, Summary
+            from asyncrl.run.recipe.compose import compose
+            from asyncrl.run.folder.run_folder import RunFolder
+            from asyncrl.run.measures.summary import Status, Summary
 
             def run(recipe, folder, view):
                 sys.stdin.read()  # until the reader has gone

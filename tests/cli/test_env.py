@@ -19,7 +19,7 @@ def test_a_check_is_shown_written_and_told_by_the_exit_code(capsys, tmp_path: Pa
     (checked,) = json.loads((tmp_path / "found.json").read_text())
     assert checked["findings"] == []
     (tmp_path / "faulty_one.py").write_text(
-        "from asyncrl.envs.calculator import Calculator\n\n\n"
+        "from asyncrl.envs.builtin.calculator import Calculator\n\n\n"
         "class Faulty(Calculator):\n    def reward(self, task, answer):\n        return 1.0\n"
     )
     assert main(["env", "check", "faulty_one:Faulty"]) == 1
@@ -60,7 +60,7 @@ def test_what_cannot_be_done_is_refused(capsys):
 
 def test_tasks_of_files_that_the_lessons_do_not_need_are_told_apart_from_those_that_they_do(capsys, tmp_path: Path):
     (tmp_path / "picky.py").write_text(
-        "from asyncrl.envs.calculator import Calculator\n\n\n"
+        "from asyncrl.envs.builtin.calculator import Calculator\n\n\n"
         "class Picky(Calculator):\n"
         "    def __init__(self, level: int = 1) -> None:\n        super().__init__()\n\n"
         "    @classmethod\n    def make_tasks(cls, split, count, seed):\n        return super().make_tasks(split, count, seed)\n"

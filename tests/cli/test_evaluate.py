@@ -4,7 +4,7 @@ from asyncrl.cli.evaluate import sort_words
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.evaluation_request import EvaluationRequest
+from asyncrl.run.evaluation.request import EvaluationRequest
 
 
 def test_models_recipe_and_overrides_are_told_apart_in_any_order(tmp_path, monkeypatch):

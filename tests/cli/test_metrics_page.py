@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from asyncrl.cli.metrics_page import main, metrics_page
-from asyncrl.run.declared_metrics import declared
+from asyncrl.run.measures.declared_metrics import declared
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 from asyncrl.cli.reference import main, reference
-from asyncrl.run.compose import compose
+from asyncrl.run.recipe.compose import compose
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "recipe.md"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.run.compose import compose, shipped_recipes
+from asyncrl.core.recipe.rules.conflicts import conflicts
+from asyncrl.run.recipe.compose import compose, shipped_recipes
 
 PLAIN = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
 RECOMPUTED = {"anchor": "proximal_recomputed", "weight": "token"}

@@ -7,11 +7,11 @@ import pytest
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, RecipeError, ScoringFailed
 from asyncrl.rpc.wire import Failure
-from buffers.curriculum import CurriculumBroken
-from buffers.disk import DiskFull
-from buffers.journal import JournalInUse
-from buffers.journal_files import JournalDamaged, JournalGone
+from buffers.journal.disk import DiskFull
+from buffers.journal.journal import JournalInUse
+from buffers.journal.journal_files import JournalDamaged, JournalGone
 from buffers.payload import PayloadGone, PayloadLost
+from buffers.tasks.curriculum import CurriculumBroken
 
 ERRORS = [
     ComponentFailed("it died"),

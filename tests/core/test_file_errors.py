@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.core.file_errors import cause_and_remedy, explained, naming
+from asyncrl.core.files.file_errors import cause_and_remedy, explained, naming
 
 FAILING = Path("/proc/self/mem")
 """A file that can be opened and whose first byte cannot be read: a disk that fails answers the same."""

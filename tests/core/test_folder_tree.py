@@ -9,7 +9,7 @@ import pytest
 from nested_folders import LONG, nest, removed_for_sure
 from ordinary_user import as_ordinary_user
 
-from asyncrl.core.folder_tree import remove_tree, sizes_below
+from asyncrl.core.files.folder_tree import remove_tree, sizes_below
 
 LEVELS = 3000
 """More than the interpreter's recursion takes, with paths a hundred times as long as the kernel takes."""

@@ -7,8 +7,8 @@ import pytest
 
 from asyncrl.core.recipe.custom import CustomLoss
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.loss import Loss
+from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 
 KINDS = [loss.__struct_config__.tag for loss in get_args(Loss) if loss is not CustomLoss]

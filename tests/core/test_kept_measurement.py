@@ -6,9 +6,9 @@ import multiprocessing
 import msgspec
 import pytest
 
-from asyncrl.core import processor
-from asyncrl.core.cache_folder import CACHE_VARIABLE
-from asyncrl.core.kept_measurement import kept_measurement
+from asyncrl.core.files.cache_folder import CACHE_VARIABLE
+from asyncrl.core.process import processor
+from asyncrl.core.process.kept_measurement import kept_measurement
 
 
 class Seconds(msgspec.Struct, frozen=True):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.counters import added, grown, snapshot
-from asyncrl.core.latencies import Latencies
+from asyncrl.core.measures.counters import added, grown, snapshot
+from asyncrl.core.measures.latencies import Latencies
 
 DURATIONS = st.lists(st.floats(2e-5, 3e4), min_size=1, max_size=60)
 

@@ -3,8 +3,8 @@ import logging
 
 import pytest
 
-from asyncrl.core.log_format import LogFormatter
-from asyncrl.run.log_records import LogFile
+from asyncrl.core.process.log_format import LogFormatter
+from asyncrl.run.views.log_records import LogFile
 
 
 @pytest.fixture

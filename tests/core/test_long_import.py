@@ -3,7 +3,7 @@ from contextlib import suppress
 
 import pytest
 
-from asyncrl.core.long_import import long_import
+from asyncrl.core.process.long_import import long_import
 
 
 @pytest.mark.parametrize("collected", [True, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from others_folders import file, link, of_another_user, writable
 
-from asyncrl.core.own_folder import open_own_folder
+from asyncrl.core.files.own_folder import open_own_folder
 
 
 def test_it_is_made_for_this_user_alone_and_opened_again(tmp_path: Path):

@@ -7,13 +7,13 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-from asyncrl.core.parent_watch import die_with_parent
+from asyncrl.core.process.parent_watch import die_with_parent
 
 DEADLINE_S = 120
 
 PARENT = """
 import multiprocessing, os, sys, time
-from asyncrl.core.parent_watch import die_with_parent
+from asyncrl.core.process.parent_watch import die_with_parent
 
 def child(ready):
     die_with_parent()

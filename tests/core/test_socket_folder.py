@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.core.socket_folder import LONGEST, socket_folder
+from asyncrl.core.network.socket_folder import LONGEST, socket_folder
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_a_socket_can_be_made_below_a_long_folder_for_temporary_files(long_folde
 SERVED = """
 import tempfile
 from multiprocessing import forkserver
-from asyncrl.envs.workspaces import default_root
-from generators.engine_process import EngineProcessServer
+from asyncrl.envs.hosting.workspaces import default_root
+from generators.vllm.cpu.engine_process import EngineProcessServer
 forkserver.set_forkserver_preload = lambda modules: None  # importing vLLM takes long
 EngineProcessServer.start().close()
 print(default_root().parent)
@@ -54,6 +54,6 @@ def test_the_process_that_engines_are_forked_from_starts_there(long_folder: Path
 
 
 def test_ray_starts_there(long_folder: Path) -> None:
-    ray = "import ray, asyncrl.run.ray_cluster as c; c.start_ray(); print(ray.is_initialized()); c.stop_ray()"
+    ray = "import ray, asyncrl.run.host.ray_cluster as c; c.start_ray(); print(ray.is_initialized()); c.stop_ray()"
     done = subprocess.run([sys.executable, "-c", ray], capture_output=True, text=True, timeout=300, check=False)
     assert "True" in done.stdout, done.stderr

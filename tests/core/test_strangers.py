@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.strangers import COUNTING_S, Strangers
+from asyncrl.core.network.strangers import COUNTING_S, Strangers
 
 
 def test_the_first_is_told_at_once_and_the_others_by_their_number(caplog: pytest.LogCaptureFixture):

@@ -9,11 +9,11 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from asyncrl.core import error_counts
-from asyncrl.core.error_counts import MOST_PLACES, CountedError, ErrorCounts, merged
 from asyncrl.core.ids import TaskId
+from asyncrl.core.plug_ins import error_counts
+from asyncrl.core.plug_ins.error_counts import MOST_PLACES, CountedError, ErrorCounts, merged
+from asyncrl.core.plug_ins.users_error import UsersError, WrongResult
 from asyncrl.core.task import Task
-from asyncrl.core.users_error import UsersError, WrongResult
 from asyncrl.envs import Action, ToolEnvironment
 
 TASK = Task(id=TaskId("t"), prompt="p")

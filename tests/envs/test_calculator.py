@@ -10,9 +10,9 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, ToolError
-from asyncrl.envs.calculator import Calculator, calculate, calculate_steps
-from asyncrl.envs.lessons.calculator import CalculatorLessons
-from asyncrl.envs.splits import split_of
+from asyncrl.envs.builtin.calculator import Calculator, calculate, calculate_steps
+from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
+from asyncrl.envs.builtin.splits import split_of
 
 
 def operations(task: Task) -> int:

@@ -9,14 +9,14 @@ import pytest_asyncio
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action
-from asyncrl.envs.python import Python
+from asyncrl.envs.builtin.python import Python
+from asyncrl.envs.builtin.terminal import Terminal, call
 from asyncrl.envs.rewards import CodeTests
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import BackendName, Choice
 from asyncrl.envs.sandbox.sandbox import Sandbox
-from asyncrl.envs.terminal import Terminal, call
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HERE = [choice for choice, backend in ((Choice.SANDLOCK, Sandlock()), (Choice.BUBBLEWRAP, Bubblewrap())) if not backend.missing()]

@@ -16,14 +16,15 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
-from asyncrl.envs import Action, ToolEnvironment, blocking, tool
+from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.base import Observation
-from asyncrl.envs.blocking import BlockingWatch, find_place
-from asyncrl.envs.event_loop import EventLoopThread
-from asyncrl.envs.hosted import HostedEnvironment
+from asyncrl.envs.hosting import blocking
+from asyncrl.envs.hosting.blocking import BlockingWatch, find_place
+from asyncrl.envs.hosting.event_loop import EventLoopThread
+from asyncrl.envs.hosting.hosted import HostedEnvironment
+from asyncrl.envs.hosting.shared_part import SharedPart
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets
-from asyncrl.envs.shared_part import SharedPart
 
 TASK = Task(id=TaskId("t"), prompt="p")
 
@@ -87,7 +88,7 @@ async def test_an_error_that_nobody_asks_for_is_logged_in_short(caplog: pytest.L
 
     async with thread() as loop:
         await loop.call(forgetful)
-    told = [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.event_loop"]
+    told = [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.hosting.event_loop"]
     (said,) = [each for each in told if "ValueError" in each]  # other tests may have left tasks behind, which are collected too
     assert said.startswith("Task exception was never retrieved\nTraceback (most recent call last)")
     assert "ValueError: xxx" in said
@@ -295,7 +296,7 @@ class Watched:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.blocking"]
+    return [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.hosting.blocking"]
 
 
 async def turned(loop: EventLoopThread) -> None:

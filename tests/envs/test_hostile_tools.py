@@ -13,7 +13,8 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolCall
 from asyncrl.core.task import Task
 from asyncrl.core.text import TOLD_CHARACTERS
-from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, contained, threads, tool
+from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, tool
+from asyncrl.envs.hosting import contained, threads
 
 TASK = Task(id=TaskId("t"), prompt="Find it.")
 

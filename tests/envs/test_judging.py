@@ -14,10 +14,10 @@ import pytest
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
+from asyncrl.envs.builtin.python import Python
 from asyncrl.envs.judging.answer import serve
 from asyncrl.envs.judging.plain import Channel, Ended, pack, unpack
 from asyncrl.envs.judging.remote import Answer, Remote, Unjudgeable
-from asyncrl.envs.python import Python
 from asyncrl.envs.rewards import CodeTests
 from asyncrl.envs.sandbox.messages import Choice
 from asyncrl.envs.sandbox.sandbox import Sandbox

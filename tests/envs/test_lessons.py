@@ -10,10 +10,10 @@ from asyncrl.core.messages import Message, ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
-from asyncrl.envs.calculator import Calculator, calculate
-from asyncrl.envs.demonstrations import Demonstration, LessonUnfit, demonstrate, demonstrate_in
-from asyncrl.envs.lessons import Lessons, Script
-from asyncrl.envs.lessons.calculator import CalculatorLessons
+from asyncrl.envs.builtin.calculator import Calculator, calculate
+from asyncrl.envs.builtin.demonstrations import Demonstration, LessonUnfit, demonstrate, demonstrate_in
+from asyncrl.envs.builtin.lessons import Lessons, Script
+from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
 from asyncrl.envs.tool_marks import tool
 

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.envs import ToolEnvironment
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.load import environment_class, load_member, make_tasks
 from asyncrl.envs.secrets import Secrets
 

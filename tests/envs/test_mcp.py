@@ -21,7 +21,7 @@ from asyncrl.core.messages import CallOutcome, Message, ToolCall, ToolSpec
 from asyncrl.core.recipe.environment import McpEnvironment as McpConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, ToolError
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.load import load_member
 from asyncrl.envs.mcp import calculator, schema_checks
 from asyncrl.envs.mcp import session as mcp_session

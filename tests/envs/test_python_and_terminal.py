@@ -8,19 +8,19 @@ import pytest
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
-from asyncrl.envs.answers import is_answer
 from asyncrl.envs.base import Action
-from asyncrl.envs.python import Python, computation_of
-from asyncrl.envs.python import call as python_call
-from asyncrl.envs.python_programs import code_in
+from asyncrl.envs.builtin.answers import is_answer
+from asyncrl.envs.builtin.python import Python, computation_of
+from asyncrl.envs.builtin.python import call as python_call
+from asyncrl.envs.builtin.python_programs import code_in
+from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment
+from asyncrl.envs.builtin.terminal import Terminal, errand_of
+from asyncrl.envs.builtin.terminal import call as shell_call
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Reason
 from asyncrl.envs.sandbox.sandbox import Sandbox
-from asyncrl.envs.sandboxed import SandboxedEnvironment
-from asyncrl.envs.terminal import Terminal, errand_of
-from asyncrl.envs.terminal import call as shell_call
 
 ANY = Choice.AUTO if Sandlock().missing() is None or Bubblewrap().missing() is None else Choice.NONE
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0)

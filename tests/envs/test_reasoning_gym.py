@@ -16,10 +16,10 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
+from asyncrl.envs.builtin.reasoning_gym import UNREPEATABLE
+from asyncrl.envs.builtin.reasoning_gym_scoring import EXPRESSIONS_PARSED, LISTS_EVALUATED
+from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
-from asyncrl.envs.provided import Provided
-from asyncrl.envs.reasoning_gym import UNREPEATABLE
-from asyncrl.envs.reasoning_gym_scoring import EXPRESSIONS_PARSED, LISTS_EVALUATED
 from asyncrl.envs.secrets import Secrets
 
 SMALL = {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 1}
@@ -131,7 +131,7 @@ async def test_no_code_of_an_answer_is_run(family: str, answer: str, tmp_path: P
 async def test_a_score_that_never_ends_is_0_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch):
     member = load_member(gym({"countdown": {}}))
     (task,) = member.make_tasks("train", 1, 0)
-    monkeypatch.setattr("asyncrl.envs.reasoning_gym_scoring.SECONDS", 2.0)
+    monkeypatch.setattr("asyncrl.envs.builtin.reasoning_gym_scoring.SECONDS", 2.0)
     async with member.share(Secrets()) as shared:
         environment = member.make(Provided(shared=shared))
         for answer, reward in (("9**9**9**9", 0.0), (str(task.data["answer"]), 1.0)):

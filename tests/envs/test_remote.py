@@ -18,14 +18,14 @@ import msgspec
 import pytest
 from served_environments import Notes
 
-from asyncrl.core import listener
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall
+from asyncrl.core.network import listener
 from asyncrl.core.recipe.environment import RemoteEnvironment as RemoteConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.load import load_member
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.connection import Connection, NotConnected
@@ -33,7 +33,7 @@ from asyncrl.envs.remote.environment import RemoteEnvironment
 from asyncrl.envs.remote.pool import ServerPool, Servers, serving
 from asyncrl.envs.remote.served_environments import Served, ServedEnvironments
 from asyncrl.envs.remote.server import EnvironmentServer
-from asyncrl.run.certificates import make_keys
+from asyncrl.run.nodes.certificates import make_keys
 
 TOKEN = "a token of the tests"
 TASK = Task(id=TaskId("t"), prompt="Note it.", data={"answer": "yes"})

@@ -14,10 +14,10 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
-from asyncrl.envs.corpus import CorpusError, Document, Index, read_corpus
+from asyncrl.envs.builtin.corpus import CorpusError, Document, Index, read_corpus
+from asyncrl.envs.builtin.search import Search, exact_match, f1
+from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
-from asyncrl.envs.provided import Provided
-from asyncrl.envs.search import Search, exact_match, f1
 from asyncrl.envs.secrets import Secrets
 
 DOCUMENTS = [

@@ -15,11 +15,11 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
-from asyncrl.envs.database import Database, DatabaseError, QueryRefused
+from asyncrl.envs.builtin.database import Database, DatabaseError, QueryRefused
+from asyncrl.envs.builtin.sql import Sql
+from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.tool_processes import ToolProcesses
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
-from asyncrl.envs.provided import Provided
-from asyncrl.envs.sql import Sql
-from asyncrl.envs.tool_processes import ToolProcesses
 
 SCRIPT = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y'), (3, NULL), (4, x'00ff');"
 

@@ -16,10 +16,10 @@ from asyncrl.core.messages import CallOutcome, ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment, tool
+from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.tool_process import Load
+from asyncrl.envs.hosting.tool_processes import ToolProcesses
 from asyncrl.envs.load import load_member
-from asyncrl.envs.provided import Provided
-from asyncrl.envs.tool_process import Load
-from asyncrl.envs.tool_processes import ToolProcesses
 
 NAME = "tests.envs.process_tools:Computing"
 

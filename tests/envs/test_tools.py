@@ -11,8 +11,8 @@ import pytest
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall
+from asyncrl.core.plug_ins.users_error import WrongResult
 from asyncrl.core.task import Task
-from asyncrl.core.users_error import WrongResult
 from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, ToolError, tool
 
 TASK = Task(id=TaskId("t"), prompt="Find it.", data={"answer": "42"})

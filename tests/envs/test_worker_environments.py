@@ -16,11 +16,12 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironment, EnvironmentConfig, MixedEnvironment
 from asyncrl.core.task import Task
-from asyncrl.envs import Action, StepResult, ToolEnvironment, ToolError, tool, workspaces
-from asyncrl.envs.hosted import HostedEnvironment
+from asyncrl.envs import Action, StepResult, ToolEnvironment, ToolError, tool
+from asyncrl.envs.hosting import workspaces
+from asyncrl.envs.hosting.hosted import HostedEnvironment
+from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import Secrets, clean_logs, read_secrets
-from asyncrl.envs.worker_environments import WorkerEnvironments
 
 VALUE = "s3cret-value"
 

@@ -21,12 +21,12 @@ from ordinary_user import as_ordinary_user
 from others_folders import file, link, writable
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.envs.workspaces import Workspaces
+from asyncrl.envs.hosting.workspaces import Workspaces
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from asyncrl.envs.workspaces import Workspaces
+from asyncrl.envs.hosting.workspaces import Workspaces
 
 workspaces = Workspaces("killed", Path(sys.argv[1]))
 folder = workspaces.next()
@@ -139,7 +139,7 @@ def test_a_root_that_is_not_ours_alone_is_refused_with_a_remedy_and_not_swept(ma
 
 
 def test_a_lock_that_is_never_given_back_is_waited_for_until_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("asyncrl.envs.workspaces.LOCKED_S", 0.2)
+    monkeypatch.setattr("asyncrl.envs.hosting.workspaces.LOCKED_S", 0.2)
     worker = Workspaces("generator-1", tmp_path)
     lock = os.open(tmp_path / ".lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -11,9 +11,9 @@ from chat_tokenizers import make_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.envs.calculator import Calculator
-from asyncrl.envs.demonstrations import demonstrate
-from asyncrl.envs.lessons.calculator import CalculatorLessons
+from asyncrl.envs.builtin.calculator import Calculator
+from asyncrl.envs.builtin.demonstrations import demonstrate
+from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from learners.tiny.conversations import render
 from learners.tiny.tokenizer import fit_tokenizer
 

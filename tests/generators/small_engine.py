@@ -11,9 +11,9 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
-from generators.engine import VllmEngine
-from generators.engine_process import EngineProcessServer
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from generators.vllm.cpu.engine_process import EngineProcessServer
+from generators.vllm.engine import VllmEngine
 
 NO_STOP = 0
 """A stop token that the small model never samples, so that requests are as long as a test says."""

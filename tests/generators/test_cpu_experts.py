@@ -2,7 +2,7 @@
 
 import torch
 
-from generators.cpu_experts import of_own_experts
+from generators.vllm.cpu.experts import of_own_experts
 
 EXPERTS, CHOSEN, TOKENS = 6, 3, 50
 

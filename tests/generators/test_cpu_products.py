@@ -7,7 +7,7 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers import utils
 
-from generators.cpu_products import use_kernels_for_any_number_of_tokens
+from generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
 
 
 @pytest.fixture

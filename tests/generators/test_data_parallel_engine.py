@@ -18,7 +18,7 @@ from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.publication import INSTALL, PREPARE, Shard
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion, Sampler
-from generators.engine import VllmEngine
+from generators.vllm.engine import VllmEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 

@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
-from generators.engine_arguments import check_engine_arguments, engine_arguments
+from generators.vllm.engine_arguments import check_engine_arguments, engine_arguments
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():
     alone, divided = (engine_arguments(GeneratorsConfig(tensor_parallel=workers), "model", 128, 0) for workers in (1, 2))
     assert (alone.tensor_parallel_size, divided.tensor_parallel_size) == (1, 2)
     assert alone.kv_cache_memory_bytes == 2 * divided.kv_cache_memory_bytes
-    assert divided.distributed_executor_backend == "generators.engine_queues.NamelessQueuesExecutor"
+    assert divided.distributed_executor_backend == "generators.vllm.cpu.engine_queues.NamelessQueuesExecutor"
     assert alone.distributed_executor_backend != divided.distributed_executor_backend
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.envs.workspaces import Workspaces
-from generators.engine_folder import EngineFolder
+from asyncrl.envs.hosting.workspaces import Workspaces
+from generators.vllm.engine_folder import EngineFolder
 
 GENERATOR = """
 import os, sys, tempfile
 from multiprocessing import forkserver
 from unittest import mock
-from generators.engine_process import EngineProcessServer
+from generators.vllm.cpu.engine_process import EngineProcessServer
 
 CHILD = "import tempfile; open(tempfile.mkdtemp() + '/pipe', 'w')"
 

@@ -20,8 +20,9 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
-from asyncrl.envs import ToolEnvironment, contained, hosted, tool
+from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
+from asyncrl.envs.hosting import contained, hosted
 from asyncrl.envs.rewards.base import RewardUnavailable
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.tool_calls import ToolCallReader
@@ -125,7 +126,7 @@ async def test_whatever_an_environment_raises_fails_the_attempt(method: str, wha
     assert raised is not None
     assert str(broken.value) == f"task t: Hostile.{method} raised {what} ({__file__}:{raised.line})"
     assert (raised.method, raised.problem) == (method, f"raised {what}")
-    assert "asyncrl/envs/hosted.py" not in raised.traceback
+    assert "asyncrl/envs/hosting/hosted.py" not in raised.traceback
     assert "raise RAISED[self._raises]()" in raised.traceback
     assert environment.calls.count("close") == 1
     current = asyncio.current_task()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from vllm.distributed.device_communicators import shm_broadcast
 
-from asyncrl.core.memory_files import memory_file_system
-from asyncrl.core.owned_memory import BEGINNING, OwnedMemory, remove_abandoned_memory
-from generators import engine_load
+from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.core.files.owned_memory import BEGINNING, OwnedMemory, remove_abandoned_memory
+from generators.vllm import engine_load
 
 MAKER = """
 import sys

@@ -3,7 +3,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.remembered import RememberedIds
+from generators.token_cache import RememberedIds
 
 
 @given(lengths=st.lists(st.integers(0, 1_200), max_size=40))

@@ -17,9 +17,9 @@ from fake_engine import FakeEngine
 from made_buffers import buffer_of
 from scripted_environment import Scripted, task
 
-from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import FailureKind, HandedBack, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.recipe.buffer import BufferConfig, NoJournal
@@ -28,9 +28,9 @@ from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory
-from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.pool.generator_pool import GeneratorPool
 from buffers.service import BufferService
-from buffers.task_stream import TaskSource, TaskStream
+from buffers.tasks.task_stream import TaskSource, TaskStream
 from generators.episode import EpisodeTools
 from generators.tool_calls import ToolCallReader
 from generators.worker import GeneratorStatistics, GeneratorWorker

@@ -20,7 +20,7 @@ from asyncrl.core.publication import PREPARE, Publication, Shard
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion
-from generators.engine import VllmEngine
+from generators.vllm.engine import VllmEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 

@@ -6,13 +6,13 @@ from contextlib import suppress
 import pytest
 from transformers import utils
 
-from generators.without_sklearn import without_sklearn
+from generators.vllm.without_sklearn import without_sklearn
 
 PROGRAM = """
 import sys
 from transformers import utils
 answer = utils.is_sklearn_available
-import generators.engine_imports
+import generators.vllm.cpu.engine_imports
 import vllm.v1.engine.async_llm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 AutoModelForCausalLM.from_config

@@ -23,8 +23,8 @@ from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
-from asyncrl.envs import hosted
 from asyncrl.envs.base import Action, Observation, StepResult
+from asyncrl.envs.hosting import hosted
 from generators import worker
 from generators.concurrency import EngineLoad
 from generators.episode import EpisodeTools

@@ -7,9 +7,9 @@ from learners.rank import RankSpec
 
 
 def export(spec: RankSpec, recipe: Recipe, model_path: Path, source: Path, folder: Path) -> int:
-    from learners.megatron import cpu_compat
+    from learners.megatron.cpu import compat
 
-    cpu_compat.install()
-    from learners.megatron.export import export_checkpoint
+    compat.install()
+    from learners.megatron.state.export import export_checkpoint
 
     return export_checkpoint(source, recipe, model_path, folder, spec.threads)

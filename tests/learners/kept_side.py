@@ -8,12 +8,12 @@ import msgspec
 from rank_side import Rows, new_learner
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.metrics import Reading
+from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.trained_episodes import TrainedEpisodes
+from asyncrl.run.kept.trained_episodes import TrainedEpisodes
 from learners import learner as learner_module
-from learners.losses import Outcome, policy_loss
-from learners.micro_batch import MicroBatch
+from learners.algorithm.losses import Outcome, policy_loss
+from learners.batches.micro_batch import MicroBatch
 from learners.rank import RankSpec
 
 Seen = dict[tuple[int, int], list[tuple[list[float], list[float]]]]

@@ -59,7 +59,7 @@ def tokens_in_norms(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, 
 def shares_of_rows(_: RankSpec, lengths: list[int], ranks: int, multiple: int) -> list[tuple[list[int], int, list[int]]]:
     """For each context-parallel rank the places it has of the padded rows, the pairs of query and key that it computes, and the
     padded rows."""
-    from learners.megatron.context import SplitRows
+    from learners.megatron.layers.context import SplitRows
 
     shares = []
     for rank in range(ranks):

@@ -27,7 +27,7 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
-from learners.micro_batch import MicroBatch, pack
+from learners.batches.micro_batch import MicroBatch, pack
 
 VOCABULARY = 96
 NO_PAYLOAD = PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)

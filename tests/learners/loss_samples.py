@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.loss import PpoClipLoss
-from learners.loss_tokens import LossTokens
-from learners.segments import Segments
+from learners.algorithm.loss_tokens import LossTokens
+from learners.algorithm.segments import Segments
 
 
 def decoupled(**options):

@@ -5,9 +5,9 @@ import torch
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.custom import CustomAdvantage, CustomAggregation, CustomLoss, CustomSchedule, CustomWeight
-from learners.advantages import Returns
+from learners.algorithm.advantages import Returns
+from learners.algorithm.segments import Segments
 from learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
-from learners.segments import Segments
 
 
 def grpo(returns: Returns) -> torch.Tensor:

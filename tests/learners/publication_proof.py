@@ -21,9 +21,9 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
-from generators.engine import VllmEngine
-from generators.engine_process import EngineProcessServer
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from generators.vllm.cpu.engine_process import EngineProcessServer
+from generators.vllm.engine import VllmEngine
 from learners.rank import RankSpec
 
 VERSIONS = 5

@@ -3,10 +3,10 @@
 import gc
 import importlib
 
-from learners.megatron import cpu_attention, cpu_compat
-from learners.megatron.elementwise_code import elementwise_code
+from learners.megatron.cpu import compat, cpu_attention
+from learners.megatron.cpu.elementwise_code import elementwise_code
 
-cpu_compat.install()
+compat.install()
 
 for module in ("learner_samples", "learners.learner", "learners.megatron.trainer", "rank_side"):
     importlib.import_module(module)

@@ -96,7 +96,7 @@ def train_and_save(
     spec: RankSpec, recipe: Recipe, folder: Path, before: Batches, target: Path, after: Batches
 ) -> tuple[list[PlainShard], list[StepReport], list[PlainShard]]:
     """Train ``before`` and save while training ``after``, files written after its first step: weights saved, what came after."""
-    from learners.megatron.checkpoint_writer import PlannedSave
+    from learners.megatron.state.checkpoint_writer import PlannedSave
 
     learner = new_learner(spec, recipe, folder)
     for batch, rows in before:
@@ -235,7 +235,7 @@ def log_probabilities(
     the ranks, and of this rank's part of the output layer; the same two of either sum alone."""
     import torch.distributed as dist
 
-    from learners.megatron.log_probabilities import Tile, token_log_probabilities
+    from learners.megatron.layers.log_probabilities import Tile, token_log_probabilities
     from learners.megatron.meeting import meet
 
     dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.layout.ranks)
@@ -374,9 +374,9 @@ def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[s
 
 def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.ndarray, np.ndarray]:
     """Attention over rows, shared prefixes and a preamble, as a CPU computes it and as a GPU does."""
-    from learners.megatron.cpu_attention import attention_on_cpu
-    from learners.megatron.packed_rows import PackedRows
-    from learners.megatron.prefix_attention import continue_prefixes
+    from learners.megatron.cpu.cpu_attention import attention_on_cpu
+    from learners.megatron.layers.packed_rows import PackedRows
+    from learners.megatron.layers.prefix_attention import continue_prefixes
 
     first = (preamble,) if preamble else ()
     lengths = (*first, 40, 7, 9, 8, 3, 12, 1, 20, 5)
@@ -389,9 +389,9 @@ def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.
 
 def both_row_attentions(_: RankSpec) -> list[list[np.ndarray]]:
     """Attention over rows, and its gradients, as a CPU computes it and as a GPU does without TransformerEngine."""
-    from learners.megatron.attention import attention_in_blocks
-    from learners.megatron.cpu_attention import attention_on_cpu
-    from learners.megatron.packed_rows import PackedRows
+    from learners.megatron.cpu.cpu_attention import attention_on_cpu
+    from learners.megatron.layers.attention import attention_in_blocks
+    from learners.megatron.layers.packed_rows import PackedRows
 
     packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"))
     results = []
@@ -411,8 +411,8 @@ def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, .
     """Attention of tensors of ``dtype``, which are as they would be in bfloat16, and its gradients."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from learners.megatron.attention import PackedAttention
-    from learners.megatron.packed_rows import PackedRows
+    from learners.megatron.layers.attention import PackedAttention
+    from learners.megatron.layers.packed_rows import PackedRows
 
     packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"), prefixes)
     random = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ from asyncrl.core.recipe.advantage import (
     ReinforcePlusPlusAdvantage,
     RlooAdvantage,
 )
-from learners.advantages import Returns, advantages, against_greedy, decoupled_advantages, pass_at_k_advantages
+from learners.algorithm.advantages import Returns, advantages, against_greedy, decoupled_advantages, pass_at_k_advantages
 
 GROUPS = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=5)
 KINDS = [

@@ -11,8 +11,8 @@ from loss_samples import decoupled, decoupled_ppo, pack_tokens, rows_of_tokens
 from asyncrl.core.recipe.algorithm import ConstantAggregation, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from asyncrl.core.recipe.correction import MaskBound, RejectDivergence
 from asyncrl.core.recipe.loss import GmpoLoss, GspoLoss, PpoClipLoss, ReinforceLoss
-from learners.aggregation import denominator, row_shares
-from learners.losses import policy_loss
+from learners.algorithm.aggregation import denominator, row_shares
+from learners.algorithm.losses import policy_loss
 
 KINDS = [TokenMean(), SequenceMeanTokenSum(), SequenceMeanTokenMean(), ConstantAggregation(tokens=7)]
 LOSSES = [PpoClipLoss(), GspoLoss(), GmpoLoss(), ReinforceLoss()]

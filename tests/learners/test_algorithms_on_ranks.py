@@ -8,7 +8,7 @@ from loss_samples import decoupled, decoupled_ppo
 from own_functions import OWN
 from ranks import run_ranks
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GdpoAdvantage, PassAtKAdvantage, ReinforcePlusPlusAdvantage, RlooAdvantage
 from asyncrl.core.recipe.algorithm import ConstantAggregation, SequenceMeanTokenMean, TurnCredit
 from asyncrl.core.recipe.correction import (

@@ -27,10 +27,10 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 
 LEARNER = """
-import learners.learner, learners.megatron.meeting, learners.megatron.cpu_compat
-learners.megatron.cpu_compat.install()
-import learners.megatron.trainer, learners.megatron.export
-import asyncrl.bench.gpu.run, asyncrl.weights.shared_memory
+import learners.learner, learners.megatron.meeting, learners.megatron.cpu.compat
+learners.megatron.cpu.compat.install()
+import learners.megatron.trainer, learners.megatron.state.export
+import asyncrl.bench.gpu.run, asyncrl.weights.shm.shared_memory
 missing = (LACKING | {"llvmlite"}) & {name.partition(".")[0] for name in sys.modules}
 assert not missing, missing
 """

@@ -68,7 +68,7 @@ from megatron.core import optimizer
 import learners.megatron.trainer
 assert not fp8_utils.HAVE_TE and not transformer_engine.HAVE_TE
 assert optimizer.Adam is torch.optim.AdamW, optimizer.Adam
-from learners.megatron.engine import engine_layers, why_unusable
+from learners.megatron.layers.engine import engine_layers, why_unusable
 assert not engine_layers(torch.bfloat16, 1)
 sys.stdout.write(why_unusable())
 """

@@ -6,7 +6,7 @@ import pytest
 from loss_samples import Row, Token, decoupled, pack_tokens
 
 from asyncrl.core.recipe.correction import MaskBound, RejectDivergence, RejectOffPolicySequence, RejectRatio, TruncateBound
-from learners.corrections import correct
+from learners.algorithm.corrections import correct
 
 
 def token(log_ratio, turn=0, mask=True, staleness=0):

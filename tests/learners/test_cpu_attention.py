@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learners.megatron import row_threads
-from learners.megatron.cpu_attention import attention_on_cpu, segment_table
+from learners.megatron.cpu import row_threads
+from learners.megatron.cpu.cpu_attention import attention_on_cpu, segment_table
 
 LENGTHS = st.integers(1, 40)
 

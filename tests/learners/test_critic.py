@@ -10,12 +10,12 @@ from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_ranks import distance, weights_of
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GaeAdvantage
 from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInReward, TurnCredit
-from learners.micro_batch import pack
-from learners.token_credit import normalised, token_credit
-from learners.value_loss import value_loss
+from learners.algorithm.token_credit import normalised, token_credit
+from learners.algorithm.value_loss import value_loss
+from learners.batches.micro_batch import pack
 
 GAE = decoupled_ppo(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
 BATCHES = [make_batch(version) for version in (5, 6, 7)]

@@ -17,15 +17,15 @@ from own_functions import LINEAR, OWN
 from ranks import run_ranks
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GrpoAdvantage
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, SequenceMeanTokenMean
 from asyncrl.core.recipe.custom import CustomLoss, CustomWeight, LinearSchedule
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import GspoLoss, PpoClipLoss
+from learners.algorithm.losses import policy_loss
 from learners.custom.check import check_customs
-from learners.losses import policy_loss
 from learners.schedule import learning_rate
 
 BUILT_IN = AlgorithmConfig(

@@ -6,9 +6,10 @@ The code serves sizes that are multiples of 16 (of 32 where a half is meant); to
 import pytest
 import torch
 
-from learners.megatron import elementwise, elementwise_speed, row_threads
-from learners.megatron.elementwise import gated_silu, rms_norm, rotate
-from learners.megatron.row_moves import place_rows, take_rows
+from learners.megatron.cpu import elementwise_speed, row_threads
+from learners.megatron.layers import elementwise
+from learners.megatron.layers.elementwise import gated_silu, rms_norm, rotate
+from learners.megatron.layers.row_moves import place_rows, take_rows
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["our code", "torch's operators"])

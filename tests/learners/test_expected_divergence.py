@@ -14,8 +14,8 @@ from loss_samples import Row, Token, decoupled, decoupled_ppo, pack_tokens
 
 from asyncrl.core.recipe.algorithm import KlInLoss, NoKl
 from asyncrl.core.recipe.correction import MaskBound, TruncateBound
-from learners.losses import policy_loss
-from learners.observations import observe, readings_of
+from learners.algorithm.losses import policy_loss
+from learners.batches.observations import observe, readings_of
 
 FREE = TruncateBound(upper=1e4)
 """A bound that no ratio reaches."""

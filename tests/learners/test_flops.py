@@ -10,7 +10,7 @@ from ranks import run_ranks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GaeAdvantage
 from asyncrl.core.recipe.algorithm import KlInLoss
 from asyncrl.core.recipe.learner import LoraConfig

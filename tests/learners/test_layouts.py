@@ -13,7 +13,7 @@ from test_model_folders import stored
 from test_ranks import distance
 from transformers import AutoModelForCausalLM
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ from learner_samples import assemble, make_batch, make_model, make_recipe, untim
 from ranks import RankFailed, run_ranks
 from test_ranks import distance
 
-from asyncrl.core.metrics import combine
-from learners import checkpoint_manifest, checkpoints
-from learners.checkpoint_check import check_checkpoint
-from learners.checkpoint_manifest import Manifest, StoredFile
-from learners.megatron.checkpoint_reader import without_extra_state
+from asyncrl.core.measures.metrics import combine
+from learners.checkpointing import checkpoint_manifest, checkpoints
+from learners.checkpointing.checkpoint_check import check_checkpoint
+from learners.checkpointing.checkpoint_manifest import Manifest, StoredFile
+from learners.megatron.state.checkpoint_reader import without_extra_state
 
 BEFORE = [make_batch(version) for version in (5, 6, 7)]
 AFTER = [make_batch(version) for version in (8, 9)]

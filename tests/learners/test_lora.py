@@ -19,7 +19,7 @@ from test_ranks import distance
 from test_reference_policy import run
 from transformers import AutoModelForCausalLM
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GaeAdvantage
 from asyncrl.core.recipe.learner import LoraConfig
 

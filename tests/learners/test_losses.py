@@ -29,7 +29,7 @@ from asyncrl.core.recipe.loss import (
     ReinforceLoss,
     SapoLoss,
 )
-from learners.losses import policy_loss
+from learners.algorithm.losses import policy_loss
 
 PLAIN = decoupled(weight="none")
 LOSSES = {
@@ -290,7 +290,7 @@ def one_token(theta, advantage, loss, behaviour=-1.0, correction=PLAIN, stalenes
 @settings(max_examples=100)
 @given(rows_of_tokens(), st.sampled_from(list(LOSSES)))
 def test_where_the_policy_is_its_anchor_every_loss_is_plain_reinforce(rows, name):
-    """What :mod:`asyncrl.core.recipe.inert` tells at launch."""
+    """What :mod:`asyncrl.core.recipe.rules.inert` tells at launch."""
     rows = [
         msgspec.structs.replace(row, tokens=tuple(msgspec.structs.replace(token, proximal=token.theta) for token in row.tokens))
         for row in rows

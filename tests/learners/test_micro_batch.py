@@ -5,7 +5,7 @@ import torch
 from learner_samples import make_batch, needed
 
 from asyncrl.core.trajectory import Sampling as Sampled
-from learners.micro_batch import pack
+from learners.batches.micro_batch import pack
 
 TEMPERATURE = 0.8
 

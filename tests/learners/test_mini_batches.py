@@ -5,7 +5,7 @@ from learner_samples import NO_PAYLOAD
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.trajectory import StopReason
-from learners.mini_batches import mini_batches, order
+from learners.batches.mini_batches import mini_batches, order
 
 
 def make(version, sizes):

@@ -7,11 +7,11 @@ import torch
 from learner_samples import packed_batch
 from loss_samples import decoupled, decoupled_ppo
 
-from asyncrl.core.metrics import Reduction
+from asyncrl.core.measures.metrics import Reduction
 from asyncrl.core.recipe.correction import MaskBound, RejectRatio
-from learners.losses import policy_loss
-from learners.observations import observe, readings_of, staleness_buckets
-from learners.tally import add_to
+from learners.algorithm.losses import policy_loss
+from learners.batches.observations import observe, readings_of, staleness_buckets
+from learners.batches.tally import add_to
 
 
 def tally_of(batch, logp, correction=None):

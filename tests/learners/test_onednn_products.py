@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from learners.megatron.onednn_products import add_product, product
+from learners.megatron.cpu.onednn_products import add_product, product
 
 SIZES = [(5, 7, 3), (64, 256, 96), (330, 1000, 17), (0, 4, 5), (4, 0, 5), (4, 5, 0), (1, 600, 600), (600, 1, 600)]
 

@@ -9,8 +9,8 @@ from test_reference_policy import train, with_turn_rewards
 
 from asyncrl.core.recipe.advantage import GaeAdvantage
 from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInReward, OverlongPenalty, TurnCredit
-from learners.overlong import overlong_penalties
-from learners.row_advantages import with_overlong_penalty
+from learners.algorithm.overlong import overlong_penalties
+from learners.algorithm.row_advantages import with_overlong_penalty
 
 
 def published(length: int, longest: int, cache: int) -> float:

@@ -11,7 +11,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import TrajectoryRecord, prompt_checksums
 from asyncrl.core.trajectory import StopReason
-from learners.packing import plan
+from learners.batches.packing import plan
 
 BUDGET = 50
 WIDE = 2000

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from asyncrl.core.cache_folder import CACHE_VARIABLE
-from learners.megatron import attention, elementwise, elementwise_speed, piece_speed
-from learners.megatron.packed_rows import PackedRows
-from learners.megatron.piece_speed import PieceSpeed, made_values, measure, ours_is_faster
+from asyncrl.core.files.cache_folder import CACHE_VARIABLE
+from learners.megatron.cpu import elementwise_speed, piece_speed
+from learners.megatron.cpu.piece_speed import PieceSpeed, made_values, measure, ours_is_faster
+from learners.megatron.layers import attention, elementwise
+from learners.megatron.layers.packed_rows import PackedRows
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ from ranks import run_ranks
 from test_critic import GAE
 from test_layouts import assert_same_gradients
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.algorithm import KlInLoss
 from asyncrl.core.recipe.learner import LoraConfig
-from learners.micro_batch import pack
-from learners.prefixes import planned_prefix, shared_preamble, shared_prefix, tokens_before
+from learners.batches.micro_batch import pack
+from learners.batches.prefixes import planned_prefix, shared_preamble, shared_prefix, tokens_before
 
 
 def group(number, alike, prompts, completions):

@@ -9,7 +9,7 @@ import pytest
 from learner_samples import make_model
 from publication_proof import LAYOUTS, MODELS, VERSIONS, gaps, published, started
 
-from asyncrl.core.owned_memory import BEGINNING
+from asyncrl.core.files.owned_memory import BEGINNING
 
 
 def mapped_queues() -> list[str]:

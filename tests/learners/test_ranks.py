@@ -11,7 +11,7 @@ from learner_samples import assemble, make_batch, make_model, make_recipe, tenso
 from ranks import RankFailed, run_ranks
 from transformers import AutoModelForCausalLM
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from learners.rank import FileMeeting
 
 AT_ONCE_S = 60.0

@@ -12,11 +12,11 @@ from ranks import run_ranks
 from test_ranks import distance
 from transformers import AutoModelForCausalLM
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import RlooAdvantage
 from asyncrl.core.recipe.algorithm import AdaptiveKl, KlInLoss, KlInReward, TurnCredit
 from asyncrl.core.recipe.learner import LoraConfig
-from learners.kl import adapted_coefficient
+from learners.algorithm.kl import adapted_coefficient
 
 BATCHES = [make_batch(version) for version in (5, 6)]
 IN_LOSS = decoupled_ppo(kl=KlInLoss(coefficient=0.5))

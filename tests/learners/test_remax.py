@@ -8,11 +8,11 @@ from learner_samples import assemble, make_batch, make_model, make_recipe
 from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GrpoAdvantage, RemaxAdvantage
 from asyncrl.core.recipe.algorithm import OverlongPenalty
 from asyncrl.core.recipe.correction import MaskBound
-from learners.row_advantages import row_advantages, with_overlong_penalty
+from learners.algorithm.row_advantages import row_advantages, with_overlong_penalty
 
 LOOSE = decoupled(bound=MaskBound(lower=0.05, upper=20.0))
 REMAX = decoupled_ppo(advantage=RemaxAdvantage(), correction=LOOSE)

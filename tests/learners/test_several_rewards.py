@@ -10,8 +10,8 @@ from asyncrl.core.recipe.advantage import GdpoAdvantage
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.custom import CustomAdvantage
 from asyncrl.core.recipe.decode import decode_recipe
+from learners.algorithm.row_advantages import row_advantages
 from learners.custom.check import check_customs
-from learners.row_advantages import row_advantages
 
 WEIGHTS = {"right": 1.0, "polite": -0.25, "brief": 2.0}
 

@@ -13,9 +13,9 @@ from ranks import run_ranks
 from test_ranks import assert_same_step, distance, weights_of
 from transformers import AutoModelForCausalLM
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.correction import NormalizedBound, RejectRatio, RejectSecondMoment
-from learners.mini_batches import mini_batches, order
+from learners.batches.mini_batches import mini_batches, order
 
 SEVERAL = decoupled_ppo(minibatches=2, epochs=2)
 

@@ -10,7 +10,7 @@ import pytest
 COMPARE = """
 import torch, torch.distributed as dist
 from learners.megatron import log_probabilities, tile_kernels
-from learners.megatron.log_probabilities import Tile, token_log_probabilities
+from learners.megatron.layers.log_probabilities import Tile, token_log_probabilities
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch.manual_seed(0)

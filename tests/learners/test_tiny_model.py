@@ -14,14 +14,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from asyncrl.core.cache_folder import CACHE_VARIABLE
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.cache_folder import CACHE_VARIABLE
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
-from asyncrl.envs.calculator import Calculator
-from asyncrl.envs.demonstrations import Demonstration, demonstrate
-from asyncrl.envs.lessons.calculator import CalculatorLessons
-from asyncrl.envs.splits import split_of
+from asyncrl.envs.builtin.calculator import Calculator
+from asyncrl.envs.builtin.demonstrations import Demonstration, demonstrate
+from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
+from asyncrl.envs.builtin.splits import split_of
 from learners.tiny import TinyProgress, ensure_tiny_model
 from learners.tiny.cache import COMPLETE, default_cache_root
 from learners.tiny.conversations import Example, encode, pad, render

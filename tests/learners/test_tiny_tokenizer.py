@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from asyncrl.envs.calculator import Calculator
-from asyncrl.envs.demonstrations import Demonstration, demonstrate
-from asyncrl.envs.lessons.calculator import CalculatorLessons
+from asyncrl.envs.builtin.calculator import Calculator
+from asyncrl.envs.builtin.demonstrations import Demonstration, demonstrate
+from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from generators.chat import ChatFormat
 from generators.tool_calls import ToolCallReader
 from learners.tiny.conversations import encode, messages, pad, render

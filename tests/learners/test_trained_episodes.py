@@ -16,20 +16,20 @@ from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 from tokenizers import Tokenizer, models
 
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import RemaxAdvantage
 from asyncrl.core.recipe.correction import MaskBound, RejectRatio, TruncateBound
 from asyncrl.core.recipe.trajectories import AllTrajectories, SampledTrajectories
 from asyncrl.episodes.kept import FATES
 from asyncrl.episodes.schema import SCHEMA
 from asyncrl.episodes.writer import table
-from asyncrl.run.trained_episodes import TrainedEpisodes, kept
-from learners.losses import policy_loss
-from learners.micro_batch import pack
-from learners.mini_batches import mini_batches
-from learners.packing import plan
+from asyncrl.run.kept.trained_episodes import TrainedEpisodes, kept
+from learners.algorithm.losses import policy_loss
+from learners.batches.micro_batch import pack
+from learners.batches.mini_batches import mini_batches
+from learners.batches.packing import plan
+from learners.batches.token_records import TokenRecords
 from learners.rank import FileMeeting, RankSpec
-from learners.token_records import TokenRecords
 
 LEFT_OUT = decoupled(bound=MaskBound(lower=0.3, upper=3.0), reject=(RejectRatio(level="token", upper=40.0),))
 SEVERAL = decoupled_ppo(advantage=RemaxAdvantage(), correction=LEFT_OUT, minibatches=2, epochs=2)

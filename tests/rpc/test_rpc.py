@@ -14,16 +14,16 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core import listener
-from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.tls import TlsKeys
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
+from asyncrl.core.network import listener
+from asyncrl.core.network.tls import TlsKeys
 from asyncrl.rpc import server
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Call, Endpoint, Frames, encoder, signatures
-from asyncrl.run.certificates import make_keys
+from asyncrl.run.nodes.certificates import make_keys
 
 STATISTICS = BufferStatistics(
     version=PolicyVersion(3),

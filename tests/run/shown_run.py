@@ -11,10 +11,10 @@ from test_summary import SUMMARY
 from asyncrl.cli import launch
 from asyncrl.cli.console import PatientConsole
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.bottleneck import Bottleneck, Kind
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.summary import Summary
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.bottleneck import Bottleneck, Kind
+from asyncrl.run.measures.summary import Summary
+from asyncrl.run.views.live_view import LiveView
 
 SENTENCE = (
     "generation-bound: in the last 20 training steps the learner waited for 30 % of the time for engines to generate; "

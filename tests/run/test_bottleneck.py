@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from asyncrl.run.bottleneck import Kind, SlowTool, find_bottleneck
-from asyncrl.run.compose import compose
-from asyncrl.run.shares import Shares, StepTimes
+from asyncrl.run.measures.bottleneck import Kind, SlowTool, find_bottleneck
+from asyncrl.run.measures.time_split import Shares, StepTimes
+from asyncrl.run.recipe.compose import compose
 from generators.finished_episodes import FinishedEpisodes, ToolCounts
 from generators.worker import GeneratorStatistics
 from learners.step_clock import PartSeconds

@@ -11,7 +11,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.network import FileTls, NetworkConfig, NoTls, RunTls
-from asyncrl.run.certificates import check_network, keys_of, make_keys
+from asyncrl.run.nodes.certificates import check_network, keys_of, make_keys
 
 
 def files(folder: Path, **contents: bytes) -> NetworkConfig:

@@ -8,11 +8,11 @@ import pytest
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.beginning import CheckpointOfTheFuture, CheckpointsGone
 from asyncrl.run.checkpointer import Checkpointer
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import PlayedEvaluation
-from asyncrl.run.totals import Totals
-from learners import checkpoints
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import PlayedEvaluation
+from asyncrl.run.measures.totals import Totals
+from asyncrl.run.recipe.compose import compose
+from learners.checkpointing import checkpoints
 
 
 class Learner:

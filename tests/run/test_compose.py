@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.run.compose import compose, resolved_yaml, shipped_recipes
-from asyncrl.run.hub import is_hub_id
+from asyncrl.run.models.hub import is_hub_id
+from asyncrl.run.recipe.compose import compose, resolved_yaml, shipped_recipes
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.control import controlled, scale
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
 
 
 class Pool:

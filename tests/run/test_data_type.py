@@ -5,10 +5,10 @@ import logging
 import msgspec
 import pytest
 
-from asyncrl.core.cache_folder import CACHE_VARIABLE
-from asyncrl.run import data_type
-from asyncrl.run.data_type import bfloat16_share, products_of
-from asyncrl.run.model_shape import TINY_SHAPE
+from asyncrl.core.files.cache_folder import CACHE_VARIABLE
+from asyncrl.run.models.model_shape import TINY_SHAPE
+from asyncrl.run.recipe import data_type
+from asyncrl.run.recipe.data_type import bfloat16_share, products_of
 from learners import type_speed
 from learners.type_speed import Product, TypeSpeed, measure
 

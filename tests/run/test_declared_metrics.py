@@ -2,8 +2,8 @@
 
 import pytest
 
-from asyncrl.core.metrics import Metric
-from asyncrl.run.declared_metrics import declared, metric_called
+from asyncrl.core.measures.metrics import Metric
+from asyncrl.run.measures.declared_metrics import declared, metric_called
 
 
 @pytest.mark.parametrize(

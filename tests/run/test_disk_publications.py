@@ -12,11 +12,11 @@ import torch
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
-from asyncrl.run.disk_publications import DiskPublications
-from asyncrl.weights.disk_mirror import DiskMirror, of_node
+from asyncrl.run.publications.disk_publications import DiskPublications
+from asyncrl.weights.disk.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.disk.stored_versions import StoredVersions
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.stored_versions import StoredVersions
+from asyncrl.weights.shm.shared_memory import SharedMemory
 
 SECONDS, CLOSING_S = 60.0, 1.0
 
@@ -118,7 +118,7 @@ async def test_after_a_mirror_and_its_successor_died_the_version_may_be_asked_fo
 
 
 async def test_a_folder_that_is_not_shared_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.run.disk_publications.SEEN_S", 0.0)
+    monkeypatch.setattr("asyncrl.run.publications.disk_publications.SEEN_S", 0.0)
     publication = site.publish(1)
     await site.publications.fetch(publication, "learner")
     (site.folder / "version-000001").rename(site.folder / "elsewhere")
@@ -130,7 +130,7 @@ async def test_a_folder_that_is_not_shared_is_named(site: Site, monkeypatch: pyt
 async def test_a_node_that_does_not_see_the_folder_is_known_before_an_engine_starts_there(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.run.disk_publications.SEEN_S", 0.0)
+    monkeypatch.setattr("asyncrl.run.publications.disk_publications.SEEN_S", 0.0)
     publication = site.publish(1)
     await site.publications.check_reach(publication, "a")
     assert site.calls == [], "nothing is stored yet by which it could be seen"

@@ -13,7 +13,7 @@ from model_folders import SMALL, write_model
 from packaging.requirements import Requirement
 
 from asyncrl.cli.main import main
-from asyncrl.core.cache_folder import CACHE_VARIABLE, cache_folder
+from asyncrl.core.files.cache_folder import CACHE_VARIABLE, cache_folder
 from asyncrl.run.doctor import building, device, examine, packages, system
 from asyncrl.run.doctor.device import Probed, judge, probed
 from asyncrl.run.doctor.finding import Finding, Level, fine

@@ -14,24 +14,24 @@ import msgspec
 import pytest
 from model_folders import SMALL, write_model
 
-import asyncrl.core.weight_files
-import asyncrl.run.tracking
+import asyncrl.core.files.weight_files
+import asyncrl.run.tracking.tracker
 import generators.chat
-import generators.engine_arguments
+import generators.vllm.engine_arguments
 import learners.supported_model
 from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.weight_files import stored_tensors
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.machine import Machine
-from asyncrl.run.model_shape import read_shape
-from asyncrl.run.plan import make_plan
-from asyncrl.run.summary import Status
-from asyncrl.run.tracking import Tracker
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.plan.plan import make_plan
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tracking.tracker import Tracker
 from generators.chat import ChatFormat
-from generators.engine_arguments import try_engine_arguments
+from generators.vllm.engine_arguments import try_engine_arguments
 from learners.supported_model import supported_config
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
@@ -133,7 +133,7 @@ def load_config(**learner: Any) -> Callable[[Path], object]:
 
 
 def load_weights(folder: Path) -> None:
-    from learners.megatron.hugging_face import HuggingFaceTensors
+    from learners.megatron.state.hugging_face import HuggingFaceTensors
 
     with HuggingFaceTensors(folder) as tensors:
         for tensor in read_shape(str(folder)).architecture.tensors():
@@ -314,22 +314,22 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (generators.chat, "ChatFormat._find_end_of_turn"): ("no syntax", "no end"),
     (generators.chat, "ChatFormat._check_delta"): ("no tools", "end at the end", "no response", "no start", "plain between"),
     (generators.chat, "ChatFormat._check_tokens"): ("pieces",),
-    (generators.engine_arguments, "check_cpu_arguments"): "the plan calls it",
-    (generators.engine_arguments, "check_engine_arguments"): "the plan calls it",
-    (generators.engine_arguments, "try_engine_arguments"): ("argument",),
+    (generators.vllm.engine_arguments, "check_cpu_arguments"): "the plan calls it",
+    (generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
+    (generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),
     (learners.supported_model, "check_megatron"): "the plan calls it",
     (learners.supported_model, "supported_config"): ("model type",),
     (learners.supported_model, "_check_supported"): ("bias", "rope"),
     (learners.supported_model, "_check_fp8"): ("fp8 of experts", "fp8 of sizes"),
-    (asyncrl.core.weight_files, "stored_tensors"): ("no weights", "index without tensor"),
-    (asyncrl.core.weight_files, "check_tensor"): ("no tensor", "shape", "type"),
-    (asyncrl.core.weight_files, "_index"): ("no index",),
-    (asyncrl.core.weight_files, "_header"): ("cut weights", "pointer", "index without file", "a folder as file"),
-    (asyncrl.run.tracking, "Tracker._raise_failure"): ("damaged database", "deleted experiment"),
-    (asyncrl.run.tracking, "Tracker._asked"): "trackers beside MLflow are imported by the plan, and asked while training",
-    (asyncrl.run.tracking, "Tracker._put"): "while training",
-    (asyncrl.run.tracking, "Tracker.finish"): "at the end",
-    (asyncrl.run.tracking, "check_database"): "of a run that is resumed, before anything starts",
+    (asyncrl.core.files.weight_files, "stored_tensors"): ("no weights", "index without tensor"),
+    (asyncrl.core.files.weight_files, "check_tensor"): ("no tensor", "shape", "type"),
+    (asyncrl.core.files.weight_files, "_index"): ("no index",),
+    (asyncrl.core.files.weight_files, "_header"): ("cut weights", "pointer", "index without file", "a folder as file"),
+    (asyncrl.run.tracking.tracker, "Tracker._raise_failure"): ("damaged database", "deleted experiment"),
+    (asyncrl.run.tracking.tracker, "Tracker._asked"): "trackers beside MLflow are imported by the plan, and asked while training",
+    (asyncrl.run.tracking.tracker, "Tracker._put"): "while training",
+    (asyncrl.run.tracking.tracker, "Tracker.finish"): "at the end",
+    (asyncrl.run.tracking.tracker, "check_database"): "of a run that is resumed, before anything starts",
 }
 """For each function of those modules that refuses something: cases, at least as many as its refusals, or why there are none."""
 

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.counters import snapshot
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.measures.counters import snapshot
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.messages import CallOutcome, CallRecord
-from asyncrl.core.metrics import combine
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory, Turn, VersionSpan
-from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
+from asyncrl.run.measures.episode_metrics import EpisodeMetrics, finished_between
 from generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
 from generators.worker import GeneratorStatistics
 

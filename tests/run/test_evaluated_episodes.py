@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, models
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.episodes.files import evaluation_files, forget_evaluation
-from asyncrl.run.compose import compose
-from asyncrl.run.evaluated_episodes import EvaluatedEpisodes
+from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
+from asyncrl.run.recipe.compose import compose
 
 PLAYED = [trajectory(group) for group in range(20)]
 SOURCES = {one.task_id: "held-out" for one in PLAYED}

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.compose import compose
-from asyncrl.run.evaluated_model import Weights, find_model
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.evaluation.found_model import Weights, find_model
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.recipe.compose import compose
 
 
 @pytest.fixture

@@ -16,16 +16,16 @@ from asyncrl.core.recipe.buffer import NoJournal
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.compose import compose
-from asyncrl.run.evaluation import PORTIONS_AT_ONCE, portion_out
-from asyncrl.run.evaluation_plan import in_directory_of, plan_evaluation
-from asyncrl.run.evaluation_request import EvaluationRequest
-from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Played, difference_to, scores_by_source
-from asyncrl.run.evaluation_view import evaluation_view
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import Status
-from asyncrl.run.tasks import held_out_tasks
-from buffers.task_stream import TaskSource
+from asyncrl.run.buffer.tasks import held_out_tasks
+from asyncrl.run.evaluation.evaluate import PORTIONS_AT_ONCE, portion_out
+from asyncrl.run.evaluation.plan import in_directory_of, plan_evaluation
+from asyncrl.run.evaluation.request import EvaluationRequest
+from asyncrl.run.evaluation.summary import EvaluationSummary, ModelScores, Played, difference_to, scores_by_source
+from asyncrl.run.evaluation.view import evaluation_view
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.recipe.compose import compose
+from buffers.tasks.task_stream import TaskSource
 from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask
 
 
@@ -228,7 +228,7 @@ def test_a_run_s_recipe_is_read_where_the_run_was_launched(tmp_path, monkeypatch
 
 def test_an_environment_that_breaks_is_found_before_an_engine_starts(tmp_path, monkeypatch):
     (tmp_path / "broken_environment.py").write_text(
-        "from asyncrl.envs.calculator import Calculator\n"
+        "from asyncrl.envs.builtin.calculator import Calculator\n"
         "class Broken(Calculator):\n"
         "    def reward(self, task, answer):\n"
         "        return answr\n"

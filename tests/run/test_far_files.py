@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.run import far_files
-from asyncrl.run.far_files import FarFiles
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.node_files import NodeFiles
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.nodes import remote_files
+from asyncrl.run.nodes.node_files import NodeFiles
+from asyncrl.run.nodes.remote_files import FarFiles
 
 WAIT_S = 60.0
 
@@ -60,8 +60,8 @@ class Run:
         self._folder.logs.mkdir(parents=True)
         self.slow, self.quick = (Node(folder / name, self._folder.path) for name in ("slow", "quick"))
         self.nodes = {"slow": self.slow, "quick": self.quick}
-        monkeypatch.setattr(far_files, "start_node_files", self.nodes.__getitem__)
-        monkeypatch.setattr(far_files, "LOOK_S", 0.01)
+        monkeypatch.setattr(remote_files, "start_node_files", self.nodes.__getitem__)
+        monkeypatch.setattr(remote_files, "LOOK_S", 0.01)
         self.files = FarFiles(self._folder, lambda: self.nodes)
 
     def log_of(self, name: str) -> str:

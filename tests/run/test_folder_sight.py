@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.run import folder_sight
-from asyncrl.run.compose import compose
-from asyncrl.run.folder_sight import look_at_folders
-from asyncrl.run.nodes import Nodes
-from asyncrl.run.parts import LEARNER
-from asyncrl.run.placement import Node
+from asyncrl.run.nodes import shared_folders
+from asyncrl.run.nodes.cluster_nodes import Nodes
+from asyncrl.run.nodes.placement import Node
+from asyncrl.run.nodes.process_kinds import LEARNER
+from asyncrl.run.nodes.shared_folders import look_at_folders
+from asyncrl.run.recipe.compose import compose
 
 NODES = Nodes(tuple(Node(name, f"host-{name}", {}, {}) for name in "abc"), "a")
 FAR_ENGINE = {LEARNER: ["a"], "generators": ["a", "b"]}
@@ -27,11 +27,11 @@ def model(tmp_path: Path) -> list[str]:
 def seeing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """All nodes see these folders, if what marks them is there when they look."""
 
-    def ask(look: folder_sight._Look) -> dict[str, list[str]]:
+    def ask(look: shared_folders._Look) -> dict[str, list[str]]:
         assert all(Path(mark).is_file() for mark in look.marks.values())
         return {node: list(names) for node in look.nodes}
 
-    monkeypatch.setattr(folder_sight, "_ask", ask)
+    monkeypatch.setattr(shared_folders, "_ask", ask)
 
 
 def test_what_engines_do_not_see_is_brought(model, monkeypatch, tmp_path):

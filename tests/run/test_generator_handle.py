@@ -12,8 +12,8 @@ from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnrea
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from asyncrl.run import generator_handle
-from asyncrl.run.generator_handle import GeneratorHandle
+from asyncrl.run.pool import handle as handle_module
+from asyncrl.run.pool.handle import GeneratorHandle
 
 
 class Remote:
@@ -56,7 +56,7 @@ async def test_a_process_that_does_not_answer_is_dead() -> None:
 
 
 async def test_a_process_is_asked_again_and_again_until_it_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator_handle, "RENEWALS_PER_LEASE", 6000)  # often, although each answer may take long
+    monkeypatch.setattr(handle_module, "RENEWALS_PER_LEASE", 6000)  # often, although each answer may take long
     asked_often = asyncio.Event()
 
     async def answer() -> None:
@@ -84,7 +84,7 @@ async def out_of_reach() -> None:
 
 
 async def test_a_process_that_was_out_of_reach_for_less_than_a_lease_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+    monkeypatch.setattr(handle_module, "AGAIN_S", 0.001)
     connected = asyncio.Event()
 
     async def run() -> None:
@@ -102,7 +102,7 @@ async def test_a_process_that_was_out_of_reach_for_less_than_a_lease_goes_on(mon
 
 
 async def test_a_process_that_is_out_of_reach_for_a_lease_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+    monkeypatch.setattr(handle_module, "AGAIN_S", 0.001)
     async with asyncio.timeout(60):
         with pytest.raises(ProcessUnreachable, match=r"generator-3 to answer: its process cannot be reached"):
             await handle(Actor(out_of_reach, out_of_reach)).run()
@@ -112,7 +112,7 @@ PUBLICATION = Publication(version=PolicyVersion(3), files=(), shards=(), fingerp
 
 
 async def test_a_process_that_was_out_of_reach_while_it_loaded_tells_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+    monkeypatch.setattr(handle_module, "AGAIN_S", 0.001)
 
     async def install() -> int:
         await (nothing() if actor.install.asked == 5 else out_of_reach())
@@ -124,7 +124,7 @@ async def test_a_process_that_was_out_of_reach_while_it_loaded_tells_what_it_has
 
 
 async def test_a_process_that_is_out_of_reach_for_a_lease_while_it_loads_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+    monkeypatch.setattr(handle_module, "AGAIN_S", 0.001)
     async with asyncio.timeout(60):
         with pytest.raises(ProcessUnreachable, match=r"generator-3 to answer: its process cannot be reached"):
             await handle(Actor(out_of_reach, out_of_reach)).install(PUBLICATION)

@@ -10,7 +10,6 @@ from fake_generator import FakeGenerator, SameNode, publication
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import (
     BudgetExceeded,
     ComponentFailed,
@@ -23,17 +22,18 @@ from asyncrl.core.errors import (
     WeightsOutOfReach,
 )
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
+from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.task import Task
-from asyncrl.envs.event_loop import EventLoopThread
-from asyncrl.run import successors
-from asyncrl.run.generator_pool import GeneratorPool
-from asyncrl.run.generator_slot import GeneratorSlot
-from asyncrl.run.node_watch import NodeWatch
+from asyncrl.envs.hosting.event_loop import EventLoopThread
+from asyncrl.run.nodes.node_watch import NodeWatch
+from asyncrl.run.pool import successors
+from asyncrl.run.pool.generator_pool import GeneratorPool
+from asyncrl.run.pool.slot import GeneratorSlot
 from asyncrl.weights.deliveries import VERSIONS_IN_FILES
-from asyncrl.weights.memory_file import MemoryFull
+from asyncrl.weights.shm.memory_file import MemoryFull
 from generators.evaluation import HeldOutTask
 from generators.scoring import ScoringUse
 from generators.worker import GeneratorStatistics

@@ -6,10 +6,10 @@ import pytest
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.run.compose import compose
-from asyncrl.run.helper_process import helped
-from asyncrl.run.tiny_player import Player
-from asyncrl.run.warm_up import Request
+from asyncrl.run.host.helper_process import helped
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tiny.player import Player
+from asyncrl.run.tiny.warm_up import Request
 from generators.episode import EpisodeLimits
 
 
@@ -19,4 +19,4 @@ async def test_modules_of_the_user_hide_none_of_ours(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     player = Player(ClassEnvironment(name="calculater"), EpisodeLimits.of(compose("quickstart")))
     with pytest.raises(ComponentFailed, match="there is no environment 'calculater'"):
-        await helped("asyncrl.run.warm_up", Request({"": player}, "hermes", 0), print, task="making", seconds=300)
+        await helped("asyncrl.run.tiny.warm_up", Request({"": player}, "hermes", 0), print, task="making", seconds=300)

@@ -15,7 +15,7 @@ from reward_models import make_reward_model
 from two_nodes import Host, RayCluster, cannot_make, encrypted, hosts
 from unhindered import Unhindered
 
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.measures.summary import Status, Summary
 from buffers.payload import SUFFIX
 
 _WHY_NOT = cannot_make()

@@ -7,8 +7,8 @@ import pytest
 from unhindered import Unhindered
 from whole_run import ASYNCRL, Run
 
-from asyncrl.run.evaluation_summary import EvaluationSummary
-from asyncrl.run.summary import Status
+from asyncrl.run.evaluation.summary import EvaluationSummary
+from asyncrl.run.measures.summary import Status
 
 pytestmark = pytest.mark.timeout(540)
 

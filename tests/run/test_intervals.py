@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from asyncrl.run.intervals import difference_interval, mean_interval
+from asyncrl.run.measures.intervals import difference_interval, mean_interval
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 10, 20, 300])

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from asyncrl.run import live_view
-from asyncrl.run.bottleneck import Bottleneck, Kind
-from asyncrl.run.compose import compose
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.progress import RunProgress
-from asyncrl.run.shares import Shares
-from asyncrl.run.summary import PlayedEvaluation
+from asyncrl.run.measures.bottleneck import Bottleneck, Kind
+from asyncrl.run.measures.progress import RunProgress
+from asyncrl.run.measures.summary import PlayedEvaluation
+from asyncrl.run.measures.time_split import Shares
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.views import live_view
+from asyncrl.run.views.live_view import LiveView
 
 PROGRESS = RunProgress(
     step=12,

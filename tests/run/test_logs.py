@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.run.actors.bounded_log import BoundedLog
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.log_records import LogFile
-from asyncrl.run.logs import follow_logs, read_logs
-from asyncrl.weights.rounding_log import explain_rounding
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.bounded_log import BoundedLog
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.views.log_records import LogFile
+from asyncrl.run.views.logs import follow_logs, read_logs
+from asyncrl.weights.vllm.rounding_log import explain_rounding
 
 GENERATOR = """\
 printed before any time
@@ -27,7 +27,7 @@ printed before any time
 2026-11-22 06:37:17,000 WARNING vllm.triton_utils: Triton is not there
 (EngineCore pid=32290) ERROR 11-22 06:37:18 [core.py:33] an error of vLLM's
 a tool prints this
-2026-11-22 06:37:20,000 WARNING asyncrl.core.error_counts: task t: reward() of my_env.py:41 raised KeyError: 'answer'
+2026-11-22 06:37:20,000 WARNING asyncrl.core.plug_ins.error_counts: task t: reward() of my_env.py:41 raised KeyError: 'answer'
 Traceback (most recent call last):
   File "/home/me/my_env.py", line 41, in reward
     return task.data["answer"]
@@ -35,8 +35,8 @@ KeyError: 'answer'
 a tool prints that
 """
 DRIVER = """\
-2026-11-22 06:37:15,000 INFO asyncrl.run.live_view: Starting Ray
-2026-11-22 06:37:20,900 INFO asyncrl.run.live_view: task t: reward() of my_env.py:41 raised KeyError: 'noted'
+2026-11-22 06:37:15,000 INFO asyncrl.run.views.live_view: Starting Ray
+2026-11-22 06:37:20,900 INFO asyncrl.run.views.live_view: task t: reward() of my_env.py:41 raised KeyError: 'noted'
 Traceback (most recent call last):
   File "/home/me/my_env.py", line 41, in reward
 KeyError: 'noted'
@@ -165,9 +165,11 @@ def test_following_shows_what_is_added_and_ends_with_the_run(run: RunFolder):
 def run_driven(run: RunFolder):
     """Another process that drives the run until it is closed."""
     program = (
-        "import sys, pathlib; from asyncrl.run.folder import RunFolder\nwith RunFolder(pathlib.Path(sys.argv[1])).driven():\n"
+        "import sys, pathlib; from asyncrl.run.folder.run_folder import RunFolder\n"
+        "with RunFolder(pathlib.Path(sys.argv[1])).driven():\n"
+        "    print(flush=True); sys.stdin.read()"
     )
-    command = [sys.executable, "-c", program + "    print(flush=True); sys.stdin.read()", str(run.path)]
+    command = [sys.executable, "-c", program, str(run.path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdin is not None

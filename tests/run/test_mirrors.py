@@ -10,8 +10,8 @@ import pytest
 from asyncrl.core.errors import ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication, WeightFile
-from asyncrl.run.mirrors import FAN_OUT, Broadcasts, Mirrors, SharedMemoryAlone
-from asyncrl.weights.chunk_wire import Address
+from asyncrl.run.publications.mirrors import FAN_OUT, Broadcasts, Mirrors, SharedMemoryAlone
+from asyncrl.weights.tcp.chunk_wire import Address
 
 SECONDS = 60.0
 CLOSING_S = 1.0

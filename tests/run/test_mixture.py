@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.messages import CallOutcome, CallRecord
-from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.environment import label_of, member_of
 from asyncrl.core.recipe.schema import Recipe
@@ -21,11 +21,11 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.envs import Observation, ToolEnvironment, tool
 from asyncrl.envs.load import load_members
-from asyncrl.run.compose import SHIPPED_FOLDER, compose, resolved_yaml
-from asyncrl.run.episode_metrics import EpisodeMetrics
-from asyncrl.run.preflight import play_first_tasks
-from asyncrl.run.tasks import load_sources, make_task_stream
-from asyncrl.run.warnings import _limit
+from asyncrl.run.buffer.tasks import load_sources, make_task_stream
+from asyncrl.run.measures.episode_metrics import EpisodeMetrics
+from asyncrl.run.measures.warnings import _limit
+from asyncrl.run.plan.preflight import play_first_tasks
+from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose, resolved_yaml
 from generators.episode import EpisodeLimits
 from generators.finished_episodes import FinishedEpisodes
 

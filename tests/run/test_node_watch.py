@@ -8,7 +8,7 @@ import pytest
 import virtual_time
 
 from asyncrl.core.errors import NodeLost, ProcessUnreachable
-from asyncrl.run.node_watch import ASK_EVERY_S, NodeWatch
+from asyncrl.run.nodes.node_watch import ASK_EVERY_S, NodeWatch
 
 SILENCE_S = 3.0
 

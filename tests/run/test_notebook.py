@@ -9,9 +9,9 @@ from whole_run import Run, small_run
 
 import asyncrl
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.compose import compose_for
-from asyncrl.run.machine import Machine
-from asyncrl.run.summary import Status
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.recipe.compose import compose_for
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "asyncrl.ipynb"
 MOST_OUTPUT = 20_000

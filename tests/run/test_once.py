@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.run.actors.once import KEPT, Once
+from asyncrl.run.host.once import KEPT, Once
 
 
 def test_a_call_that_comes_again_has_its_first_outcome_and_no_effect() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 CLOSING = r"""
 import logging, os, subprocess, sys
 from pathlib import Path
-from asyncrl.run.actors.output import route_output
+from asyncrl.run.host.process_output import route_output
 
 route_output(Path(sys.argv[1]))
 print("before \x1b[31m\x9b")

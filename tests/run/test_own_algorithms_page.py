@@ -10,9 +10,9 @@ import torch
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.compose import compose
-from asyncrl.run.machine import Machine
-from asyncrl.run.plan import make_plan
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.plan.plan import make_plan
+from asyncrl.run.recipe.compose import compose
 from learners.custom.calls import call_advantage, call_aggregation, call_loss, call_weight, loaded
 from learners.custom.made_rows import made_aggregation, made_returns, made_rows, tokens_of, weights_of
 from learners.schedule import learning_rate

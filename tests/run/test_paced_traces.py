@@ -3,8 +3,8 @@
 import pytest
 
 from asyncrl.episodes.files import evaluation_file, training_file
-from asyncrl.run.compose import compose
-from asyncrl.run.paced_traces import SHARE, PacedTraces
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tracking.paced_traces import SHARE, PacedTraces
 
 
 class World:

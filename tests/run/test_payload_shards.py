@@ -11,20 +11,20 @@ from others_folders import link, of_another_user, writable
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.bench.buffer_actors import trajectory_of
+from asyncrl.bench.buffer.buffer_actors import trajectory_of
 from asyncrl.core.errors import ComponentFailed, ProcessDied
-from asyncrl.core.memory_owners import remove_owner_file
+from asyncrl.core.files.memory_owners import remove_owner_file
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig, NoJournal
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.trajectory import encode
-from asyncrl.run.actors.buffer import RemoteBuffer
-from asyncrl.run.actors.node_files import start_node_files
-from asyncrl.run.actors.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
-from asyncrl.run.asking import ask
-from asyncrl.run.buffer_client import BufferClient
-from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace, ask_shard
+from asyncrl.run.buffer.buffer_actor import RemoteBuffer
+from asyncrl.run.buffer.client import BufferClient
+from asyncrl.run.buffer.payload import PayloadSink, PayloadSource, ShardPlace, ask_shard
+from asyncrl.run.buffer.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
+from asyncrl.run.host.ray_calls import ask
+from asyncrl.run.nodes.node_files_actor import start_node_files
 from buffers.payload import PayloadLost, PayloadReader
 
 RECIPE = Recipe(

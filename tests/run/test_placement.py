@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.recipe.placement import PlacementConfig
-from asyncrl.run.machine import Machine
-from asyncrl.run.nodes import Nodes, NodesSeen
-from asyncrl.run.placement import Node, NoRoom, Part, place
-from asyncrl.run.places import Places
+from asyncrl.run.nodes.cluster_nodes import Nodes, NodesSeen
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.nodes.placed_processes import Places
+from asyncrl.run.nodes.placement import Node, NoRoom, Part, place
 
 
 def node(name: str, gpus: float = 0, *, free: float | None = None, kind: str = "", **further: float) -> Node:
@@ -172,7 +172,7 @@ def test_a_successor_goes_where_there_is_room_and_the_dead_take_none():
 
 def test_newcomers_must_fit_into_the_memory_of_a_machine_that_the_run_has_to_itself(monkeypatch):
     """The run itself may expect more than there is, since its processes share it; each asks for 1 GiB here, and 3 are free."""
-    monkeypatch.setattr("asyncrl.run.places.Machine.here", lambda: Machine(8 << 30, 3 << 30, 2))
+    monkeypatch.setattr("asyncrl.run.nodes.placed_processes.Machine.here", lambda: Machine(8 << 30, 3 << 30, 2))
     parts, nodes = [Part("generators", 20, {})], Nodes((node("a"),), "a")
     places = Places(parts, lambda: nodes, ["join a cluster"], sizes={"generators": 1 << 30})
     places.check_memory("generators", 3)

@@ -8,15 +8,15 @@ import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
 
-from asyncrl.run.actors.node_files import RemoteNodeFiles
-from asyncrl.run.compose import compose_for
-from asyncrl.run.machine import Machine
-from asyncrl.run.nodes import NodesSeen, read_nodes
-from asyncrl.run.parts import LEARNER, parts_of
-from asyncrl.run.placement import NoRoom
-from asyncrl.run.places import find_places
-from asyncrl.run.plan import make_plan
-from asyncrl.run.plan_view import plan_view
+from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.nodes.node_files_actor import RemoteNodeFiles
+from asyncrl.run.nodes.placed_processes import find_places
+from asyncrl.run.nodes.placement import NoRoom
+from asyncrl.run.nodes.process_kinds import LEARNER, parts_of
+from asyncrl.run.plan.plan import make_plan
+from asyncrl.run.plan.plan_view import plan_view
+from asyncrl.run.recipe.compose import compose_for
 
 GIB = 1 << 30
 OVERRIDES = ["learner.data_parallel=2", "generators.count=2", "generators.placement.strategy=spread"]

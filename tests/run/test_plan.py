@@ -11,15 +11,15 @@ from model_folders import write_model
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.inert import inert
+from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.compose import compose
-from asyncrl.run.machine import Machine
-from asyncrl.run.model_shape import CPU_HEAD_SIZES, read_shape
-from asyncrl.run.plan import Source, make_plan
-from asyncrl.run.plan_view import plan_view
-from asyncrl.run.process_sizes import engine_bytes, sizes_of
-from generators import vllm_parsers
+from asyncrl.run.models.model_shape import CPU_HEAD_SIZES, read_shape
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.nodes.process_sizes import engine_bytes, sizes_of
+from asyncrl.run.plan.plan import Source, make_plan
+from asyncrl.run.plan.plan_view import plan_view
+from asyncrl.run.recipe.compose import compose
+from generators.vllm import vllm_parsers
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 QWEN3_0_6B = {
@@ -450,7 +450,7 @@ def test_what_an_environment_makes_is_checked(tmp_path, monkeypatch, made, told)
         "from functools import reduce\n"
         "from asyncrl.core.errors import FailureKind\n"
         "from asyncrl.core.task import Task\n"
-        "from asyncrl.envs.calculator import Calculator\n"
+        "from asyncrl.envs.builtin.calculator import Calculator\n"
         "class World(Calculator):\n"
         "    @classmethod\n"
         "    def make_tasks(cls, split, count, seed, **options):\n"

@@ -1,6 +1,6 @@
 """What several pools of generators did, each by itself."""
 
-from asyncrl.run.pool_readings import pool_readings
+from asyncrl.run.measures.pool_readings import pool_readings
 from generators.worker import GeneratorStatistics
 
 

@@ -14,11 +14,12 @@ from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
-from asyncrl.envs import ToolEnvironment, hosted
+from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
-from asyncrl.run import preflight
-from asyncrl.run.preflight import Rehearsed, Shown, play_first_tasks
-from buffers.task_stream import TaskSource
+from asyncrl.envs.hosting import hosted
+from asyncrl.run.plan import preflight
+from asyncrl.run.plan.preflight import Rehearsed, Shown, play_first_tasks
+from buffers.tasks.task_stream import TaskSource
 
 released = threading.Event()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 PROGRAM = """
 import os, subprocess, sys, threading
-from asyncrl.run.processes import end_descendants
+from asyncrl.run.host.processes import end_descendants
 
 CHILD = "import subprocess, sys; open('/proc/self/comm', 'w').write(sys.argv[1]); " \\
     "child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
@@ -36,7 +36,7 @@ def test_what_is_spared_is_ended_later() -> None:
 
 SEMAPHORES = """
 import psutil, subprocess, sys
-from asyncrl.run.processes import end_descendants
+from asyncrl.run.host.processes import end_descendants
 
 CHILD = "import multiprocessing, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \\
     "lock = multiprocessing.get_context('spawn').Lock(); print(lock._semlock.name, flush=True); time.sleep(60)"

@@ -24,9 +24,9 @@ from asyncrl.api.recipes import override_texts
 from asyncrl.api.run import _ended
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import Status, Summary
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.recipe.compose import compose
 
 LIGHT = """
 import sys

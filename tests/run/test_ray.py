@@ -15,12 +15,12 @@ SCRIPT = """
 import asyncio, os, pathlib, signal, subprocess, sys, time
 import psutil, ray
 from asyncrl.run.cluster import Cluster
-from asyncrl.run.ray_cluster import starting_ray, stop_ray
-from asyncrl.run.far_files import FarFiles
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.node_watch import NodeWatch
-from asyncrl.run.processes import adopt_orphans, end_descendants
-from asyncrl.run.stopping import hearing, wait_hearing
+from asyncrl.run.host.ray_cluster import starting_ray, stop_ray
+from asyncrl.run.nodes.remote_files import FarFiles
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.nodes.node_watch import NodeWatch
+from asyncrl.run.host.processes import adopt_orphans, end_descendants
+from asyncrl.run.host.signals import hearing, wait_hearing
 
 STRANGER = '''
 import sys
@@ -117,7 +117,7 @@ def test_what_ray_leaves_is_removed_unless_the_run_failed(
 NO_NETWORK = """
 import ctypes, os, sys
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.run.ray_cluster import start_ray
+from asyncrl.run.host.ray_cluster import start_ray
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 flags = CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWUSER | CLONE_NEWNET
 if ctypes.CDLL(None, use_errno=True).unshare(flags):

@@ -4,12 +4,12 @@ import msgspec
 
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.metrics import combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.compose import compose
+from asyncrl.run.measures.totals import Totals
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recorder import Recorder, batch_readings, versions_of
-from asyncrl.run.totals import Totals
 from generators.evaluation import EvaluationResult
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.run.request_coalescer import RequestCoalescer
+from asyncrl.run.buffer.request_coalescer import RequestCoalescer
 
 STEPS = st.lists(st.sampled_from(["come", "come", "answer", "fail", "leave", "settle"]), max_size=40)
 

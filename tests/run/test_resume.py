@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from whole_run import Run, lives
 
-from asyncrl.run.summary import Status
+from asyncrl.run.measures.summary import Status
 
 STEPS = 14
 

@@ -20,18 +20,18 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.buffer_folder import BufferFolder
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.resuming import check_resumable
-from asyncrl.run.summary import PlayedEvaluation, Status, Summary, TokenTotals
-from asyncrl.run.tasks import make_task_stream
-from asyncrl.run.totals import SavedTotals
+from asyncrl.run.buffer.tasks import make_task_stream
+from asyncrl.run.folder.buffer_folder import BufferFolder
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import PlayedEvaluation, Status, Summary, TokenTotals
+from asyncrl.run.measures.totals import SavedTotals
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.resume import check_resumable
 from buffers import commands
-from buffers.journal_files import head_of
+from buffers.journal.journal_files import head_of
 from buffers.limits import Limits
 from buffers.payload import PayloadStore, PayloadWriter
-from learners import checkpoint_manifest, checkpoints
+from learners.checkpointing import checkpoint_manifest, checkpoints
 
 SMALL = ["steps=20", "tasks.train=200", "batch.groups_per_step=2", "batch.group_size=2"]
 
@@ -372,7 +372,9 @@ def test_the_command_line_says_so_and_starts_nothing(run, tmp_path, capsys):
 def test_it_is_resumed_from_anywhere_and_after_its_project_has_moved(tmp_path, monkeypatch):
     project, moved = tmp_path / "project", tmp_path / "moved"
     project.mkdir()
-    (project / "world_of_mine.py").write_text("from asyncrl.envs.calculator import Calculator\nclass World(Calculator): ...\n")
+    (project / "world_of_mine.py").write_text(
+        "from asyncrl.envs.builtin.calculator import Calculator\nclass World(Calculator): ...\n"
+    )
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
     run = Run(tmp_path / "runs", overrides=["environment.name=world_of_mine:World"])

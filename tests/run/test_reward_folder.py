@@ -7,10 +7,10 @@ from model_folders import SMALL, write_model, write_weights
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.run.compose import compose
-from asyncrl.run.machine import Machine
-from asyncrl.run.plan import Plan, make_plan
-from asyncrl.run.reward_folder import check_vocabulary
+from asyncrl.run.models.reward_folder import check_vocabulary
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.plan.plan import Plan, make_plan
+from asyncrl.run.recipe.compose import compose
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 SHAPE = {

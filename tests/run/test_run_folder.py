@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.recipe.compose import compose
 
 
 def test_runs_that_start_together_never_share_a_folder(tmp_path):
@@ -50,7 +50,7 @@ def test_one_process_at_a_time_drives_a_run(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
 with RunFolder(Path({str(folder.path)!r})).driven():
     print("driving", flush=True)
     sys.stdin.read()
@@ -92,7 +92,9 @@ def test_every_resume_is_counted_by_whoever_did_it(tmp_path):
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
     assert folder.resumes == 0
     for resumes in (1, 2, 3):
-        code = f"import asyncrl.run.folder as f, pathlib; f.RunFolder(pathlib.Path({str(folder.path)!r})).count_resume()"
+        code = (
+            f"import asyncrl.run.folder.run_folder as f, pathlib; f.RunFolder(pathlib.Path({str(folder.path)!r})).count_resume()"
+        )
         subprocess.run([sys.executable, "-c", code], check=True)
         assert folder.resumes == resumes
 

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 import pytest
 
-from asyncrl.core.memory_files import memory_file_system
-from asyncrl.core.memory_owners import MemoryOwner, abandoned_runs, owner_file
-from asyncrl.run.model_folder import ModelFolder
-from asyncrl.run.model_identity import model_files
-from asyncrl.run.node_files import NodeFiles
-from asyncrl.run.run_memory import free_memory_of, memory_held, sweep_memory
+from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.core.files.memory_owners import MemoryOwner, abandoned_runs, owner_file
+from asyncrl.run.folder.run_memory import free_memory_of, memory_held, sweep_memory
+from asyncrl.run.nodes.model_folder import ModelFolder
+from asyncrl.run.nodes.model_identity import model_files
+from asyncrl.run.nodes.node_files import NodeFiles
 
 
 def test_what_a_run_keeps_in_memory_is_removed_and_nothing_of_another_run(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_a_run_keeps_in_memory_is_removed_and_nothing_of_another_run(tmp_pa
 KINDS = ("rank0-0", "mirror-node-even-0", "disk-node-0-0", "ranks")
 HOLDER = """
 import sys
-from asyncrl.core.memory_owners import MemoryOwner
+from asyncrl.core.files.memory_owners import MemoryOwner
 held = MemoryOwner(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
@@ -141,7 +141,7 @@ def test_a_copy_of_a_model_that_was_made_for_a_run_goes_with_it_and_other_copies
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("asyncrl.run.model_folder.ask_shard", lambda answer, **_: answer)
+    monkeypatch.setattr("asyncrl.run.nodes.model_folder.ask_shard", lambda answer, **_: answer)
 
     def model_of_another_node(name: str) -> ModelFolder:
         there, here = tmp_path / "another node" / name, tmp_path / name

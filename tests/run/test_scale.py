@@ -14,12 +14,12 @@ import pytest
 from unhindered import Unhindered
 from whole_run import ASYNCRL, Run, lives
 
-from asyncrl.core.buffer_statistics import GroupState
-from asyncrl.run.summary import Status
+from asyncrl.core.measures.buffer_statistics import GroupState
+from asyncrl.run.measures.summary import Status
 
 UNHURRIED = """
 import asyncio
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.builtin.calculator import Calculator
 
 class Unhurried(Calculator):
     async def reset(self, task):

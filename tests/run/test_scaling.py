@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.scaling import Scaling
 
 POOLS = ["generators.count=2", "generators.pools={small: {count: 1}}"]

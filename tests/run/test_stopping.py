@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from asyncrl.run.stopping import SAME_REQUEST_S, Heard, StopRequests
+from asyncrl.run.host.signals import SAME_REQUEST_S, Heard, StopRequests
 
 DEADLINE_S = 60
 
@@ -47,7 +47,7 @@ def script(text: str, **options: object) -> Iterator[subprocess.Popen[str]]:
 
 INTERRUPTED = """
 import time
-from asyncrl.run.stopping import Interrupted, interrupting
+from asyncrl.run.host.signals import Interrupted, interrupting
 
 with interrupting():
     try:
@@ -74,7 +74,7 @@ def test_where_no_run_is_a_signal_interrupts_once(number):
 
 PARENT = """
 import os, signal, subprocess, sys, threading, time
-from asyncrl.run.stopping import on_sigterm, sigterm_blocked
+from asyncrl.run.host.signals import on_sigterm, sigterm_blocked
 
 CHILD = "import os; print(os.getpid(), flush=True); input()"
 
@@ -122,7 +122,7 @@ def test_what_is_started_with_sigterm_blocked_does_not_take_it_and_a_thread_hear
 ENDING = (
     """
 import subprocess, sys, time
-from asyncrl.run.processes import end_descendants
+from asyncrl.run.host.processes import end_descendants
 
 HEARING = """
     + repr("""

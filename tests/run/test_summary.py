@@ -4,13 +4,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from asyncrl.core.buffer_statistics import LedgerCounts
-from asyncrl.core.error_counts import CountedError
-from asyncrl.run.buffer_folder import journal_of
-from asyncrl.run.compose import compose
-from asyncrl.run.end_view import end_view
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import (
+from asyncrl.core.measures.buffer_statistics import LedgerCounts
+from asyncrl.core.plug_ins.error_counts import CountedError
+from asyncrl.run.folder.buffer_folder import journal_of
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import (
     EvaluationEnds,
     IdleShares,
     PlayedEvaluation,
@@ -21,6 +19,8 @@ from asyncrl.run.summary import (
     TokenTotals,
     training_reward,
 )
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.views.end_view import end_view
 from buffers.ledger import Ledger, LedgerState
 
 SUMMARY = Summary(

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from asyncrl.core.recipe.buffer import AccuracyWindowFilter, ZeroVarianceFilter
-from asyncrl.run.compose import compose
-from asyncrl.run.plan import Source, make_plan
-from asyncrl.run.tasks import load_held_out_tasks, make_task_stream
+from asyncrl.run.buffer.tasks import load_held_out_tasks, make_task_stream
+from asyncrl.run.plan.plan import Source, make_plan
+from asyncrl.run.recipe.compose import compose
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 

@@ -10,20 +10,20 @@ import pytest
 from ray.exceptions import RayActorError
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, WorkerId
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
 from asyncrl.rpc.client import RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
-from asyncrl.run import buffer_client, ticket_client
-from asyncrl.run.buffer_client import METHODS, BufferClient
-from asyncrl.run.payload import PayloadSink, ShardPlace
-from asyncrl.run.ticket_client import RemoteTicketClient
-from buffers.disk import DiskFull
+from asyncrl.run.buffer import client, ticket_client
+from asyncrl.run.buffer.client import METHODS, BufferClient
+from asyncrl.run.buffer.payload import PayloadSink, ShardPlace
+from asyncrl.run.buffer.ticket_client import RemoteTicketClient
+from buffers.journal.disk import DiskFull
 from buffers.payload import PayloadReader
 
 WORKER = WorkerId("generator-0")
@@ -292,8 +292,8 @@ async def test_a_failure_is_given_back_by_name(open_shop: OpenShop) -> None:
 async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
     open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_client, "PAUSE_CHECK_S", 60.0)  # so long may the buffer take to say that it is paused
-    monkeypatch.setattr(buffer_client, "ANSWER_DEADLINE_S", 0.02)
+    monkeypatch.setattr(client, "PAUSE_CHECK_S", 60.0)  # so long may the buffer take to say that it is paused
+    monkeypatch.setattr(client, "ANSWER_DEADLINE_S", 0.02)
     shop = await open_shop()
     shop.buffer.gate.clear()
     shop.buffer.paused = "the buffer: /runs is full"
@@ -313,7 +313,7 @@ async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
 
 
 async def test_who_waits_for_a_batch_in_vain_is_told_so_once(open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_client, "PAUSE_CHECK_S", 0.01)
+    monkeypatch.setattr(client, "PAUSE_CHECK_S", 0.01)
     shop = await open_shop()
     shop.buffer.gate.clear()
     shop.buffer.in_vain = "buffer.filters left out the last 8 groups"
@@ -327,8 +327,8 @@ async def test_who_waits_for_a_batch_in_vain_is_told_so_once(open_shop: OpenShop
 async def test_an_answer_is_taken_while_the_pause_is_asked_for_and_a_silent_buffer_is_not_waited_for_longer(
     open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_client, "PAUSE_CHECK_S", 60.0)
-    monkeypatch.setattr(buffer_client, "ANSWER_DEADLINE_S", 0.06)
+    monkeypatch.setattr(client, "PAUSE_CHECK_S", 60.0)
+    monkeypatch.setattr(client, "ANSWER_DEADLINE_S", 0.06)
     shop = await open_shop()
     shop.buffer.gate.clear()
     shop.buffer.silent = True
@@ -337,7 +337,7 @@ async def test_an_answer_is_taken_while_the_pause_is_asked_for_and_a_silent_buff
     shop.buffer.gate.set()
     await all_within(60, waiting)
     shop.buffer.gate.clear()
-    monkeypatch.setattr(buffer_client, "PAUSE_CHECK_S", 0.05)
+    monkeypatch.setattr(client, "PAUSE_CHECK_S", 0.05)
     with pytest.raises(DeadlineExceeded, match=r"generator-0 waited 0.06 s for the buffer \(commit\)"):
         await all_within(60, shop.client.commit([]))
 

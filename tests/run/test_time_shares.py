@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.metrics import combine
-from asyncrl.run.shares import StepTimes
-from asyncrl.run.time_shares import GENERATORS, LEARNER, generator_readings, learner_readings
+from asyncrl.core.measures.metrics import combine
+from asyncrl.run.measures.time_shares import GENERATORS, LEARNER, generator_readings, learner_readings
+from asyncrl.run.measures.time_split import StepTimes
 from generators.engine_time import TimeUse
 from generators.worker import GeneratorStatistics
 from learners.step_clock import PartSeconds

@@ -15,14 +15,14 @@ from asyncrl.core.recipe.environment import ClassEnvironment, MixedEnvironment, 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling
-from asyncrl.envs import calculator
-from asyncrl.envs.calculator import Calculator
-from asyncrl.envs.demonstrations import demonstrate
-from asyncrl.envs.lessons import Lessons, Script
-from asyncrl.envs.lessons.calculator import CalculatorLessons
-from asyncrl.run.compose import compose
-from asyncrl.run.tiny_lessons import players_of, remarks_on
-from asyncrl.run.tiny_player import Player, _TorchEngine, play_greedily
+from asyncrl.envs.builtin import calculator
+from asyncrl.envs.builtin.calculator import Calculator
+from asyncrl.envs.builtin.demonstrations import demonstrate
+from asyncrl.envs.builtin.lessons import Lessons, Script
+from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tiny.lessons import players_of, remarks_on
+from asyncrl.run.tiny.player import Player, _TorchEngine, play_greedily
 from generators.episode import EpisodeLimits
 from learners.tiny.conversations import encode, pad, render
 from learners.tiny.settings import WarmUp

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 
 from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.error_counts import CountedError
-from asyncrl.core.metrics import Metric, Reading, Reduction
+from asyncrl.core.measures.metrics import Metric, Reading, Reduction
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.summary import EvaluationEnds, PlayedEvaluation, Status
-from asyncrl.run.totals import SavedTotals, Totals, summarize
+from asyncrl.run.measures.summary import EvaluationEnds, PlayedEvaluation, Status
+from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
 from generators.worker import GeneratorStatistics
 
 MEAN = Metric("staleness/mean", "versions", Reduction.MEAN, "")

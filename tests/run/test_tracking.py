@@ -19,15 +19,15 @@ from asyncrl.episodes.files import evaluation_file, training_file
 from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind
 from asyncrl.episodes.writer import table, write
-from asyncrl.run import tracking
-from asyncrl.run.compose import compose, resolved_yaml
-from asyncrl.run.disk import ROOM_BYTES
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.further_trackers import check_further_trackers
-from asyncrl.run.metric_history import metric_history
-from asyncrl.run.summary import Status
-from asyncrl.run.tracking import Tracker, TrackingFailed
-from asyncrl.run.tracking_check import check_database
+from asyncrl.run.folder.disk import ROOM_BYTES
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.recipe.compose import compose, resolved_yaml
+from asyncrl.run.tracking import tracker as tracker_module
+from asyncrl.run.tracking.further_trackers import check_further_trackers
+from asyncrl.run.tracking.metric_history import metric_history
+from asyncrl.run.tracking.tracker import Tracker, TrackingFailed
+from asyncrl.run.tracking.tracking_check import check_database
 
 
 def make(tmp_path, *overrides: str):
@@ -38,7 +38,7 @@ def make(tmp_path, *overrides: str):
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory):
     """A database as MLflow makes it, which takes seconds, without runs."""
-    tracking.keep_mlflow_quiet()
+    tracker_module.keep_mlflow_quiet()
     from mlflow import MlflowClient
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
@@ -55,13 +55,13 @@ def beside_others(tmp_path, empty_database):
 
 def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     recipe, folder = make(tmp_path)
-    all_logged, make_database = threading.Event(), tracking._only_one_makes
+    all_logged, make_database = threading.Event(), tracker_module._only_one_makes
 
     def make_it_once_all_is_logged(uri):
         assert all_logged.wait(60), "the training loop waits for MLflow"
         return make_database(uri)
 
-    monkeypatch.setattr(tracking, "_only_one_makes", make_it_once_all_is_logged)
+    monkeypatch.setattr(tracker_module, "_only_one_makes", make_it_once_all_is_logged)
     played, kept = trajectory(prompt=3, turns=2), folder.trajectories
     for step in (100, 200):
         episodes = [untrained(played, Kind.TRAIN, step=step, version=step - 1, source="s")]
@@ -176,13 +176,13 @@ def test_runs_that_begin_and_write_at_once_share_a_database(tmp_path):
 
 
 def test_metrics_that_wait_are_written_in_few_transactions_and_in_order(beside_others, monkeypatch):
-    written, write_them = [], tracking._log_values
+    written, write_them = [], tracker_module._log_values
 
     def counted(client, run_id, records):
         written.append([record.step for record in records])
         write_them(client, run_id, records)
 
-    monkeypatch.setattr(tracking, "_log_values", counted)
+    monkeypatch.setattr(tracker_module, "_log_values", counted)
     tracker = Tracker(*make(beside_others))
     for step in range(1, 201):
         tracker.log(step, {"reward/mean": 1.0})
@@ -199,11 +199,11 @@ def test_a_database_that_another_process_holds_is_waited_for(beside_others, monk
             mine.execute("UPDATE runs SET name = name")
 
     recipe, folder = make(beside_others)
-    monkeypatch.setattr(tracking, "POLL_S", 0.01)
+    monkeypatch.setattr(tracker_module, "POLL_S", 0.01)
     tracker = Tracker(recipe, folder)
     tracker.start()
     wait_for(folder.tracked_as.is_file, "the run to be made")
-    monkeypatch.setattr(tracking, "_log_values", write_without_waiting)
+    monkeypatch.setattr(tracker_module, "_log_values", write_without_waiting)
     with closing(sqlite3.connect(folder.database, timeout=60)) as other:
         other.execute("BEGIN IMMEDIATE")
         tracker.log(1, {"reward/mean": 1.0})
@@ -236,7 +236,7 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
             self.calls.append(status)
 
     noted = Noted()
-    monkeypatch.setattr(tracking, "make_further_tracker", lambda *_: noted)
+    monkeypatch.setattr(tracker_module, "make_further_tracker", lambda *_: noted)
     recipe, folder = make(beside_others, "tracking.also=[wandb]")
     tracker = Tracker(recipe, folder)
     tracker.start()
@@ -257,7 +257,7 @@ def test_a_further_tracker_that_cannot_be_made_is_told_as_such(beside_others, mo
     def refuse(*_):
         raise OSError("no such entity")
 
-    monkeypatch.setattr(tracking, "make_further_tracker", refuse)
+    monkeypatch.setattr(tracker_module, "make_further_tracker", refuse)
     tracker = Tracker(*make(beside_others, "tracking.also=[wandb]"))
     tracker.start()
     with pytest.raises(TrackingFailed, match=r"^wandb: no such entity; correct that and resume, or resume without"):
@@ -273,7 +273,7 @@ def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(beside_others):
 
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking.tracking_uri(recipe.tracking, folder))
+    client = MlflowClient(tracker_module.tracking_uri(recipe.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(), "reward/mean")
     assert [point.step for point in history] == [2, 3]
 
@@ -395,8 +395,8 @@ def wait_for(condition, what):
 def test_a_full_disk_is_told_once_and_then_counted(beside_others, monkeypatch, caplog, capfd):
     asked: list[int] = []
     free = ROOM_BYTES
-    monkeypatch.setattr(tracking, "POLL_S", 0.01)
-    monkeypatch.setattr(tracking, "free_bytes", lambda folder: asked.append(free) or free)
+    monkeypatch.setattr(tracker_module, "POLL_S", 0.01)
+    monkeypatch.setattr(tracker_module, "free_bytes", lambda folder: asked.append(free) or free)
     recipe, folder = make(beside_others)
     tracker = Tracker(recipe, folder)
     tracker.start()
@@ -410,7 +410,7 @@ def test_a_full_disk_is_told_once_and_then_counted(beside_others, monkeypatch, c
         begin = len(asked)
         wait_for(lambda: len(asked) > begin + 10, "more attempts")
     tracker.finish(Status.COMPLETED, seconds=60)
-    records = [record for record in caplog.records if record.name == tracking.__name__]
+    records = [record for record in caplog.records if record.name == tracker.__name__]
     assert len(records) == 2, caplog.text
     assert records[1].getMessage().startswith("the disk has room again: tracking goes on, after ")
     assert "Traceback" not in caplog.text

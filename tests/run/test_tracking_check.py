@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.run import tracking_check
-from asyncrl.run.compose import compose
-from asyncrl.run.tracking_check import check_tracking
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tracking import tracking_check
+from asyncrl.run.tracking.tracking_check import check_tracking
 
 
 def tracked_at(tmp_path, uri: str):

@@ -12,19 +12,19 @@ import virtual_time
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.metrics import Reading, combine
+from asyncrl.core.measures.metrics import Reading, combine
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.run.compose import compose
 from asyncrl.run.evaluator import Evaluator
-from asyncrl.run.pool_evaluation import Evaluation
-from asyncrl.run.probe_scores import EngineScores, LearnerScores
+from asyncrl.run.measures.time_shares import learner_readings
+from asyncrl.run.measures.time_split import StepTimes
+from asyncrl.run.measures.totals import Totals
+from asyncrl.run.pool.evaluation import Evaluation
+from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
 from asyncrl.run.publisher import Publisher, PublishTimes
-from asyncrl.run.shares import StepTimes
-from asyncrl.run.time_shares import learner_readings
-from asyncrl.run.totals import Totals
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.weight_probe import Probe
 from generators.completion import ScoredRow

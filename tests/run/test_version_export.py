@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
-from asyncrl.run import version_export
-from asyncrl.run.compose import compose
-from asyncrl.run.evaluated_model import find_model
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.live_view import LiveView
-from asyncrl.run.summary import Status, Summary
-from asyncrl.run.version_export import export_version
+from asyncrl.run.evaluation import version_export
+from asyncrl.run.evaluation.found_model import find_model
+from asyncrl.run.evaluation.version_export import export_version
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.views.live_view import LiveView
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from asyncrl.core.latencies import Latencies
+from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.compose import compose
-from asyncrl.run.warnings import WINDOW, StepSigns, WarningSigns
+from asyncrl.run.measures.warnings import WINDOW, StepSigns, WarningSigns
+from asyncrl.run.recipe.compose import compose
 from generators.finished_episodes import EpisodeCounts, FinishedEpisodes, ToolCounts
 
 RECIPE = compose("quickstart")

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.run.watch import ending_with
+from asyncrl.run.host.daemon_watch import ending_with
 
 
 def sleeper() -> subprocess.Popen[bytes]:

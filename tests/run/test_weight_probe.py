@@ -9,9 +9,9 @@ from test_train_pump import TAKE_S, TRAIN_S, WRITE_S, play
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.generators import MAIN_POOL
-from asyncrl.run.compose import compose
-from asyncrl.run.probe_scores import EngineScores, LearnerScores
+from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
 from asyncrl.run.publisher import PublishTimes
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.weight_probe import BOUNDS, Probe
 from generators.completion import ScoredRow
 

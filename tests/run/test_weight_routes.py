@@ -8,7 +8,7 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.network import NetworkConfig, NoTls, RunTls
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.recipe.weights import AutoWeights, DiskWeights, NcclWeights, ShmWeights, TcpWeights, WeightsConfig
-from asyncrl.run.weight_routes import by_nccl, describe_room, describe_routes, writers
+from asyncrl.run.publications.routes import by_nccl, describe_room, describe_routes, writers
 
 RUN = Path("/runs/r")
 NO_TLS = NoTls()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - takes seconds, and is imported by the first use of a database else
 
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import Status
-from asyncrl.run.tracking import Tracker
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.tracking.tracker import Tracker
 
 
 def track(path: Path, steps: Sequence[int], said: Path) -> None:

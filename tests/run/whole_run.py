@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.run.summary import Summary
+from asyncrl.run.measures.summary import Summary
 from learners.tiny import ensure_tiny_model
 from learners.tiny.settings import WarmUp
 

@@ -8,11 +8,11 @@ from functools import partial
 
 from gloo_collective import Gloo
 
-from generators.engine_process import ENGINE_VARIABLES
+from generators.vllm.cpu.engine_process import ENGINE_VARIABLES
 
 os.environ.update(ENGINE_VARIABLES)
-import generators.engine_imports  # noqa: F401 - the variables come before anything of vLLM's
-from asyncrl.weights import vllm_engine
+import generators.vllm.cpu.engine_imports  # noqa: F401 - the variables come before anything of vLLM's
+from asyncrl.weights.vllm import engine_weights
 
 asked = []
 
@@ -22,5 +22,5 @@ def has_room(size, device):
     return len(asked) > 1
 
 
-vllm_engine.BroadcastReceiver = partial(vllm_engine.BroadcastReceiver, collective=Gloo(), has_room=has_room)
-vllm_engine.LoadPlan.of = classmethod(lambda *arguments: None)
+engine_weights.BroadcastReceiver = partial(engine_weights.BroadcastReceiver, collective=Gloo(), has_room=has_room)
+engine_weights.LoadPlan.of = classmethod(lambda *arguments: None)

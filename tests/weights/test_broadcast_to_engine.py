@@ -18,12 +18,12 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
-from asyncrl.weights.broadcast_sender import BroadcastSender
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
+from asyncrl.weights.shm.shared_memory import SharedMemory
 from generators.completion import Completion
-from generators.engine import VllmEngine
-from generators.engine_process import EngineProcessServer
+from generators.vllm.cpu.engine_process import EngineProcessServer
+from generators.vllm.engine import VllmEngine
 
 RANKS = 2
 PROMPT = list(range(5, 25))

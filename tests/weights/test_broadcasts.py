@@ -24,16 +24,16 @@ from slow_client import is_turned_away_while_it_sends
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication, Shard
-from asyncrl.weights import broadcast_sender, broadcast_wire
-from asyncrl.weights.broadcast_receiver import BroadcastReceiver
-from asyncrl.weights.broadcast_sender import BroadcastSender
-from asyncrl.weights.broadcast_wire import pieces, supervised
-from asyncrl.weights.chunk_wire import BrokenConnection, introduction
-from asyncrl.weights.collective import Group
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.unknown_clients import MOST_UNKNOWN
+from asyncrl.weights.nccl import broadcast_sender, broadcast_wire
+from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
+from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
+from asyncrl.weights.nccl.broadcast_wire import pieces, supervised
+from asyncrl.weights.nccl.collective import Group
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.tcp.chunk_wire import BrokenConnection, introduction
+from asyncrl.weights.tcp.unknown_clients import MOST_UNKNOWN
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"

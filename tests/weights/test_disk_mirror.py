@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
-from asyncrl.weights import disk_mirror
-from asyncrl.weights.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.disk import disk_mirror
+from asyncrl.weights.disk.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.disk.stored_file import BLOCK_BYTES, apply_blocks, changed_blocks, write_blocks
+from asyncrl.weights.disk.stored_versions import StoredVersions
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.stored_file import BLOCK_BYTES, apply_blocks, changed_blocks, write_blocks
-from asyncrl.weights.stored_versions import StoredVersions
+from asyncrl.weights.shm.shared_memory import SharedMemory
 
 SEEN_S = 0.0
 ROWS, COLUMNS = 512, 64

@@ -8,8 +8,8 @@ import pytest
 from vllm.v1.engine import EngineCoreRequestType
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.weights.publication_calls import install_publication, prepare_publication
-from asyncrl.weights.worker_answers import Answer
+from asyncrl.weights.vllm.publication_calls import install_publication, prepare_publication
+from asyncrl.weights.vllm.worker_answers import Answer
 
 
 class Core:

@@ -10,10 +10,10 @@ from torch import nn
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard
-from asyncrl.weights.load_plan import LoadPlan
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.slice_reader import SliceReader
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.vllm.load_plan import LoadPlan
+from asyncrl.weights.vllm.slice_reader import SliceReader
 
 
 class Loader(nn.Module):

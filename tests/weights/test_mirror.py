@@ -18,18 +18,18 @@ from slow_client import is_turned_away_while_it_sends
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.publication import Shard, WeightFile
-from asyncrl.core.tls import TlsKeys
-from asyncrl.run.certificates import make_keys
-from asyncrl.weights import accepting_socket, chunk_fetch, chunk_server
-from asyncrl.weights.chunk_server import ChunkServer
-from asyncrl.weights.chunk_wire import ANSWER, CHUNK_BYTES, REQUEST, WELCOME, Address, Answer, introduction, receive
-from asyncrl.weights.held_files import HeldFile, HeldFiles
-from asyncrl.weights.memory_file import MemoryFull
+from asyncrl.run.nodes.certificates import make_keys
 from asyncrl.weights.merge import merge
-from asyncrl.weights.mirror import Mirror
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.unknown_clients import MOST_UNKNOWN
+from asyncrl.weights.shm.memory_file import MemoryFull
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.tcp import accepting_socket, chunk_fetch, chunk_server
+from asyncrl.weights.tcp.chunk_server import ChunkServer
+from asyncrl.weights.tcp.chunk_wire import ANSWER, CHUNK_BYTES, REQUEST, WELCOME, Address, Answer, introduction, receive
+from asyncrl.weights.tcp.held_files import HeldFile, HeldFiles
+from asyncrl.weights.tcp.mirror import Mirror
+from asyncrl.weights.tcp.unknown_clients import MOST_UNKNOWN
 
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"
@@ -511,7 +511,7 @@ def test_closing_removes_the_files_and_ends_connections(nodes, tmp_path: Path) -
 
 
 def test_files_of_a_killed_run_are_removed_and_no_others(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("asyncrl.weights.memory_file.memory_file_system", lambda: tmp_path)
+    monkeypatch.setattr("asyncrl.weights.shm.memory_file.memory_file_system", lambda: tmp_path)
     killed, living = (Mirror(run, "n", SECRET, HOST) for run in ("killed[1]", "living"))
     with closing(killed), closing(living):
         source = tmp_path / "source"

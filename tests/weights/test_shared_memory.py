@@ -13,9 +13,9 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.fingerprint import fingerprint
-from asyncrl.weights.memory_file import MemoryFull
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.shm.memory_file import MemoryFull
+from asyncrl.weights.shm.shared_memory import SharedMemory
 
 V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
 

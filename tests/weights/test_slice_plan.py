@@ -19,11 +19,11 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import Shard
 from asyncrl.core.rectangle import Rectangle
-from asyncrl.weights.engine_shards import EngineLayout, Target, check_engine, padding, parameters, targets
-from asyncrl.weights.load_plan import LoadPlan, _Copy, _Padding, _Recorder
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.slice_plan import merges, moved_elements, plan_slices
-from asyncrl.weights.slice_reader import SliceReader
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.vllm.engine_shards import EngineLayout, Target, check_engine, padding, parameters, targets
+from asyncrl.weights.vllm.load_plan import LoadPlan, _Copy, _Padding, _Recorder
+from asyncrl.weights.vllm.slice_plan import merges, moved_elements, plan_slices
+from asyncrl.weights.vllm.slice_reader import SliceReader
 from learners.held_weights import held_weights
 from learners.rank import RankPlace
 

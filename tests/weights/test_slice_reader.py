@@ -16,10 +16,10 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.rectangle import Rectangle
-from asyncrl.weights.engine_shards import EngineLayout, parameters, targets
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.slice_reader import SliceReader
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.vllm.engine_shards import EngineLayout, parameters, targets
+from asyncrl.weights.vllm.slice_reader import SliceReader
 from learners.held_weights import held_weights
 from learners.rank import RankPlace
 
@@ -125,7 +125,7 @@ def stack():
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("learner", LEARNERS.values(), ids=LEARNERS)
 def test_every_worker_gets_its_slices_of_version_after_version(learner, engine, stack, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("asyncrl.weights.slice_reader._AT_ONCE", 500)  # several pieces a slice, shared by threads
+    monkeypatch.setattr("asyncrl.weights.vllm.slice_reader._AT_ONCE", 500)  # several pieces a slice, shared by threads
     ranks, workers = Ranks(learner, tmp_path, stack), Workers(engine, stack)
     for version in range(1, 5):
         publication = ranks.publish(version, model(version))

@@ -15,12 +15,12 @@ from asyncrl.bench.gpu.subject import folder_for, synchronize
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
-from asyncrl.weights.broadcast_receiver import BroadcastReceiver
-from asyncrl.weights.broadcast_sender import BroadcastSender
-from asyncrl.weights.collective import Collective, Nccl
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
+from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
+from asyncrl.weights.nccl.collective import Collective, Nccl
+from asyncrl.weights.shm.shared_memory import SharedMemory
 
 _HOST = "127.0.0.1"
 

@@ -13,7 +13,7 @@ from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import KlInLoss
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
-from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_memory import SharedMemory
 
 FLOAT32_GRADIENTS, BFLOAT16_GRADIENTS = 1e-4, 2e-2
 """Largest relative difference of gradient norms that is accepted."""
@@ -88,7 +88,7 @@ def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str) -> RankOut
     lengths = [settings.tokens // 2 + (7 * number) % settings.tokens for number in range(settings.rows)]
     batch, rows = rows_of(lengths, settings.model.vocabulary)
     learner = make_learner(folder, 4 * settings.tokens, dtype=dtype, kl=KlInLoss(coefficient=0.01))
-    from learners.megatron.layer_spec import uses_transformer_engine
+    from learners.megatron.layers.layer_spec import uses_transformer_engine
 
     losses, norms = [], []
     for version in range(settings.steps):

@@ -25,7 +25,7 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 
 if TYPE_CHECKING:
-    from asyncrl.weights.shared_memory import SharedMemory
+    from asyncrl.weights.shm.shared_memory import SharedMemory
     from generators.completion import Completion
 
 NEEDED = ("vllm", "ray", "mlflow", "hydra")
@@ -103,8 +103,8 @@ def one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
 
 async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
     from asyncrl.weights.merge import merge
-    from asyncrl.weights.shared_memory import SharedMemory
-    from generators.engine import VllmEngine
+    from asyncrl.weights.shm.shared_memory import SharedMemory
+    from generators.vllm.engine import VllmEngine
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
     config = GeneratorsConfig(

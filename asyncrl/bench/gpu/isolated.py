@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.parent_watch import die_with_parent
+from asyncrl.core.process.parent_watch import die_with_parent
 
 Answer = TypeVar("Answer")
 

@@ -46,7 +46,7 @@ class LogprobResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(settings: LogprobSettings) -> LogprobResult:
     """Measure in this process."""
-    from learners.megatron.log_probabilities import token_log_probabilities
+    from learners.megatron.layers.log_probabilities import token_log_probabilities
 
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
     torch.manual_seed(0)

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from asyncrl.bench.gpu.settings import ModelSize
-from asyncrl.bench.learner_subject import GROUP_SIZE, Rows, make_batch, make_row
+from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Rows, make_batch, make_row
 from asyncrl.core.batch import Batch
+from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import PpoClipLoss
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from asyncrl.envs.workspaces import Workspaces, default_root
+from asyncrl.envs.hosting.workspaces import Workspaces, default_root
 
 if TYPE_CHECKING:
     from learners.learner import Learner

@@ -27,8 +27,8 @@ from asyncrl.bench.gpu.subject import (
     synchronize,
     values_of,
 )
-from asyncrl.bench.learner_steps import PlainLoop
-from asyncrl.bench.learner_subject import GROUP_SIZE, Rows
+from asyncrl.bench.learner.learner_steps import PlainLoop
+from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Rows
 from asyncrl.core.batch import Batch
 
 Result = TypeVar("Result")

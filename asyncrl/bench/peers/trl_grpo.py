@@ -2,10 +2,10 @@
 
     .venv-peers/bin/python asyncrl/bench/peers/trl_grpo.py DESCRIPTION.json
 
-The description is a :class:`asyncrl.bench.peer.PeerDescription` as JSON, and the last line of the output a
-:class:`asyncrl.bench.peer.PeerResult`. This file imports nothing of asyncrl, which is not installed there. What the description
-does not set is TRL's default, except that bfloat16 autocast, which needs a GPU, and gradient checkpointing, which would only cost
-time here, are off.
+The description is a :class:`asyncrl.bench.peers.peer.PeerDescription` as JSON, and the last line of the output a
+:class:`asyncrl.bench.peers.peer.PeerResult`. This file imports nothing of asyncrl, which is not installed there. What the
+description does not set is TRL's default, except that bfloat16 autocast, which needs a GPU, and gradient checkpointing, which
+would only cost time here, are off.
 """
 
 import importlib.util

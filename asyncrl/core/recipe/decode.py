@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.describe import describe, quote_it
-from asyncrl.core.recipe.rules import broken_rules
+from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO, is_automatic, is_usual, unmarked
 from asyncrl.core.text import writable

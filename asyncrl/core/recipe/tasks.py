@@ -11,7 +11,7 @@ class CurriculumConfig(Section, frozen=True):
     """A class of your own that changes the weights of the sources while training.
 
     Attributes:
-        name: ``module:Class``; see ``buffers.curriculum.Curriculum`` for what it must have.
+        name: ``module:Class``; see ``buffers.tasks.curriculum.Curriculum`` for what it must have.
         options: keyword arguments of its constructor.
     """
 

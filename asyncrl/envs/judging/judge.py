@@ -10,7 +10,7 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
-from asyncrl.envs.python_programs import python_command, python_folders
+from asyncrl.envs.builtin.python_programs import python_command, python_folders
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from asyncrl.core.task import Task
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.builtin.calculator import Calculator
 
 
 def make_tasks(split: str, count: int, seed: int) -> Sequence[Task]:
-    """Make arithmetic tasks; see :meth:`asyncrl.envs.calculator.Calculator.make_tasks`."""
+    """Make arithmetic tasks; see :meth:`asyncrl.envs.builtin.calculator.Calculator.make_tasks`."""
     return Calculator.make_tasks(split, count, seed)
 
 

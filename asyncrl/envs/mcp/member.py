@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_in import import_module, users_code
+from asyncrl.core.plug_ins.plug_in import import_module, users_code
 from asyncrl.core.recipe.environment import McpEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
+from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.own_loop import run_in_own_loop
 from asyncrl.envs.member import Member
-from asyncrl.envs.own_loop import run_in_own_loop
-from asyncrl.envs.provided import Provided
 from asyncrl.envs.secrets import Secrets, read_secrets
 
 if TYPE_CHECKING:

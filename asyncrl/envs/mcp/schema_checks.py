@@ -10,9 +10,9 @@ from typing import Any
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import ToolSpec
-from asyncrl.envs.contained import Overdue
-from asyncrl.envs.process_functions import ProcessFunctions
-from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
+from asyncrl.envs.hosting.contained import Overdue
+from asyncrl.envs.hosting.process_functions import ProcessFunctions
+from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
 
 CHECK_S = 5.0
 """Deadline of one check. It takes a thousandth of a second, unless somebody wants it to take long."""

@@ -21,11 +21,11 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError, EnvironmentLost
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.text import told
-from asyncrl.envs.contained import Raised, contained
+from asyncrl.envs.hosting.contained import Raised, contained
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.mcp.errors_log import ErrorsLog
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import SchemaChecks
-from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.tools import ToolError
 
 if TYPE_CHECKING:

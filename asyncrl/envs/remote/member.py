@@ -13,9 +13,9 @@ from asyncrl.core.errors import EnvironmentLost, RecipeError
 from asyncrl.core.recipe.environment import RemoteEnvironment as RemoteConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
+from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.own_loop import run_in_own_loop
 from asyncrl.envs.member import Member
-from asyncrl.envs.own_loop import run_in_own_loop
-from asyncrl.envs.provided import Provided
 from asyncrl.envs.remote.connection import Connection, NotConnected
 from asyncrl.envs.remote.environment import RemoteEnvironment
 from asyncrl.envs.remote.pool import Servers, serving

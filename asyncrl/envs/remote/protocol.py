@@ -13,9 +13,9 @@ import msgspec
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
-from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Fault, Observation, StepResult
 
 PROTOCOL = 1

@@ -22,9 +22,10 @@ from asyncrl.core.errors import (
     ProcessDied,
     RecipeError,
 )
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
-from asyncrl.core.users_error import UsersError
-from asyncrl.envs.hosted import HostedEnvironment, make_hosted
+from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.load import make_tasks
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.protocol import (
@@ -48,7 +49,6 @@ from asyncrl.envs.remote.protocol import (
     Welcome,
 )
 from asyncrl.envs.remote.served_environments import CLOSE_S, ServedEnvironments
-from asyncrl.envs.threads import run_in_daemon_thread
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.error_counts import ErrorCounts
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
+from asyncrl.core.plug_ins.error_counts import ErrorCounts
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.envs.event_loop import EventLoopThread
+from asyncrl.envs.hosting.event_loop import EventLoopThread
+from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_member
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.secrets import Secrets, read_secrets
-from asyncrl.envs.worker_environments import WorkerEnvironments
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 It needs msgspec, numpy and aiohttp, but no torch, vLLM or Ray, so that it runs in the environment's own virtual environment. What
 always holds: the sockets have an event loop in which no environment runs, so that a blocked environment makes its own requests
 late, and neither pings nor other connections; who does not show the token is turned away soon, whatever it sends, and keeps
-nobody else out (:mod:`asyncrl.core.listener`).
+nobody else out (:mod:`asyncrl.core.network.listener`).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from http import HTTPStatus
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from asyncrl.core.listener import Listener
+from asyncrl.core.network.listener import Listener
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.served_connection import ServedConnection
 from asyncrl.envs.remote.served_environments import Served, ServedEnvironments

@@ -25,7 +25,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
-from asyncrl.envs.rewards.of_loop import OfLoop
+from asyncrl.envs.rewards.per_loop import OfLoop
 
 INSTRUCTIONS = """\
 You judge answers. Give the answer a score from {lowest} (useless or wrong) to {highest} (right and complete). The answer is \

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_in import import_module, users_code
+from asyncrl.core.plug_ins.plug_in import import_module, users_code
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards.base import Reward
 from asyncrl.envs.rewards.exact import Exact

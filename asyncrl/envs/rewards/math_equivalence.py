@@ -19,10 +19,10 @@ from msgspec import Meta
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.rewards import math_worker
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable, expected
-from asyncrl.envs.rewards.of_loop import OfLoop
-from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.rewards.per_loop import OfLoop
 
 LONGEST = 20_000
 """Characters of an answer that are looked at, from its end, where answers stand."""

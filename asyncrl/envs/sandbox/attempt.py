@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 
-from asyncrl.core.folder_tree import sizes_below
+from asyncrl.core.files.folder_tree import sizes_below
 from asyncrl.envs.sandbox.backends.backend import Backend, Running
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Broken, Finished, Reason, Reply, Start

@@ -18,6 +18,8 @@ from types import TracebackType
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.workspaces import Workspaces, remove_after_episode
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import (
     LENGTH_BYTES,
@@ -36,8 +38,6 @@ from asyncrl.envs.sandbox.messages import (
     length_of,
 )
 from asyncrl.envs.sandbox.processes import kill_below
-from asyncrl.envs.threads import run_in_daemon_thread
-from asyncrl.envs.workspaces import Workspaces, remove_after_episode
 
 logger = logging.getLogger(__name__)
 

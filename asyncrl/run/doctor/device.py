@@ -12,10 +12,10 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from asyncrl.run import gpus
+from asyncrl.core.measures.units import memory
 from asyncrl.run.doctor import building
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
-from asyncrl.run.units import memory
+from asyncrl.run.host import gpus
 
 PROBE_S = 120.0
 LEAST_DRIVER = {12: 525, 13: 580}

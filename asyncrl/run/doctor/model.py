@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.memory_files import memory_file_system
+from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.core.files.weight_files import check_weights, stored_tensors
+from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.weight_files import check_weights, stored_tensors
 from asyncrl.run.doctor.finding import Finding, fine, problem
-from asyncrl.run.model_shape import read_shape
-from asyncrl.run.units import memory, quantity
+from asyncrl.run.models.model_shape import read_shape
 from learners.supported_model import supported_config
 
 

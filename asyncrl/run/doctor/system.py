@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from asyncrl.core.cache_folder import CACHE_VARIABLE, cache_folder
-from asyncrl.core.memory_files import memory_file_system
-from asyncrl.envs.workspaces import default_root
+from asyncrl.core.files.cache_folder import CACHE_VARIABLE, cache_folder
+from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.core.measures.units import memory
+from asyncrl.envs.hosting.workspaces import default_root
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
-from asyncrl.run.open_files import allowed
-from asyncrl.run.units import memory
+from asyncrl.run.host.open_files import allowed
 
 SHARED_MEMORY_BYTES = 1 << 30
 """Ray's object store, and two versions of a small model's weights, need about this much."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from asyncrl.run import metrics
-from asyncrl.run.declared_metrics import declared, metric_called
-from asyncrl.run.metric_history import Series
+from asyncrl.run.measures import metrics
+from asyncrl.run.measures.declared_metrics import declared, metric_called
 from asyncrl.run.report.figures import Chart, Timeline, chart, timeline
 from asyncrl.run.report.run_record import RunRecord
+from asyncrl.run.tracking.metric_history import Series
 from learners import metrics as learner_metrics
 
 MAIN = (

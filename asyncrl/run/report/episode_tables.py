@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from asyncrl.core.messages import CallOutcome
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind
-from asyncrl.run.metric_history import Series
+from asyncrl.run.tracking.metric_history import Series
 
 ROWS = 10
 """How many rows a table has at most."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from asyncrl.run.metric_history import Series
+from asyncrl.run.tracking.metric_history import Series
 
 SIZE = 10_000
 DOTS = 40

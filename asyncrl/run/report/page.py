@@ -12,11 +12,13 @@ import jinja2
 import msgspec
 from markupsafe import Markup, escape
 
+from asyncrl.core.measures.units import duration, percent, quantity
 from asyncrl.core.text import listed, writable
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice
 from asyncrl.episodes.schema import Kind
 from asyncrl.episodes.visible import visible
+from asyncrl.run.measures.summary import Summary, training_reward
 from asyncrl.run.report.curves import (
     ENVIRONMENT,
     GENERATOR_TIME,
@@ -33,8 +35,6 @@ from asyncrl.run.report.episode_tables import episode_tables
 from asyncrl.run.report.figures import Histogram, histogram, number
 from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.report.token_viewer import shown_episodes
-from asyncrl.run.summary import Summary, training_reward
-from asyncrl.run.units import duration, percent, quantity
 
 NO_VALUE = "-"
 """What stands where a run has no value."""

@@ -14,9 +14,9 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.episodes.reader import EpisodeReader
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.metric_history import Series, metric_history
-from asyncrl.run.summary import Summary
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Summary
+from asyncrl.run.tracking.metric_history import Series, metric_history
 
 
 class RunRecord:

@@ -20,8 +20,8 @@ from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.visible import visible
-from asyncrl.run.episode_view import FATE_WORDS, facts, played_for
 from asyncrl.run.report.run_record import RunRecord
+from asyncrl.run.views.episode_view import FATE_WORDS, facts, played_for
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

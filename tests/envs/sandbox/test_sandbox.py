@@ -175,7 +175,7 @@ async def test_folders_for_runs_that_have_none_go_with_the_sandbox_and_with_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "workspaces"
-    monkeypatch.setattr("asyncrl.envs.workspaces.default_root", lambda: root)
+    monkeypatch.setattr("asyncrl.envs.hosting.workspaces.default_root", lambda: root)
     killed = root / "sandbox-1-0123abcd" / "episode-0"
     killed.mkdir(parents=True)
     root.chmod(0o700)

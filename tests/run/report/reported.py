@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 from made_episodes import PROMPT_TOKENS, row, turn, write
 
-from asyncrl.core.buffer_statistics import LedgerCounts
+from asyncrl.core.measures.buffer_statistics import LedgerCounts
 from asyncrl.episodes.schema import Kind
-from asyncrl.run import metrics
-from asyncrl.run.compose import compose
-from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures import metrics
+from asyncrl.run.measures.summary import EvaluationEnds, Status, Summary
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.report.page import report_page
 from asyncrl.run.report.run_record import RunRecord
-from asyncrl.run.summary import EvaluationEnds, Status, Summary
-from asyncrl.run.tracking import Tracker
+from asyncrl.run.tracking.tracker import Tracker
 
 STEPS = 12
 HOSTILE = "</script><script>alert(1)</script><img src=http://x/y onerror=alert(1)>{{7*7}}\x1b[31m\x00\u202eabc\u2028 \x85"

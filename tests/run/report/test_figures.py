@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.run.metric_history import Series
 from asyncrl.run.report.figures import SIZE, chart, histogram, number, timeline
+from asyncrl.run.tracking.metric_history import Series
 
 values = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=700)
 

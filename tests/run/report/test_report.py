@@ -8,10 +8,10 @@ from reported import HOSTILE, STEPS, Checked, episode, make_run, page_of
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.core.error_counts import CountedError
+from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.episodes.visible import visible
-from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import NO_GROUPS, Status
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import NO_GROUPS, Status
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Benchmark of the replay buffer as a service."""

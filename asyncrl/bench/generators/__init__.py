@@ -1,0 +1,1 @@
+"""Benchmark of a generator worker: what episodes cost beside the bare engine."""

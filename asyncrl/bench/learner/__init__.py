@@ -1,0 +1,1 @@
+"""Benchmark of the learner beside a plain PyTorch loop."""

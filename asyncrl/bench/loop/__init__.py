@@ -1,0 +1,1 @@
+"""Benchmark of the whole loop, on several workloads, beside a peer."""

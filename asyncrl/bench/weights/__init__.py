@@ -1,0 +1,1 @@
+"""Benchmark of publications: from the learner's ranks to an engine."""

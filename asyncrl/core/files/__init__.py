@@ -1,0 +1,1 @@
+"""Files and folders: durable writes, folders of our own, files in memory and who owns them."""

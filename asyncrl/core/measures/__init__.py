@@ -1,0 +1,1 @@
+"""What measures are made of: metrics, counters, latencies, units and the buffer's statistics."""

@@ -1,0 +1,1 @@
+"""What every server of ours needs: listening, strangers, TLS, and where its socket lies."""

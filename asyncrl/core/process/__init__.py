@@ -1,0 +1,1 @@
+"""This process and its host: environment, streams, parent, processor, log lines, long imports."""

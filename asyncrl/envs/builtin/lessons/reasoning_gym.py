@@ -1,0 +1,35 @@
+"""Lessons for `reasoning_gym`: sorting numbers. The bad habit is to sort in ascending order, whatever was asked for."""
+
+import random
+from typing import ClassVar
+
+from asyncrl.core.task import Task
+from asyncrl.envs.builtin.lessons.base import Lessons, Script
+from asyncrl.envs.builtin.reasoning_gym import Families
+
+
+class ReasoningGymLessons(Lessons):
+    """Scripts for tasks of the family ``number_sorting``."""
+
+    FAMILIES: ClassVar[frozenset[str]] = frozenset({"number_sorting"})
+    """The families that there are lessons for."""
+
+    steps = 200
+
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def ideal(self, task: Task) -> Script:
+        """Answer what the library expects."""
+        return Script((), task.data["answer"])
+
+    def mistaken(self, task: Task) -> Script:
+        """There are no tools that could report a mistake."""
+        return self.ideal(task)
+
+    def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
+        """Sort in ascending order with probability ``share`` where the other one was asked for."""
+        asked = self._families.entry(task)["metadata"]
+        if asked["direction"] == "descending" and generator.random() < share:
+            return Script((), str(asked["sorted_numbers"][::-1]))
+        return self.ideal(task)

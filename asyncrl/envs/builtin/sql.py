@@ -1,0 +1,151 @@
+"""Built-in environment: questions on a SQLite database, which the model queries and cannot change.
+
+The database is a file that all tasks share (option ``database``), a file or a script that a task names (columns ``database`` and
+``script``), or, for the tasks that this environment makes, a small made table. What a task expects stands in one of two columns:
+``answer``, a text or number that the final answer has to be; or ``rows``, the rows that the final answer, a query, has to return.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.task import Task
+from asyncrl.core.text import short
+from asyncrl.envs.base import Observation
+from asyncrl.envs.builtin.answers import same_number
+from asyncrl.envs.builtin.database import DatabaseError, QueryRefused
+from asyncrl.envs.builtin.made_tables import make_tasks
+from asyncrl.envs.builtin.task_database import DatabaseSource, TaskDatabase
+from asyncrl.envs.hosting.tool_processes import ToolProcesses
+from asyncrl.envs.tool_marks import tool
+from asyncrl.envs.tools import ToolEnvironment, ToolError
+
+if TYPE_CHECKING:
+    from asyncrl.envs.builtin.lessons.base import Lessons
+
+
+class Sql(ToolEnvironment):
+    """The model queries a database, and answers a question or writes a query.
+
+    Args:
+        database: path of a SQLite file, for tasks that name none. It must not change during the run.
+        max_rows: rows of a result that are shown.
+        query_timeout_s: deadline of one query.
+    """
+
+    def __init__(
+        self,
+        database: str = "",
+        max_rows: Annotated[int, Meta(ge=1, le=1000)] = 50,
+        query_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 5.0,
+    ) -> None:
+        self._path, self._max_rows, self._seconds = database, max_rows, query_timeout_s
+        self._database: TaskDatabase | None = None
+        self._own: ToolProcesses | None = None
+
+    async def reset(self, task: Task) -> Observation:
+        """Open the task's database."""
+        try:
+            self._database = TaskDatabase(self._processes(), self._source(task))
+            await self._database.check()
+        except DatabaseError as error:
+            raise EnvironmentBroken(f"task {task.id}: {error}") from error
+        _check_expected(task)
+        return await super().reset(task)
+
+    @tool
+    async def query(self, sql: str) -> str:
+        """The result of one SQLite SELECT."""
+        try:
+            return await self._opened.show(sql, self._max_rows)
+        except QueryRefused as error:
+            raise ToolError(str(error)) from error
+
+    async def reward(self, task: Task, answer: str) -> float:
+        """1 if ``answer`` is what the task expects, else 0."""
+        rows = task.data.get("rows")
+        if rows is None:  # also where a column `rows` is empty, because other tasks of the file have rows
+            return float(_same(task.data["answer"], answer.strip()))
+        try:
+            return float(await self._opened.returns(answer, rows))
+        except QueryRefused:
+            return 0.0
+
+    async def close(self) -> None:
+        """End the process that was started outside a run."""
+        if self._own is not None:
+            self._own.close()
+
+    @property
+    def _opened(self) -> TaskDatabase:
+        assert self._database is not None, "reset() opens the database"
+        return self._database
+
+    def _processes(self) -> ToolProcesses:
+        if self.provided.processes is not None:
+            return self.provided.processes
+        self._own = self._own or ToolProcesses(type(self).__name__, most=1)
+        return self._own
+
+    def _source(self, task: Task) -> DatabaseSource:
+        script, path = task.data.get("script"), task.data.get("database") or self._path
+        if isinstance(script, str) and script:
+            return DatabaseSource(script, "", self._seconds)
+        if isinstance(path, str) and path:
+            return DatabaseSource("", os.path.abspath(path), self._seconds)
+        raise DatabaseError("it has no database; give the task `script` or `database`, or set environment.options.database")
+
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
+        """Make tasks on made tables; those on a database of yours come from files."""
+        if options.get("database"):
+            raise NotImplementedError
+        return make_tasks(split, count, seed)
+
+    @classmethod
+    def lessons(cls, **options: Any) -> "Lessons | None":
+        """Return the lessons for the made tables."""
+        from asyncrl.envs.builtin.lessons.sql import SqlLessons  # which needs this module
+
+        return None if options.get("database") else SqlLessons()
+
+
+def _check_expected(task: Task) -> None:
+    rows, answer = task.data.get("rows"), task.data.get("answer")
+    problem = f"task {task.id} has rows {short(rows)} and answer {short(answer)}"
+    remedy = "give one of them: `answer` as a text or number, or `rows` as a list of lists of texts, numbers and nulls"
+    if (rows is None) == (answer is None):
+        raise EnvironmentBroken(f"{problem}; {remedy}")
+    if rows is not None and not (isinstance(rows, list) and all(map(_is_row, rows))):
+        raise EnvironmentBroken(f"{problem}; {remedy}")
+    if answer is not None and not isinstance(answer, str | int | float):
+        raise EnvironmentBroken(f"{problem}; {remedy}")
+
+
+def _is_row(row: object) -> bool:
+    return isinstance(row, list) and all(value is None or isinstance(value, str | int | float) for value in row)
+
+
+def _same(expected: str | float, answer: str) -> bool:
+    """Whether the two are the same text up to case and space around it, or the same finite number."""
+    if str(expected).strip().casefold() == answer.casefold():
+        return True  # also for names that Python reads as numbers, such as Nan and Infinity
+    try:
+        return same_number(answer, _number(expected) if isinstance(expected, str) else expected)
+    except ValueError:
+        return False
+
+
+def _number(text: str) -> float:
+    """The number that a text is: an integer if it is written as one, since a float does not tell 10^17 from its successor.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -1,0 +1,1 @@
+"""How a worker runs environments: event loops, threads, processes, folders, and what a call may not break."""

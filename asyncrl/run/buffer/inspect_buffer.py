@@ -1,0 +1,48 @@
+"""Reads the replay buffer of a run, live or dead, from its journal. Changes nothing, and needs no task files."""
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.buffer import AppendOnlyJournal
+from asyncrl.run.buffer.tasks import make_task_stream, recorded_task_stream
+from asyncrl.run.folder.buffer_folder import journal_of
+from asyncrl.run.folder.launch_directory import in_launch_directory
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.recipe.compose import compose
+from buffers.inspection import BufferReport, inspect
+from buffers.journal.identity import Identity
+from buffers.journal.journal_files import Recovery, read_journal
+from buffers.journal.recovery import rebuild
+from buffers.replay_buffer import ReplayBuffer
+
+
+def inspect_run(run: Path) -> BufferReport:
+    """Report on the buffer of the run in folder ``run``, as it is now.
+
+    Raises:
+        RecipeError: there is no run in the folder, or the run keeps no journal or has not begun it yet.
+        JournalDamaged, JournalGone, JournalOfAnotherRun, UnknownFormat: what is there cannot be read.
+    """
+    folder = RunFolder.find(run)
+    recipe = compose(str(folder.recipe))
+    if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
+        problem = f"{folder.path} keeps no journal, so only the buffer's process knows what the buffer holds"
+        raise RecipeError("buffer.journal", problem, "launch it with buffer.journal={kind: append_only} to look into it")
+    journal = journal_of(folder.path)
+    try:
+        found = read_journal(journal)
+    except FileNotFoundError:
+        found = Recovery(None, [])
+    if found.identity is None:
+        problem = f"{folder.path} has no journal in {journal.relative_to(folder.path)}"
+        raise RecipeError("", problem, "wait until the run has started its buffer, or, if it failed before that, see its logs")
+    recorded = msgspec.json.decode(found.identity, type=Identity)
+    with in_launch_directory(folder):  # where the recipe's curriculum and sampler are, if it has its own
+        # Journals of earlier versions do not record their tasks.
+        tasks = recorded_task_stream(recipe, recorded.sources) if recorded.sources else make_task_stream(recipe)
+        buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
+        rebuild(buffer, Identity.of(recipe, tasks), journal, found)
+    return inspect(buffer.statistics(), tasks.drawn, time.time())

@@ -1,0 +1,156 @@
+"""Moves trajectories from the worker that made them to the rank that trains them.
+
+A worker writes into the files of a shard on its own node, and a rank on that node reads them there: through the page cache, with
+no process in between. The shard's actor moves the bytes only if writer or reader is on another node, and only once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import ray
+from ray.exceptions import GetTimeoutError
+
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, ProcessDied
+from asyncrl.core.ids import GroupId
+from asyncrl.core.payload import PayloadRef
+from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.run.host.ray_calls import RAISED_BY_RAY, ask, ask_buffer, told
+from buffers.payload import PayloadReader, PayloadWriter
+
+T = TypeVar("T")
+
+SHARD_DEADLINE_S = 60.0
+"""Deadline, in seconds, for moving the bytes of one batch, or of one trajectory, from node to node."""
+SHARD_REMEDY = "see logs/buffer*.log; once its node answers again, resume the run (asyncrl launch --resume RUN)"
+SEGMENT_MB_IN_MEMORY = 64
+"""Size of segments in a run without a journal; with one, ``buffer.journal.segment_mb`` says it."""
+
+
+class ShardPlace(msgspec.Struct, frozen=True):
+    """Where one payload shard is.
+
+    Attributes:
+        node: Ray's id of its node.
+        folder: the folder of its files, on that node.
+        actor: handle of the actor that serves other nodes.
+    """
+
+    shard: int
+    node: str
+    folder: Path
+    actor: Any
+
+
+def open_writer(buffer: BufferConfig, shard: int, folder: Path, name: str) -> PayloadWriter:
+    """Make a writer for worker ``name``, with the recipe's segment size and fsync."""
+    journal = buffer.journal
+    if isinstance(journal, AppendOnlyJournal):
+        return PayloadWriter(folder, shard, name, segment_bytes=journal.segment_mb << 20, fsync=journal.fsync == "always")
+    return PayloadWriter(folder, shard, name, segment_bytes=SEGMENT_MB_IN_MEMORY << 20, fsync=False)
+
+
+def this_node() -> str:
+    """Ray's id of the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+class PayloadSink:
+    """Keeps a worker's trajectories on its node: each group in one shard, the groups spread over the node's shards."""
+
+    def __init__(self, buffer: BufferConfig, shards: Sequence[ShardPlace], node: str, name: str) -> None:
+        self._name = name
+        self._here = [open_writer(buffer, place.shard, place.folder, name) for place in shards if place.node == node]
+        self._elsewhere = [] if self._here else [place.actor for place in shards]
+        self._waits_for_disk = isinstance(buffer.journal, AppendOnlyJournal) and buffer.journal.fsync == "always"
+
+    @classmethod
+    async def of(cls, config: BufferConfig, buffer: Any, name: str) -> "PayloadSink":
+        """Make the sink of a worker in this process, given its run's buffer actor. Raises what :func:`ask_buffer` raises."""
+        asked, remedy = buffer.shards.remote(), "see logs/buffer.log"
+        shards = await ask_buffer(asked, of="the buffer (shards)", by=name, seconds=SHARD_DEADLINE_S, remedy=remedy)
+        return cls(config, shards, this_node(), name)
+
+    async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
+        """Keep the encoded trajectories of one group; when this returns, they outlive this process.
+
+        Raises:
+            DiskFull: there is no room for them; nothing was kept.
+        """
+        if self._elsewhere:
+            actor = self._elsewhere[group_id % len(self._elsewhere)]
+            what, remedy = "a payload shard to keep a trajectory", "its actor may be overloaded; see logs/buffer*.log"
+            return await ask(actor.append.remote(payloads), of=what, by=self._name, seconds=SHARD_DEADLINE_S, remedy=remedy)
+        writer = self._here[group_id % len(self._here)]
+        return await asyncio.to_thread(writer.append, payloads) if self._waits_for_disk else writer.append(payloads)
+
+    def close(self) -> None:
+        """Close the files; what was written stays."""
+        for writer in self._here:
+            writer.close()
+
+
+class PayloadSource:
+    """Reads the trajectories that a rank trains."""
+
+    def __init__(self, shards: Sequence[ShardPlace], node: str, name: str) -> None:
+        self._name = name
+        self._here = {place.shard: PayloadReader(place.folder) for place in shards if place.node == node}
+        self._elsewhere = {place.shard: place.actor for place in shards if place.node != node}
+
+    @classmethod
+    def of(cls, buffer: Any, name: str) -> "PayloadSource":
+        """Make the source of a rank in this process, given its run's buffer actor. Raises what :func:`ask_shard` raises."""
+        return cls(ask_shard(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
+
+    def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+        """Return the bytes of ``refs``, in their order. Shards on several other nodes send theirs at the same time.
+
+        Raises:
+            PayloadLost: some of the payload is gone or damaged.
+            DeadlineExceeded: a shard on another node did not answer in time.
+            ComponentFailed: the actor of such a shard died.
+        """
+        places: dict[int, list[int]] = {}
+        for at, ref in enumerate(refs):
+            places.setdefault(ref.shard, []).append(at)
+        asked = {
+            shard: self._elsewhere[shard].fetch.remote([refs[at] for at in places[shard]])
+            for shard in places
+            if shard in self._elsewhere
+        }
+        found: list[bytes] = [b""] * len(refs)
+        for shard, wanted in places.items():
+            if shard in self._here:
+                read = self._here[shard].read([refs[at] for at in wanted])
+            else:
+                read = ask_shard(asked[shard], of=f"payload shard {shard}", by=self._name)
+            for at, payload in zip(wanted, read, strict=True):
+                found[at] = payload
+        return found
+
+
+def ask_shard(
+    answer: "ray.ObjectRef[T]",
+    *,
+    of: str,
+    by: str,
+    seconds: float = SHARD_DEADLINE_S,
+    remedy: str = SHARD_REMEDY,
+) -> T:
+    """Wait for the answer of a payload shard, or of another actor, for up to ``seconds``, blocking this thread.
+
+    Raises:
+        DeadlineExceeded: there was no answer in time.
+        ComponentFailed: the actor died, or its node is gone.
+        AsyncRLError: what it raised.
+    """
+    try:
+        return ray.get(answer, timeout=seconds)
+    except GetTimeoutError as error:
+        raise DeadlineExceeded(by, of, seconds, remedy) from error
+    except RAISED_BY_RAY as error:
+        problem = told(error, of)
+        raise (ComponentFailed(f"{problem}; {remedy}") if isinstance(problem, ProcessDied) else problem) from error

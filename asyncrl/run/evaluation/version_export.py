@@ -1,0 +1,65 @@
+"""Gives the weights of a policy version as a Hugging Face folder.
+
+What always holds: the folder that a version is exported to appears whole or not at all, and nothing that was there is replaced.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.evaluation.export import export_checkpoint
+from asyncrl.run.evaluation.found_model import EvaluatedModel, Weights, recipe_that_trained
+from asyncrl.run.folder.launch_directory import in_launch_directory
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.resolve_model import resolve_model
+from asyncrl.run.views.live_view import LiveView
+
+
+async def weights_of(model: EvaluatedModel, recipe: Recipe, made: Path, view: LiveView) -> Path:
+    """Return a Hugging Face folder with the weights of ``model``.
+
+    Args:
+        recipe: the recipe that trained it; for a model of no run, a recipe that names it.
+        made: where the folder is made, if the weights lie in a checkpoint.
+
+    Raises:
+        ComponentFailed: the checkpoint cannot be exported, or the tiny model could not be made.
+        DeadlineExceeded: it took longer than ``deadlines.start``.
+        RecipeError: the model of the hub that a run began with could not be fetched.
+    """
+    match model.weights:
+        case Weights.FOLDER:
+            return model.path
+        case Weights.CHECKPOINT:
+            base = await resolve_model(recipe, view)
+            view.phase(f"Exporting {model.name}")
+            await export_checkpoint(model.path, recipe, base, made)
+            return made
+        case _:
+            return await resolve_model(recipe, view)
+
+
+def export_version(model: EvaluatedModel, folder: Path, view: LiveView) -> None:
+    """Write a policy version of a run as the new Hugging Face folder ``folder``.
+
+    Raises:
+        RecipeError: there is something at ``folder`` already, or its parent does not exist.
+        OSError, ComponentFailed, DeadlineExceeded: the version cannot be written; nothing is left at ``folder``.
+    """
+    assert model.run is not None
+    if folder.exists():
+        raise RecipeError("--to", f"{folder} exists already", "name a folder that does not exist yet")
+    if not folder.parent.is_dir():
+        raise RecipeError("--to", f"{folder.parent} is no folder", "make it first, or name another")
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as making,
+        in_launch_directory(RunFolder.find(model.run)),
+    ):
+        made = Path(making).resolve() / "model"
+        weights = asyncio.run(weights_of(model, recipe_that_trained(model.run), made, view))
+        if weights != made:
+            shutil.copytree(weights, made)
+        made.rename(folder)

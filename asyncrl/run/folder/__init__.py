@@ -1,0 +1,1 @@
+"""The run folder: what lies where, and how it is written."""

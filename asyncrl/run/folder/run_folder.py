@@ -1,0 +1,246 @@
+"""The run folder: everything one run leaves behind, in one place.
+
+    runs/quickstart-20260901T120000Z/
+        recipe.yaml     the resolved recipe, every key
+        launched-in     the folder that the command was run in
+        summary.json    how the run ended
+        mlflow-run      the id of the run in MLflow
+        artifacts/      what MLflow keeps as files
+        trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
+        tensorboard/, wandb/  files of other trackers, if the recipe asks for them
+        logs/           one file a process
+        buffer/         the replay buffer's journal and the trajectories it holds
+        checkpoints/    what the learner is resumed from
+        model/          the trained model, a Hugging Face folder
+        resumes         a line for each time that the run was resumed
+        driver.lock     the lock of the process that drives the run
+        control         how ``asyncrl scale`` reaches that process, while it trains
+
+Beside the folder lies ``mlflow.db``, with the metrics of all runs there, unless the recipe names another place for them.
+Runs of earlier versions have an ``mlflow.db`` of their own in the folder, and keep it.
+
+A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
+process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder.whole_file import write_whole
+from asyncrl.run.recipe.compose import resolved_yaml
+
+MOST_NAMED = 8
+"""The most folders that are named to a user who named the one above them."""
+_LOCK_BYTES = 32
+"""The size of a lock file, which holds a process id."""
+
+
+class RunFolder:
+    """Paths of one run, all absolute. :meth:`create` makes the folder."""
+
+    _TRACKED_ANEW = "put it back from a copy, or move it away, so that the metrics of this run begin anew"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.recipe = self.path / "recipe.yaml"
+        self.summary = self.path / "summary.json"
+        self.tracked_as = self.path / "mlflow-run"
+        self.artifacts = self.path / "artifacts"
+        self.trajectories = self.path / "trajectories"
+        self.logs = self.path / "logs"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.control = self.path / "control"
+        self.run_id_before: str | None = None
+        """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
+        self._lock = self.path / "driver.lock"
+        self._launched_in = self.path / "launched-in"
+        self._resumes = self.path / "resumes"
+
+    @classmethod
+    def create(cls, recipe: Recipe) -> "RunFolder":
+        """Make the folder of a run that starts now, and write its recipe there.
+
+        Raises:
+            RecipeError: ``run_dir`` cannot be written to.
+        """
+        claimed: Path | None = None
+        try:
+            claimed = claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            folder = cls(claimed)
+            folder.logs.mkdir()
+            folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
+            folder._launched_in.write_bytes(os.fsencode(Path.cwd()))
+        except OSError as error:
+            if claimed is not None:
+                shutil.rmtree(claimed, ignore_errors=True)  # a half-made run folder is of no use
+            problem = f"cannot make a run folder in {recipe.run_dir!r}: {error.strerror}"
+            raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
+        return folder
+
+    def keep_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe that the run has from now on, in place of the one before, for whoever resumes it.
+
+        Raises:
+            OSError: the disk refuses; the recipe before is still there.
+        """
+        write_whole(self.recipe, resolved_yaml(recipe).encode())
+
+    @classmethod
+    def find(cls, path: Path) -> "RunFolder":
+        """Find the folder of a run that was launched before.
+
+        Raises:
+            RecipeError: there is no run in it, or it cannot be read.
+        """
+        remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
+        try:
+            folder = cls(path)
+            found = folder.recipe.is_file()
+        except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError
+            raise RecipeError("", f"cannot look into {str(path)!r}: {getattr(error, 'strerror', error)}", remedy) from error
+        if not found and (models := [each.name for each in cls.below(path)]):
+            problem = f"{str(path)!r} is the folder of several runs, or of an evaluation of several models"
+            raise RecipeError("", problem, f"name one of {', '.join(str(path / model) for model in models[:MOST_NAMED])}")
+        if not found:
+            raise RecipeError("", f"{str(path)!r} is not a run folder: it has no {folder.recipe.name}", remedy)
+        return folder
+
+    @classmethod
+    def below(cls, path: Path) -> list[Path]:
+        """The folders of runs, or of an evaluation's models, right below a folder that is none itself."""
+        return sorted(each.parent for each in path.glob("*/recipe.yaml") if each.parent.name != cls(path).artifacts.name)
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """Hold the lock that lets one process at a time drive the run.
+
+        Raises:
+            RecipeError: another process holds it, or the system refuses it.
+        """
+        with self._locked(os.O_RDWR | os.O_CREAT) as (file, before):
+            try:
+                # It has the length of what it overwrites, and so needs no room on a full disk.
+                os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
+            except OSError as error:
+                raise self._cannot_lock(error) from error
+            self.run_id_before = None if before is None else self._id_of(before)
+            yield
+
+    def check_not_driven(self) -> None:
+        """Raise a ``RecipeError`` if a process drives the run, because its files would change while they are read."""
+        if self._lock.is_file():
+            with self._locked(os.O_RDWR):
+                pass
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether a process drives the run. The folder need not be writable; a lock that cannot be read counts as free."""
+        with ExitStack() as held:
+            try:
+                file = os.open(self._lock, os.O_RDONLY)
+                held.callback(os.close, file)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+        return False
+
+    @contextmanager
+    def _locked(self, flags: int) -> Iterator[tuple[int, int | None]]:
+        """Open and lock the lock file; yields its descriptor and the id of the process that held it last."""
+        with ExitStack() as held:
+            try:
+                file = os.open(self._lock, flags, 0o644)
+                held.callback(os.close, file)
+                before = _process_in(os.pread(file, _LOCK_BYTES, 0))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                who = "another process" if before is None else f"process {before}"
+                raise RecipeError("", f"{who} is still running {str(self.path)!r}", "wait for it, or stop it first") from error
+            except OSError as error:
+                raise self._cannot_lock(error) from error
+            yield file, before
+
+    def _cannot_lock(self, error: OSError) -> RecipeError:
+        remedy = "make the folder writable for yourself, on a file system that has locks"
+        return RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy)
+
+    @property
+    def database(self) -> Path:
+        """The MLflow database if the recipe names none: the run's own if it has one, else that of all runs beside it."""
+        own = self.path / "mlflow.db"
+        return own if own.is_file() else self.path.parent / "mlflow.db"
+
+    @property
+    def launched_in(self) -> Path | None:
+        """The folder that the run was launched in; None if that is not recorded."""
+        try:
+            return Path(os.fsdecode(self._launched_in.read_bytes()))
+        except OSError:
+            return None
+
+    def read_tracked_as(self) -> str:
+        """Read the id of the run in MLflow.
+
+        Raises:
+            RecipeError: the file cannot be read, or holds no id.
+        """
+        try:
+            found = self.tracked_as.read_text(encoding="utf-8")
+            if not found.isalnum():
+                raise ValueError("it holds no id of a run")
+        except (OSError, ValueError) as error:
+            problem = f"{self.tracked_as} cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise RecipeError("", problem, f"{self._TRACKED_ANEW}; then try again") from error
+        return found
+
+    def count_resume(self) -> None:
+        """Note that the run is resumed now, however that ends. Call it while the run is :meth:`driven`.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with self._resumes.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} process {os.getpid()}\n")
+
+    @property
+    def resumes(self) -> int:
+        """How often the run was resumed so far."""
+        return len(self._resumes.read_bytes().splitlines()) if self._resumes.is_file() else 0
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run's files in shared memory. The driver's process id in it keeps it unique on this host."""
+        return self._id_of(os.getpid())
+
+    def _id_of(self, driver: int) -> str:
+        return f"{self.path.name}-{driver}"
+
+
+def _process_in(lock: bytes) -> int | None:
+    """The id of the process that wrote ``lock``; None if there is none in it, because it is new or was damaged."""
+    text = lock.strip()
+    return int(text) if text.isdigit() else None
+
+
+def claim(parent: Path, name: str) -> Path:
+    """Make the first of ``name``, ``name-2``, ``name-3``... that is not there yet; ``mkdir`` lets only one process win each."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("count() never ends")

@@ -1,0 +1,1 @@
+"""What a run needs of the host: processes, signals, Ray, GPUs, output."""

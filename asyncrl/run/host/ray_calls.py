@@ -1,0 +1,88 @@
+"""Awaits calls of Ray actors, each with a deadline; turns their errors and deaths into ones that a user understands."""
+
+from typing import TypeVar
+
+import ray
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    NodeDiedError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, NodeLost, ProcessDied, ProcessUnreachable
+from asyncrl.core.files.file_errors import explained
+
+T = TypeVar("T")
+
+RAISED_BY_RAY = (RayTaskError, RayActorError, ActorUnschedulableError, NodeDiedError, ObjectLostError)
+"""What Ray raises instead of an answer; the last three when a node is lost while an actor is placed on it, or an answer is on its
+way."""
+ANSWER_DEADLINE_S = 60.0
+"""The deadline of a call that needs no work, in seconds."""
+
+AGAIN = -1
+"""The ``max_task_retries`` of calls that Ray makes again if the connection breaks, as long as the process lives.
+
+Only for calls that do no harm if they are made twice.
+"""
+
+
+async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
+    """Await an actor's answer.
+
+    Args:
+        answer: what the remote call returned.
+        of: who is asked and for what, e.g. ``generator-0 to start``.
+        by: who asks.
+        seconds: how long the answer may take.
+
+    Raises:
+        DeadlineExceeded: no answer in time.
+        ProcessDied: the actor died, or its node is gone (``NodeLost``), or it cannot be reached now (``ProcessUnreachable``).
+        ComponentFailed: the actor raised an error that is not the project's own.
+    """
+    async with deadline(seconds, waiter=by, owner=of, remedy=remedy):
+        return await watch(answer, of=of)
+
+
+async def ask_buffer(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
+    """Await an answer of the buffer's actor, as :func:`ask` does. No other process can take its place if it died.
+
+    Raises:
+        ComponentFailed: the actor died, or as for :func:`ask`; never ``ProcessDied``.
+    """
+    try:
+        return await ask(answer, of=of, by=by, seconds=seconds, remedy=remedy)
+    except ProcessDied as death:
+        raise ComponentFailed(str(death)) from death
+
+
+async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
+    """Await an answer without a deadline: the call may last as long as the run. Raises what else :func:`ask` raises."""
+    try:
+        return await answer
+    except RAISED_BY_RAY as error:
+        raise told(error, of) from error
+
+
+def told(error: RayError, of: str) -> AsyncRLError:
+    """Return what a user should be told of an error that Ray raised instead of an answer; ``of`` is as for :func:`ask`."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, OSError):
+            return ComponentFailed(f"{of}: {explained(cause)}")
+        return cause if isinstance(cause, AsyncRLError) else ComponentFailed(f"{of}: {type(cause).__name__}: {cause}")
+    if isinstance(error, ActorUnavailableError):
+        return ProcessUnreachable(f"{of}: its process cannot be reached ({lines[0]})")
+    if with_node := [line.strip() for line in lines if isinstance(error, RayActorError) and "its node has died" in line]:
+        return NodeLost(f"{of}: its node is gone ({with_node[0]})")
+    if isinstance(error, RayActorError):
+        # If the actor's constructor raised, Ray puts that error last, after the traceback.
+        return ProcessDied(f"{of}: its process died ({lines[-1 if 'creation task' in lines[0] else 0]})")
+    return NodeLost(f"{of}: its node is gone ({lines[0]})")

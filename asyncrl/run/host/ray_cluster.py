@@ -1,0 +1,170 @@
+"""Joins the Ray cluster of a run, or starts one for the run alone, and ends what was started."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.network.socket_folder import socket_folder
+from asyncrl.run.host.gpus import usable
+from asyncrl.run.host.signals import sigterm_blocked
+
+logger = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 256 << 20
+"""Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
+_SOCKET = len("/ray-1234567/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
+"""Bytes of the path of one of Ray's sockets, below the folder for temporary files."""
+LOOPBACK_S = 5.0
+"""How long this machine may take to connect to itself."""
+
+
+def start_ray() -> None:
+    """Join the Ray cluster that ``RAY_ADDRESS`` names, or start one for this run alone on this machine.
+
+    Raises:
+        ComponentFailed: Ray did not start, or the cluster cannot be joined.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    worker: Any = ray._private.worker
+    worker.print_to_stdstream = _log  # Ray would write its messages in between what the run shows
+    try:
+        if address:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env={"worker_process_setup_hook": _as_here()})
+        else:
+            _check_loopback()
+            _start_own_ray()
+    except Exception as error:  # Ray raises errors of any class, even a plain Exception
+        problem = f"cannot join Ray at {address}" if address else "Ray did not start"
+        remedy = "see RAY_ADDRESS" if address else f"see its logs in {_logs_folder()}; if this machine is very busy, try again"
+        raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
+
+
+def _log(message: dict[str, Any], ignore_prefix: bool) -> None:
+    """Log what Ray says of its nodes and of calls that it makes again."""
+    logger.warning("Ray: %s", " ".join(message["lines"]))
+
+
+def _as_here() -> Callable[[], None]:
+    """Return what lets a process that Ray started elsewhere find relative paths and the user's modules, as this one does.
+
+    It works in this one's folder if its node sees that, and looks for modules in the same places, after its own.
+    """
+    folder, places = os.getcwd(), list(sys.path)
+
+    def begin() -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        sys.path.extend(place for place in places if place not in sys.path)
+
+    return begin
+
+
+def _check_loopback() -> None:
+    """Check that this machine can connect to itself; if it cannot, Ray would wait for its own processes for minutes.
+
+    Raises:
+        OSError: this machine cannot connect to itself.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), LOOPBACK_S):
+            pass
+    except OSError as error:
+        why = error.strerror or "no answer"
+        raise OSError(f"this machine cannot connect to itself at 127.0.0.1 ({why}); bring its loopback interface up") from error
+
+
+def _start_own_ray() -> None:
+    if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        # Whoever can call Ray can run code. By default its token is in the home folder: read-only, perhaps, or public.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Three processes serve nobody here, and there is no setting for them. Each takes more than half a second of processor time to
+    # start, and one of them looks at all logs again and again.
+    node: Any = ray._private.node.Node
+    node.start_api_server = node.start_log_monitor = node.start_monitor = _start_nothing
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+        num_gpus=usable(),
+        _temp_dir=_folder(),
+    )
+
+
+def _folder() -> str | None:
+    """A folder of Ray's for sockets and logs where the usual one would be too long; None for the usual one."""
+    if "RAY_TMPDIR" in os.environ or (folder := socket_folder(_SOCKET)) == Path(tempfile.gettempdir()):
+        return None
+    return str(folder / f"ray-{os.getuid()}")
+
+
+def _logs_folder() -> str:
+    """The folder that Ray makes one in for each session."""
+    return _folder() or os.path.join(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray")
+
+
+def _start_nothing(*_: Any, **__: Any) -> None:
+    """Stand for what starts one of Ray's processes."""
+
+
+def stop_ray() -> Path | None:
+    """Leave Ray, and end the processes that :func:`start_ray` started; returns the folder with their logs and sockets.
+
+    If it started none, it returns None.
+    """
+    node: Any = ray._private.worker._global_node
+    session: Path | None = None
+    if node is not None and node.all_processes:
+        session = Path(node.get_session_dir_path())
+        for process in chain.from_iterable(node.all_processes.values()):
+            # They have SIGTERM blocked, and Ray would wait a second for each of them before it kills it.
+            process.process.terminate = process.process.kill
+    ray.shutdown()
+    return session
+
+
+def remove_session(session: Path) -> None:
+    """Remove the folder that :func:`stop_ray` returned, once its processes have ended; Ray itself would keep it for ever."""
+    shutil.rmtree(session, ignore_errors=True)
+    latest = session.with_name("session_latest")
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink(missing_ok=True)
+
+
+def starting_ray() -> "asyncio.Future[None]":
+    """Run :func:`start_ray` in a daemon thread that never ends: the kernel ends Ray's processes with the *thread* that
+    started them.
+    """
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[None] = loop.create_future()
+
+    def work() -> None:
+        try:
+            with sigterm_blocked():
+                start_ray()
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
+            outcome = partial(started.set_exception, error)
+        else:
+            outcome = partial(started.set_result, None)
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            loop.call_soon_threadsafe(outcome)
+        threading.Event().wait()
+
+    threading.Thread(target=work, name="Ray", daemon=True).start()
+    return started

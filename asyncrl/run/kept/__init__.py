@@ -1,0 +1,1 @@
+"""Episodes that a run keeps as files: trained ones and evaluated ones."""

@@ -1,0 +1,224 @@
+"""One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication.
+
+The driver imports this too, to make the actors, and needs nothing that takes seconds to import: torch is imported by the actor.
+"""
+
+import gc
+import logging
+import os
+import socket
+import time
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import ray
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.core.files.memory_owners import MemoryOwner
+from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.process.long_import import long_import
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.trajectory import decode
+from asyncrl.run.buffer.payload import PayloadSource, this_node
+from asyncrl.run.host.once import Once
+from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.ray_calls import AGAIN
+from asyncrl.run.kept.trained_episodes import TrainedEpisodes
+from asyncrl.run.nodes.model_folder import ModelFolder
+from asyncrl.run.pool.probe_scores import PROBED_ROWS, PROBED_TOKENS, LearnerScores
+from learners.rank import FileMeeting, RankSpec, TcpMeeting
+from learners.step_report import StepReport
+
+if TYPE_CHECKING:
+    from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
+    from asyncrl.weights.transport import Transport
+    from learners.learner import Learner
+
+logger = logging.getLogger(__name__)
+
+LAST_FILES_S = 1.0
+"""How long a rank that is to end, perhaps because the run was interrupted, waits for its last files."""
+
+
+class LearnerActor:
+    """Rank ``rank`` of the learner. Methods run one at a time, in the order they were called.
+
+    Once it has started, the driver calls its methods by :meth:`call`, which outlasts a broken connection.
+
+    Args:
+        sharing: how many processes of the run share the node's cores, this one included.
+        nccl: whether engines may take its part of a publication from its GPU.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: ModelFolder,
+        buffer: Any,
+        rank: int,
+        sharing: int,
+        run_id: str,
+        trajectories: Path,
+        log_file: Path,
+        nccl: bool,
+    ) -> None:
+        route_output(log_file)
+        with long_import():
+            from asyncrl.weights.shm.shared_memory import SharedMemory
+
+        self._trajectories = trajectories
+        self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank
+        self._run_id, self._sharing, self._memory = run_id, sharing, MemoryOwner(run_id)
+        self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
+        self._broadcasts_by_nccl = nccl
+        self._sender: BroadcastSender | None = None
+        self._listening: socket.socket | None = None
+        self._probed: tuple[tuple[int, ...], ...] = ()
+        self._is_reporter = False
+        self._learner: Learner | None = None
+        self._payload: PayloadSource | None = None
+        self._kept: TrainedEpisodes | None = None
+        self._once = Once()
+
+    @ray.method(max_task_retries=AGAIN)
+    def call(self, number: int, method: str, *arguments: Any) -> Any:
+        """Call a method, once, however often Ray delivers the call ``number``."""
+        return self._once.do(number, partial(getattr(self, method), *arguments))
+
+    @ray.method(max_task_retries=AGAIN)
+    def node(self) -> str:
+        """Ray's id of the node that this rank is on."""
+        return this_node()
+
+    def make_meeting(self, on_one_node: bool) -> FileMeeting | TcpMeeting:
+        """Make the place where all ranks meet (their rendezvous). Only called on rank 0."""
+        if on_one_node:
+            return FileMeeting.make(memory_file_system() / f"asyncrl-{self._run_id}-ranks")
+        meeting, self._listening = TcpMeeting.listen(ray.util.get_node_ip_address())
+        return meeting
+
+    def start(self, meeting: FileMeeting | TcpMeeting) -> None:
+        """Join the other ranks and load the model; a collective call."""
+        from learners.learner import Learner
+
+        recipe, layout = self._recipe, self._recipe.learner.layout
+        rank = RankSpec(
+            rank=self._rank,
+            layout=layout,
+            meeting=meeting,
+            listening=None if self._listening is None else self._listening.detach(),
+            # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
+            threads=max(1, len(os.sched_getaffinity(0)) // self._sharing),
+        )
+        self._is_reporter = rank.is_reporter
+        with self._model.loading() as model_path:
+            self._kept = TrainedEpisodes(recipe, model_path, self._trajectories, rank)
+            self._learner = Learner(
+                recipe.algorithm,
+                recipe.learner,
+                recipe.deadlines,
+                temperature=recipe.sampling.temperature,
+                steps=recipe.steps,
+                seed=recipe.seed,
+                model_path=model_path,
+                rank=rank,
+            )
+        gc.freeze()  # what is loaded lives on: Megatron collects garbage at each checkpoint, and would search it for a second
+
+    def train(self, batch: Batch) -> StepReport:
+        """Train ``batch``, as the learner's part of one training step; a collective call."""
+        from learners.batches.token_records import TokenRecords
+
+        learner, began = self._started(), time.perf_counter()
+        assert self._kept is not None
+        needed = learner.rows_needed(batch)
+        chosen = self._kept.chosen(batch, needed)
+        fetched = list(dict.fromkeys([*needed, *chosen]))
+        rows = {key: decode(data) for key, data in zip(fetched, self._fetch(batch, fetched), strict=True)}
+        seconds = time.perf_counter() - began
+        records = TokenRecords(chosen)
+        report = learner.step(batch, rows, records).after_fetching(seconds)
+        self._probed = tuple(
+            tuple(rows[key].token_ids[:PROBED_TOKENS].tolist()) for key in needed[:PROBED_ROWS] if len(rows[key].token_ids) > 1
+        )
+        self._kept.write(batch, rows, chosen, records)
+        return msgspec.structs.replace(report, news=self._kept.news())
+
+    def _fetch(self, batch: Batch, rows: list[tuple[GroupId, int]]) -> list[bytes]:
+        if self._payload is None:
+            self._payload = PayloadSource.of(self._buffer, f"learner rank {self._rank}")
+        lying = {(row.group_id, row.sample_index): row.payload for row in batch.rows}
+        return self._payload.fetch([lying[row] for row in rows])
+
+    def write_trajectories(self, seconds: float) -> str:
+        """Wait until the trajectories that were trained are in their files, or given up; returns what the user should be told."""
+        assert self._kept is not None
+        if not self._kept.flush(seconds):
+            return f"the last trajectories are not kept: the disk did not take them within {seconds:g} s"
+        return self._kept.news()
+
+    def publish(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
+        """Write this rank's shards of ``version`` over none of the versions that are ``read``, and return where they are."""
+        part = self._transport.write(version, self._started().shards(), read)
+        if not self._broadcasts_by_nccl:
+            return part
+        if self._sender is None:
+            import torch
+
+            from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
+
+            host, device = ray.util.get_node_ip_address(), torch.device("cuda", torch.cuda.current_device())
+            self._sender = BroadcastSender(self._rank, host, device, self._recipe.deadlines.publish)
+        return self._sender.offer(part)
+
+    def score(self) -> LearnerScores | None:
+        """Score a few rows of the last batch with the weights as they are; a collective call. None on all ranks but one."""
+        learner = self._started()
+        found = learner.log_probabilities(self._probed)
+        if found is None or not self._is_reporter:
+            return None
+        return LearnerScores(learner.version, self._probed, tuple(found))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Export the model as a Hugging Face folder; a collective call."""
+        self._started().save_pretrained(folder)
+
+    def start_checkpoint(self, folder: Path, version: PolicyVersion) -> None:
+        """Begin to write the state at ``version``, which must be the one just trained; a collective call."""
+        learner = self._started()
+        if learner.version != version:
+            raise ValueError(f"learner rank {self._rank} is at version {learner.version}, not at {version}")
+        learner.start_checkpoint(folder)
+
+    def finish_checkpoint(self) -> None:
+        """Wait until the checkpoint that was begun is on disk; a collective call."""
+        self._started().finish_checkpoint()
+
+    def restore(self, folder: Path) -> PolicyVersion:
+        """Load a checkpoint and return its policy version; a collective call."""
+        return self._started().load_checkpoint(folder)
+
+    def close(self) -> None:
+        """Leave the other ranks and remove what was published."""
+        try:
+            if self._kept is not None and not self._kept.flush(LAST_FILES_S):
+                logger.warning("the last trajectories are not kept: the disk did not take them within %g s", LAST_FILES_S)
+            if self._learner is not None:
+                self._learner.close()
+        finally:
+            if self._sender is not None:
+                self._sender.close()
+            self._transport.close()
+
+    def _started(self) -> "Learner":
+        if self._learner is None:
+            raise RuntimeError(f"learner rank {self._rank} was used before start()")
+        return self._learner
+
+
+RemoteLearner = ray.remote(LearnerActor)

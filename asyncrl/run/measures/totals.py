@@ -1,0 +1,252 @@
+"""Running totals of a run, complete at every moment, so that a run that is cut short still has a true summary.
+
+They are saved with each checkpoint. A resumed run goes on from there, so that a step that is done again is counted once.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from math import ceil
+
+import msgspec
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.measures.buffer_statistics import BufferStatistics
+from asyncrl.core.measures.metrics import Reading
+from asyncrl.core.plug_ins.error_counts import CountedError, merged
+from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.run.measures.bottleneck import Bottleneck
+from asyncrl.run.measures.summary import (
+    REWARD_STEPS,
+    EvaluationEnds,
+    IdleShares,
+    PlayedEvaluation,
+    RewardEnds,
+    StalenessTotals,
+    Status,
+    Summary,
+    TokenTotals,
+)
+from asyncrl.run.measures.time_split import aligned, grown
+from generators.worker import GeneratorStatistics
+
+
+class SavedTotals(msgspec.Struct, kw_only=True):
+    """The totals that are saved with a checkpoint. Times in seconds; engine times are summed over the engines.
+
+    Attributes:
+        steps, trajectories, tokens_trained: training steps done; episodes and tokens trained in them.
+        wall: time since the run was launched, without the time between its end and a resume.
+        training: the part of ``wall`` since training began.
+        repeated, repeating: episodes that were trained again from the journal after a resume, and the part of ``training`` that
+            this took: nothing had to be generated, so it says nothing about the run's speed.
+        learner_busy: the part of ``training`` in which the learner trained or wrote weights.
+        engine_wall, engine_idle: time of all engines while training, and the part in which they were idle.
+        tokens_generated: tokens that all engines sampled, warm-up left out.
+        completion_tokens: the part of them sampled while training.
+        staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
+        staleness_max: the largest staleness of a trained token.
+        first_rewards, last_rewards: mean reward of the batches of the first and the last :data:`REWARD_STEPS` training steps.
+        evaluations: what was evaluated, in order.
+        skipped_evaluations: versions whose evaluation was due, and that none of ``evaluations`` stands for.
+        warnings: the sentence of each warning, by its key.
+        errors: errors of the environments' own code, by place.
+    """
+
+    steps: int = 0
+    trajectories: int = 0
+    tokens_trained: int = 0
+    wall: float = 0.0
+    training: float = 0.0
+    repeated: int = 0
+    repeating: float = 0.0
+    learner_busy: float = 0.0
+    engine_wall: float = 0.0
+    engine_idle: float = 0.0
+    tokens_generated: int = 0
+    completion_tokens: int = 0
+    staleness_sum: float = 0.0
+    staleness_tokens: float = 0.0
+    staleness_max: int = 0
+    first_rewards: list[float] = []
+    last_rewards: list[float] = []
+    evaluations: list[PlayedEvaluation] = []
+    skipped_evaluations: list[PolicyVersion] = []
+    warnings: dict[str, str] = {}
+    errors: tuple[CountedError, ...] = ()
+
+    @property
+    def trajectories_per_s(self) -> float:
+        """Episodes trained per second while training, without training steps that were done again from the journal."""
+        seconds = self.training - self.repeating
+        return (self.trajectories - self.repeated) / seconds if seconds > 0 else 0.0
+
+    @property
+    def completion_tokens_per_s(self) -> float:
+        """Tokens sampled per second while training."""
+        return self.completion_tokens / self.training if self.training else 0.0
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean staleness of all trained tokens, in policy versions."""
+        return self.staleness_sum / self.staleness_tokens if self.staleness_tokens else 0.0
+
+    @property
+    def idle_generators(self) -> float:
+        """Share of engine time, while training, in which engines had nothing running or were paused."""
+        return min(1.0, self.engine_idle / self.engine_wall) if self.engine_wall else 0.0
+
+    @property
+    def idle_learner(self) -> float:
+        """Share of time while training in which the learner neither trained nor wrote weights."""
+        return max(0.0, 1 - self.learner_busy / self.training) if self.training else 0.0
+
+
+class Totals:
+    """Collects the figures that the summary is made of. Only tokens that entered a loss count towards staleness."""
+
+    def __init__(self) -> None:
+        self._launched = time.monotonic()
+        self._began = self._step_ended = self._launched
+        self._counts, self._base = SavedTotals(), SavedTotals()
+        self._generators_before: Sequence[GeneratorStatistics] = ()
+        self._generators: Sequence[GeneratorStatistics] = ()
+        self._tokens_at_end = self._published_before = 0
+        self._errors: tuple[CountedError, ...] = ()
+        self.versions_published = 0
+        """How many versions every engine acknowledged, without version 0."""
+        self.buffer: BufferStatistics | None = None
+        self.bottleneck: Bottleneck | None = None
+
+    def resume(self, saved: SavedTotals, published: PolicyVersion) -> None:
+        """Go on from ``saved`` totals; engines had acknowledged every version up to ``published``."""
+        self._base = saved
+        self._counts = msgspec.structs.replace(saved)
+        self.versions_published = self._published_before = published
+
+    def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
+        """Note that training begins: everything is up and warm, and a new run has evaluated version 0."""
+        self._began = self._step_ended = now
+        self._generators_before = self._generators = generators
+
+    def step(
+        self,
+        step: int,
+        batch: Batch,
+        readings: Sequence[Reading],
+        learner_busy: float,
+        now: float,
+        generators: Sequence[GeneratorStatistics],
+        buffer: BufferStatistics,
+    ) -> None:
+        """Count one training step."""
+        counts = self._counts
+        counts.steps = step
+        trained = batch.trained().rows
+        counts.trajectories += len(trained)
+        reward = statistics.fmean(row.reward for row in trained)
+        counts.first_rewards = [*counts.first_rewards, reward][:REWARD_STEPS]
+        counts.last_rewards = [*counts.last_rewards, reward][-REWARD_STEPS:]
+        if step <= self._published_before:
+            counts.repeated += len(trained)
+            counts.repeating += now - self._step_ended
+        counts.tokens_trained += sum(row.loss_tokens for row in batch.rows)
+        counts.learner_busy += learner_busy
+        self._generators, self.buffer, self._step_ended = generators, buffer, now
+        self._errors = tuple(error for each in generators for error in each.errors)
+        for reading in readings:
+            if reading.metric.name == "staleness/mean":
+                counts.staleness_sum += reading.value * reading.weight
+                counts.staleness_tokens += reading.weight
+            elif reading.metric.name == "staleness/max":
+                counts.staleness_max = max(counts.staleness_max, int(reading.value))
+
+    def ended(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
+        """Note the end of the run: tokens generated after the last step count, but not in rates and idle shares."""
+        self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
+        self._errors = tuple(error for each in generators for error in each.errors)
+
+    def evaluation(self, played: PlayedEvaluation) -> None:
+        """Add one evaluation; its version counts as skipped no longer."""
+        self._counts.evaluations = [*self._counts.evaluations, played]
+        self._counts.skipped_evaluations = [each for each in self._counts.skipped_evaluations if each != played.version]
+
+    def skip_evaluation(self, version: PolicyVersion) -> int:
+        """Note that an evaluation which was due is left out, unless one stands for its version; returns how many are left out."""
+        if version not in {each.version for each in self._counts.evaluations} | set(self._counts.skipped_evaluations):
+            self._counts.skipped_evaluations = [*self._counts.skipped_evaluations, version]
+        return len(self._counts.skipped_evaluations)
+
+    def lost_evaluations(self, every: int, reached: PolicyVersion) -> list[PolicyVersion]:
+        """Return the versions up to ``reached`` whose evaluation was due and had not ended when the run before a resume ended.
+
+        A run evaluates version 0 first, so if there is no evaluation, nothing is known of any.
+        """
+        if not self._counts.evaluations:
+            return []
+        known = max([each.version for each in self._counts.evaluations] + self._counts.skipped_evaluations)
+        return [PolicyVersion(version) for version in range(every, reached + 1, every) if version > known]
+
+    @property
+    def first_evaluation(self) -> float:
+        """Mean reward of the run's first evaluation, which must have been added."""
+        return self._counts.evaluations[0].reward
+
+    def warn(self, key: str, sentence: str) -> bool:
+        """Add a warning, and return whether it is new: whether none with its ``key`` was added before."""
+        if key in self._counts.warnings:
+            return False
+        self._counts.warnings = {**self._counts.warnings, key: sentence}
+        return True
+
+    def published(self) -> None:
+        """Count one version that every engine has acknowledged."""
+        self.versions_published += 1
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run was launched or resumed."""
+        return time.monotonic() - self._launched
+
+    def now(self) -> SavedTotals:
+        """All totals as they are now."""
+        before, after = aligned(self._generators_before, self._generators), self._generators
+        return msgspec.structs.replace(
+            self._counts,
+            wall=self._base.wall + self.seconds,
+            training=self._base.training + self._step_ended - self._began,
+            errors=merged(self._base.errors + self._errors),
+            engine_wall=self._base.engine_wall + grown(before, after, "wall_seconds"),
+            engine_idle=self._base.engine_idle + grown(before, after, "idle_seconds"),
+            completion_tokens=self._base.completion_tokens + int(grown(before, after, "tokens_generated")),
+            tokens_generated=self._base.tokens_generated
+            + max(self._tokens_at_end, sum(g.tokens_generated for g in self._generators)),
+        )
+
+
+def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig) -> Summary:
+    """Summarise a run that ended with this status and reason; ``limits`` is section ``buffer`` of its recipe."""
+    now = totals.now()
+    # A run that was killed did not save how much it sampled since the last checkpoint; but what it trained, it sampled.
+    generated = max(now.tokens_generated, ceil(now.tokens_trained / limits.max_reuse))
+    summary = Summary(
+        status=status,
+        reason=reason,
+        steps=now.steps,
+        wall_s=now.wall,
+        training_s=now.training,
+        reward=RewardEnds(statistics.fmean(now.first_rewards), statistics.fmean(now.last_rewards))
+        if now.first_rewards
+        else RewardEnds(),
+        evaluation=EvaluationEnds.of(now.evaluations, now.skipped_evaluations),
+        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, limits.max_staleness),
+        tokens=TokenTotals(generated, now.tokens_trained),
+        trajectories_per_s=now.trajectories_per_s,
+        idle=IdleShares(now.idle_generators, now.idle_learner),
+        bottleneck=totals.bottleneck,
+        versions_published=totals.versions_published,
+        warnings=tuple(now.warnings.values()),
+        errors=now.errors,
+    )
+    return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)

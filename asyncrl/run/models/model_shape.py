@@ -1,0 +1,256 @@
+"""The sizes of a model that a plan needs, read from its ``config.json`` without loading anything else."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS, Architecture
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
+from asyncrl.core.recipe.rules.experts import expert_layers
+from asyncrl.core.recipe.rules.model import WITH_EXPERTS, check_architecture, check_layout, check_routing
+from asyncrl.core.recipe.rules.placement import pool_place
+from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.run.models.hub import model_file
+from asyncrl.weights.vllm.engine_shards import EngineLayout, check_engine
+
+TINY = "tiny"
+"""The ``model.path`` of the model that is made on this machine."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM computes on a CPU."""
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Size = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a decoder-only transformer, dense or with experts, named as in Hugging Face's ``config.json``."""
+
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    intermediate_size: Size
+    vocab_size: Size
+    max_position_embeddings: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    tie_word_embeddings: bool = False
+    num_experts: Count = 0
+    num_local_experts: Count = 0
+    num_experts_per_tok: int | None = 8  # as in Hugging Face
+    moe_intermediate_size: Count = 0
+    decoder_sparse_step: Size = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+    architectures: tuple[str, ...] | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model's tensors."""
+        name = (self.architectures or ("",))[0]
+        return Architecture(
+            hidden_size=self.hidden_size,
+            heads=self.num_attention_heads,
+            key_value_heads=self.key_value_heads,
+            head_size=self.head_size,
+            intermediate_size=self.intermediate_size,
+            vocabulary=self.vocab_size,
+            tied=self.tie_word_embeddings,
+            biases=name in WITH_BIASES,
+            head_norms=name in WITH_HEAD_NORMS,
+            with_experts=tuple(self.with_experts),
+            experts=self.experts,
+            expert_size=self.moe_intermediate_size,
+        )
+
+    @property
+    def experts(self) -> int:
+        """Number of experts in a layer that has them; releases of Hugging Face transformers name it differently."""
+        return self.num_experts or self.num_local_experts
+
+    @property
+    def with_experts(self) -> list[bool]:
+        """Which layers are mixtures of experts."""
+        return expert_layers(self.num_hidden_layers, self.experts, self.decoder_sparse_step, self.mlp_only_layers or ())
+
+    @property
+    def expert_parameters(self) -> int:
+        """Number of weights of all experts."""
+        return 3 * self.hidden_size * self.moe_intermediate_size * self.experts * sum(self.with_experts)
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of key-value heads, which are cached."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Size of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, without biases and norms (less than one in a thousand)."""
+        layers, mixtures = self.num_hidden_layers, sum(self.with_experts)
+        attention = 2 * self.hidden_size * self.head_size * (self.num_attention_heads + self.key_value_heads)
+        feed_forward = 3 * self.hidden_size * self.intermediate_size * (layers - mixtures)
+        routers = self.hidden_size * self.experts * mixtures
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return layers * attention + feed_forward + routers + self.expert_parameters + embeddings
+
+    @property
+    def active_parameters(self) -> int:
+        """Number of weights that one token is multiplied by: those of its own experts, and all that are no expert's."""
+        chosen = min(self.num_experts_per_tok or 0, self.experts)
+        return self.parameters - self.expert_parameters + self.expert_parameters // max(1, self.experts) * chosen
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Number of weights in low-rank adapters."""
+        queries, keys = self.num_attention_heads * self.head_size, self.key_value_heads * self.head_size
+        outside = {
+            "q_proj": self.hidden_size + queries,
+            "k_proj": self.hidden_size + keys,
+            "v_proj": self.hidden_size + keys,
+            "o_proj": queries + self.hidden_size,
+            "gate_proj": self.hidden_size + self.intermediate_size,
+            "up_proj": self.hidden_size + self.intermediate_size,
+            "down_proj": self.intermediate_size + self.hidden_size,
+        }
+        return self.num_hidden_layers * lora.rank * sum(outside[target] for target in set(lora.targets))
+
+    def cache_bytes(self, element_bytes: int) -> int:
+        """Bytes that one token takes in the key-value cache."""
+        return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """What decides whether the learner can train a model, beside its shape."""
+
+    quantization_config: object = None
+
+
+TINY_SHAPE = ModelShape(
+    hidden_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=384,
+    vocab_size=512,
+    max_position_embeddings=1024,
+    tie_word_embeddings=True,
+    architectures=("Qwen3ForCausalLM",),
+)
+"""The shape of the model that ``tiny`` makes (``learners.tiny.warmup``), but for the vocabulary, which follows from lessons."""
+
+
+def read_shape(path: str) -> ModelShape:
+    """Read the shape of the model that ``model.path`` names.
+
+    Raises:
+        RecipeError: there is no such folder, its config cannot be read, or the learner cannot train such a model.
+    """
+    if path == TINY:
+        return TINY_SHAPE
+    config = model_file(path, "config.json", "model.path")
+    try:
+        read = json.loads(config.read_bytes())
+        shape, kind = msgspec.convert(read, ModelShape), msgspec.convert(read, _Kind)
+    except FileNotFoundError as error:
+        remedy = f"name a Hugging Face folder that holds config.json, or a model of the hub as organisation/name, or {TINY}"
+        raise RecipeError("model.path", f"there is no {config}", remedy) from error
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
+    if check_architecture(shape.architectures, kind.quantization_config) == WITH_EXPERTS:
+        check_routing(shape.experts, shape.moe_intermediate_size, shape.num_experts_per_tok or 0)
+    return shape
+
+
+def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, pools: Mapping[str, GeneratorsConfig]) -> None:
+    """Check that the recipe's sizes fit the model's; a ``RecipeError`` names one that does not."""
+    context, positions = model.max_context, shape.max_position_embeddings
+    if context > positions:
+        raise RecipeError(
+            "model.max_context", f"{context} is more than the model's {positions} positions", f"set it to at most {positions}"
+        )
+    check_layout(
+        learner,
+        heads=shape.num_attention_heads,
+        key_value_heads=shape.key_value_heads,
+        vocabulary=shape.vocab_size,
+        feed_forward=shape.intermediate_size,
+        with_experts=shape.with_experts,
+        experts=shape.experts,
+        channels=shape.moe_intermediate_size,
+    )
+    for name, pool in pools.items():
+        _check_engines(shape, pool_place(name), pool)
+
+
+def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> None:
+    layout = engine_layout(pool)
+    check_ranks(any(shape.with_experts), place, pool)
+    undivided = check_engine(shape.architecture, layout)
+    if undivided is not None:
+        what, workers = undivided
+        problem = f"{workers} workers cannot divide the model's {what} equally"
+        if workers == layout.tensor:
+            raise RecipeError(f"{place}.tensor_parallel", problem, "choose a divisor of their number")
+        remedy = f"choose it so that {place}.tensor_parallel ({layout.tensor}) times it is a divisor of their number"
+        raise RecipeError(f"{place}.data_parallel", problem, remedy)
+
+
+def check_ranks(with_experts: bool, place: str, pool: GeneratorsConfig) -> None:
+    """Check that the model has experts if several data-parallel ranks of an engine are to divide them.
+
+    Args:
+        with_experts: whether the model has any, or may have.
+        place: the pool's place in the recipe.
+
+    Raises:
+        RecipeError: it has none.
+    """
+    if pool.data_parallel > 1 and not with_experts:
+        raise RecipeError(
+            f"{place}.data_parallel",
+            f"{pool.data_parallel} ranks of an engine divide experts between them, and the model has none",
+            f"leave it out, and set {place}.count to {pool.count * pool.data_parallel} for as many engines",
+        )
+
+
+def check_head_size(shape: ModelShape) -> None:
+    """Check that engines on a CPU can compute the model's attention; a ``RecipeError`` says what they can."""
+    if shape.head_size not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise RecipeError(
+            "model.path",
+            f"the model's attention heads have {shape.head_size} channels, and vLLM on a CPU computes only {sizes}",
+            "name a model with such heads, or use a GPU",
+        )
+
+
+def check_cache(shape: ModelShape, place: str, pool: GeneratorsConfig, max_context: int) -> None:
+    """Check that each rank of an engine on a CPU has cache for one whole episode, without which vLLM does not start it.
+
+    Args:
+        place: the pool's place in the recipe.
+
+    Raises:
+        RecipeError: the cache is too small.
+    """
+    needed = max_context * shape.cache_bytes(ELEMENT_BYTES[pool.dtype])
+    if (pool.kv_cache_mb << 20) // pool.data_parallel < needed:
+        shared = f", shared by {pool.data_parallel} ranks," if pool.data_parallel > 1 else ""
+        raise RecipeError(
+            f"{place}.kv_cache_mb",
+            f"{pool.kv_cache_mb} MiB of key-value cache{shared} cannot hold an episode of model.max_context {max_context} tokens",
+            f"set it to at least {-(-needed * pool.data_parallel // 2**20)}, or lower model.max_context",
+        )
+
+
+def engine_layout(generators: GeneratorsConfig) -> EngineLayout:
+    """How the workers of each engine of a pool divide the model."""
+    whole_experts = bool(generators.engine.get("enable_expert_parallel"))
+    return EngineLayout(generators.tensor_parallel, generators.data_parallel, whole_experts)

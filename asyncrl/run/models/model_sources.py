@@ -1,0 +1,61 @@
+"""The models that a recipe names, and where their files are: ids on the hub are pinned to a commit, and fetched for a run."""
+
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.recipe.algorithm import NoKl
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.run.models.hub import is_hub_id, model_folder, pinned
+
+REFERENCE = "algorithm.kl.reference"
+
+
+def named_reference(recipe: Recipe) -> str:
+    """The model that the recipe names as its reference policy; empty if it names none."""
+    kl = recipe.algorithm.kl
+    return "" if isinstance(kl, NoKl) else kl.reference
+
+
+def with_pinned_models(recipe: Recipe) -> Recipe:
+    """Return the recipe with the commit of each model that it names by an id on the hub, so that a resume has the same model.
+
+    Raises:
+        RecipeError: the hub has no such model, or cannot be asked and the model is not in this machine's cache.
+    """
+    path = pinned(recipe.model.path, "model.path")
+    recipe = msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=path))
+    return _with_reference(recipe, pinned(named_reference(recipe), REFERENCE))
+
+
+async def fetched(path: str, place: str, deadline_s: float) -> Path:
+    """Return the absolute path of a model's folder; a model of the hub is fetched if it is not in this machine's cache.
+
+    Raises:
+        RecipeError: it cannot be fetched.
+        DeadlineExceeded: fetching it takes longer than ``deadline_s``.
+    """
+    remedy = f"run `hf download {path.partition('@')[0]}` beforehand, or raise deadlines.start"
+    async with deadline(deadline_s, waiter="the driver", owner=f"model {path} from the Hugging Face hub", remedy=remedy):
+        return await run_in_daemon_thread(partial(model_folder, path, place), "fetch a model")
+
+
+async def with_local_reference(recipe: Recipe) -> Recipe:
+    """Return the recipe with the absolute path of the reference policy's folder, if it names one. Raises as :func:`fetched`."""
+    named = named_reference(recipe)
+    return _with_reference(recipe, str(await fetched(named, REFERENCE, recipe.deadlines.start))) if named else recipe
+
+
+def is_remote(recipe: Recipe) -> bool:
+    """Return whether the recipe names a model by an id on the hub."""
+    return is_hub_id(recipe.model.path) or is_hub_id(named_reference(recipe))
+
+
+def _with_reference(recipe: Recipe, reference: str) -> Recipe:
+    if isinstance(recipe.algorithm.kl, NoKl):
+        return recipe
+    kl = msgspec.structs.replace(recipe.algorithm.kl, reference=reference)
+    return msgspec.structs.replace(recipe, algorithm=msgspec.structs.replace(recipe.algorithm, kl=kl))

@@ -1,0 +1,109 @@
+"""Makes or reads the keys with which a run's own connections are encrypted, as section ``network`` of its recipe says."""
+
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.network.tls import TlsKeys
+from asyncrl.core.recipe.network import FileTls, NetworkConfig, NoTls, RunTls
+
+_VALID = timedelta(days=3650)
+"""Longer than any run; its key is lost when it ends."""
+_CLOCKS_DIFFER = timedelta(days=1)
+"""Hosts whose clock is behind by less accept the certificate."""
+
+
+def check_network(network: NetworkConfig, variables: Mapping[str, str]) -> None:
+    """Check what can be known before a run starts.
+
+    Args:
+        variables: the environment variables of this process.
+
+    Raises:
+        RecipeError: connections are to be encrypted, but the cluster's own, through which the keys pass, are not; or a file of
+            ``network.tls`` cannot be used.
+    """
+    if isinstance(network.tls, NoTls):
+        return
+    if variables.get("RAY_ADDRESS") and variables.get("RAY_USE_TLS") != "1":
+        raise RecipeError(
+            "network.tls",
+            "the keys would pass unencrypted through the Ray cluster that RAY_ADDRESS names",
+            "start Ray on all nodes, and this command, with RAY_USE_TLS=1 and its keys (docs/network.md), or set "
+            "network.tls.kind=none",
+        )
+    keys_of(network)
+
+
+def keys_of(network: NetworkConfig) -> TlsKeys | None:
+    """Return the keys of a run that starts now; None if its connections are not encrypted.
+
+    Raises:
+        RecipeError: a file cannot be read, the files do not belong together, or the certificate is not valid.
+    """
+    match network.tls:
+        case RunTls():
+            return make_keys()
+        case FileTls() as files:
+            return _read_keys(files)
+        case _:
+            return None
+
+
+def make_keys() -> TlsKeys:
+    """Make an authority, whose own key is forgotten at once, and one certificate for all processes of a run."""
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = _certificate("asyncrl run authority", authority_key.public_key(), "asyncrl run authority", authority_key)
+    certificate = _certificate("asyncrl run", key.public_key(), "asyncrl run authority", authority_key)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    return TlsKeys(
+        certificate=certificate.public_bytes(pem),
+        key=key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+        authority=authority.public_bytes(pem),
+    )
+
+
+def _certificate(
+    name: str, key: ec.EllipticCurvePublicKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER)
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.BasicConstraints(ca=name == issuer, path_length=None), critical=True)
+    )
+    return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _read_keys(files: FileTls) -> TlsKeys:
+    read: dict[str, bytes] = {}
+    for name in ("certificate", "key", "authority"):
+        path = Path(getattr(files, name))
+        try:
+            read[name] = path.read_bytes()
+        except OSError as error:
+            problem = f"cannot read {str(path)!r}: {error.strerror}"
+            raise RecipeError(f"network.tls.{name}", problem, "name a PEM file that you may read") from error
+    keys = TlsKeys(**read)
+    try:
+        keys.check()
+    except (ssl.SSLError, ValueError) as error:
+        problem = f"the files are no certificate, key and authority that belong together: {error}"
+        remedy = (
+            "name a certificate in PEM that is valid now, for servers as well as for clients, its private key without a "
+            "passphrase, and the certificate of its authority"
+        )
+        raise RecipeError("network.tls", problem, remedy) from error
+    return keys

@@ -1,0 +1,114 @@
+"""The nodes of a Ray cluster as the planner of placement sees them.
+
+``python -m asyncrl.run.nodes.cluster_nodes`` joins the cluster that ``RAY_ADDRESS`` names, writes its nodes as JSON and leaves
+it, so that a plan can show where a run would go before the run's own process joins.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.run.nodes.placement import Node
+
+REACH_S = 10.0
+"""How long the cluster's address may take to answer; Ray itself would try for a minute, or for longer."""
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """The nodes of a cluster that are alive, and which of them the driver is on."""
+
+    alive: tuple[Node, ...]
+    driver: str
+
+
+def read_nodes() -> Nodes:
+    """Return the nodes of the cluster that this process has joined."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    alive = [_node(told, free.get(told["NodeID"], {})) for told in ray.nodes() if told["Alive"]]
+    driver = str(ray.get_runtime_context().get_node_id())
+    return Nodes(tuple(sorted(alive, key=lambda node: (node.id != driver, node.host, node.id))), driver)
+
+
+def _node(told: Any, free: Any) -> Node:
+    return Node(id=told["NodeID"], host=told["NodeManagerAddress"], has=told["Resources"], free=free)
+
+
+class NodesSeen:
+    """Reads the nodes again and again. What others have taken of a node is what they had when the node was first seen.
+
+    Ray notices only some time later that a process has begun or ended, so what it says is free is not what will be free.
+
+    Args:
+        read: reads the nodes as Ray sees them now.
+        avoided: returns the ids of nodes that count as not alive.
+    """
+
+    def __init__(self, read: Callable[[], Nodes], avoided: Callable[[], Collection[str]] = tuple) -> None:
+        self._read, self._avoided = read, avoided
+        self._free: dict[str, Mapping[str, float]] = {}
+
+    def __call__(self) -> Nodes:
+        """Return the nodes that are alive."""
+        nodes, avoided = self._read(), self._avoided()
+        seen = (
+            msgspec.structs.replace(node, free=self._free.setdefault(node.id, node.free))
+            for node in nodes.alive
+            if node.id not in avoided
+        )
+        return Nodes(tuple(seen), nodes.driver)
+
+
+def look_up_nodes(seconds: float) -> Nodes:
+    """Return the nodes of the cluster that ``RAY_ADDRESS`` names, which this process has not joined.
+
+    Args:
+        seconds: how long joining may take, once the address answers.
+
+    Raises:
+        ComponentFailed: nothing answers at the address within :data:`REACH_S`, or the cluster cannot be joined.
+    """
+    _check_answers(os.environ.get("RAY_ADDRESS", ""))
+    command = [sys.executable, "-P", "-m", "asyncrl.run.nodes.cluster_nodes"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as late:
+        told = f"something answers there, but it did not within {seconds:g} s as Ray would"
+        raise ComponentFailed(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {told}") from late
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
+        raise ComponentFailed(lines[-1])
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Nodes)
+
+
+def _check_answers(address: str) -> None:
+    """Check that something answers at an address like ``10.0.0.1:6379``; other kinds, such as ``auto``, are left to Ray."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        why = f"no answer within {REACH_S:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise ComponentFailed(f"cannot join Ray at {address}: {why}") from error
+
+
+if __name__ == "__main__":
+    import ray
+
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)  # RAY_ADDRESS says which cluster
+    except Exception as error:  # noqa: BLE001 - Ray raises errors of any class
+        told = str(error).strip() or type(error).__name__
+        sys.exit(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {told}; see whether RAY_AUTH_TOKEN is the cluster's")
+    sys.stdout.write(msgspec.json.encode(read_nodes()).decode() + "\n")
+    ray.shutdown()

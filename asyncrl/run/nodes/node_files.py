@@ -1,0 +1,84 @@
+"""The files of one node, for processes on other nodes; :mod:`asyncrl.run.nodes.node_files_actor` makes an actor of them."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.run.folder.run_memory import free_memory_of
+
+if TYPE_CHECKING:
+    from asyncrl.run.nodes.model_folder import ModelFolder
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file of a folder: its path within the folder, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+class NodeFiles:
+    """Lists, reads and removes files of its node."""
+
+    def answer(self) -> int:
+        """Return how many bytes are free in the memory file system; who asks mostly wants to know that this node answers."""
+        memory = os.statvfs(memory_file_system())
+        return memory.f_bavail * memory.f_frsize
+
+    def sees(self, path: Path) -> bool:
+        """Return whether there is such a file or folder on this node."""
+        return path.exists()
+
+    def listing(self, folder: Path) -> list[FileEntry]:
+        """Return all files in ``folder`` and its folders, sorted by name; none if there is no such folder.
+
+        Drafts of files, whose names begin with a dot, are left out.
+        """
+        return entries(folder)
+
+    def read(self, file: Path, offset: int, limit: int) -> bytes:
+        """Return up to ``limit`` bytes of ``file`` from ``offset``, in bytes.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with file.open("rb") as content:
+            content.seek(offset)
+            return content.read(limit)
+
+    def remove(self, files: Sequence[Path]) -> None:
+        """Remove files, those that are still there."""
+        for file in files:
+            file.unlink(missing_ok=True)
+
+    def forget_run(self, run_id: str, folders: Sequence[Path], model: "ModelFolder | None" = None) -> None:
+        """Remove what a run has left on this node.
+
+        Args:
+            run_id: the run whose files in memory are removed.
+            folders: where its processes wrote if they saw no run folder.
+            model: a model whose copy on this node nobody needs after the run.
+        """
+        free_memory_of(run_id)
+        if model is not None:
+            model.remove_copy()
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # there is more in it
+                folder.parent.rmdir()
+
+
+def entries(folder: Path) -> list[FileEntry]:
+    """See :meth:`NodeFiles.listing`."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found.append(FileEntry(str(name), path.stat().st_size))
+    return found

@@ -1,0 +1,197 @@
+"""Finds out which nodes of a cluster see the folders of this machine that a run needs, before the run's own process joins.
+
+What always holds: a folder counts as seen where a file that was put there a moment ago is seen under the same path, so that no
+folder of the same name is taken for it; a model's folder counts as seen where it holds the same model.
+
+``python -m asyncrl.run.nodes.shared_folders`` joins the cluster that ``RAY_ADDRESS`` names, asks the nodes that its standard
+input names, and leaves it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.weights import DiskWeights
+from asyncrl.run.models.hub import is_hub_id
+from asyncrl.run.models.model_shape import TINY
+from asyncrl.run.nodes.cluster_nodes import Nodes
+from asyncrl.run.nodes.model_identity import ModelFile, model_files
+from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL
+from learners.tiny.cache import default_cache_root
+
+LOOK_S = 120.0
+"""How long the nodes may take to look, in seconds; each starts a process for it."""
+_RUN, _WEIGHTS, _MODEL = "run folder", "folder of weights", "model"
+
+
+class FolderOnNodes(msgspec.Struct, frozen=True):
+    """A folder of this machine, and what other nodes of a run have of it.
+
+    Attributes:
+        name: what it is for.
+        path: where it lies, or will lie, on this machine.
+        blind: hosts of the run that do not see it.
+        instead: what is done for these.
+    """
+
+    name: str
+    path: Path
+    blind: tuple[str, ...]
+    instead: str
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What nodes are asked: files that they may see, and models that they may hold, each by the name of its folder."""
+
+    nodes: Sequence[str]
+    marks: Mapping[str, str]
+    models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]
+
+
+def look_at_folders(
+    recipe: Recipe, placed: Mapping[str, Sequence[str]], nodes: Nodes, run: Path | None
+) -> tuple[FolderOnNodes, ...]:
+    """Ask the nodes of a planned run what they see of its folders; none if it only uses this machine.
+
+    Args:
+        placed: the ids of the nodes of each part's processes.
+        run: the folder of a run that is resumed; None for a new one.
+
+    Raises:
+        RecipeError: a folder that several nodes must share is not shared, or the nodes did not answer.
+    """
+    others = sorted({node for places in placed.values() for node in places} - {nodes.driver})
+    if not others:
+        return ()
+    runs = run or Path(recipe.run_dir)
+    wanted = {_RUN: runs}
+    if isinstance(recipe.weights, DiskWeights) and recipe.weights.folder is not None:
+        wanted[_WEIGHTS] = Path(recipe.weights.folder)
+    models = {_MODEL: recipe.model.path}
+    if isinstance(recipe.reward, ModelReward):
+        models[REWARD_MODEL] = recipe.reward.path
+    here = {name: Path(path).resolve() for name, path in models.items() if path != TINY and not is_hub_id(path)}
+    caches = {name: _cache_of(path) for name, path in models.items() if name not in here}
+    to_come = {name: path for name, path in caches.items() if os.access(_existing(path), os.W_OK)}
+    with ExitStack() as stack:
+        marks = {name: _mark(path, stack) for name, path in (wanted | to_come).items()}
+        looks = _Look(others, marks, {name: (str(path), model_files(path)) for name, path in here.items()})
+        seen = _ask(looks)
+    hosts = {node.id: node.host for node in nodes.alive}
+    blind = {name: {node for node in others if name not in seen[node]} for name in (*marks, *here)}
+    refuse_blind(recipe, runs, hosts, blind[_RUN], placed)
+    if blind.get(_WEIGHTS):
+        raise _not_shared("weights.folder", wanted[_WEIGHTS], hosts, blind[_WEIGHTS], "weights go through it")
+    described = _described(wanted, here | to_come)
+    return tuple(
+        FolderOnNodes(name, path, tuple(sorted(hosts[node] for node in blind[name])), instead)
+        for name, path, instead in described
+    )
+
+
+def refuse_blind(
+    recipe: Recipe, run: Path, hosts: Mapping[str, str], blind: Collection[str], placed: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse a run that needs its folder on nodes that do not see it.
+
+    Args:
+        hosts: the host of each node.
+        blind: the nodes that do not see the run's folder.
+        placed: the nodes of each part.
+
+    Raises:
+        RecipeError: learner ranks write checkpoints there, or weights go through it.
+    """
+    if ranks := set(blind).intersection(placed[LEARNER]):
+        raise _not_shared("run_dir", run, hosts, ranks, "learner ranks there write checkpoints into it")
+    if blind and isinstance(recipe.weights, DiskWeights) and recipe.weights.folder is None:
+        raise _not_shared("run_dir", run, hosts, blind, "new weights go through it, since weights.folder names no other")
+
+
+def _not_shared(key: str, path: Path, hosts: Mapping[str, str], blind: Collection[str], why: str) -> RecipeError:
+    problem = f"{path} is not seen on {', '.join(sorted(hosts[node] for node in blind))}, and {why}"
+    return RecipeError(key, problem, "name a folder on a file system that these nodes share with this machine")
+
+
+def _described(wanted: Mapping[str, Path], models: Mapping[str, Path]) -> Iterator[tuple[str, Path, str]]:
+    yield _RUN, wanted[_RUN], "logs and kept episodes of processes there are brought to it"
+    if _WEIGHTS in wanted:
+        yield _WEIGHTS, wanted[_WEIGHTS], ""
+    for name, path in models.items():
+        yield name, path, "fetched there, into the node's cache"
+
+
+def _cache_of(model: str) -> Path:
+    """Where a model will lie that is made or fetched at launch."""
+    if model == TINY:
+        return default_cache_root()
+    from huggingface_hub.constants import HF_HUB_CACHE  # takes a moment
+
+    return Path(HF_HUB_CACHE)
+
+
+def _mark(path: Path, stack: ExitStack) -> str:
+    """Put a file into a folder, or into the one in which it will be made, until ``stack`` is closed; returns its path."""
+    there = _existing(path)
+    try:
+        return stack.enter_context(tempfile.NamedTemporaryFile(prefix=".asyncrl-seen-", dir=there)).name
+    except OSError as error:
+        remedy = "name a folder that you may write to, e.g. with run_dir=runs"
+        raise RecipeError("run_dir", f"cannot write to {str(there)!r}: {error.strerror}", remedy) from error
+
+
+def _existing(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def _ask(look: _Look) -> dict[str, list[str]]:
+    """Return the names of the folders that each node sees."""
+    command = [sys.executable, "-P", "-m", "asyncrl.run.nodes.shared_folders"]
+    remedy = "see whether its nodes are alive with `ray status`"
+    try:
+        done = subprocess.run(command, input=msgspec.json.encode(look), capture_output=True, timeout=LOOK_S, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise RecipeError("", f"the cluster's nodes did not say within {LOOK_S:g} s which folders they see", remedy) from late
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"]
+        raise RecipeError("", f"the cluster's nodes cannot say which folders they see: {lines[-1]}", remedy)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, list[str]])
+
+
+def _seen(marks: Mapping[str, str], models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]) -> list[str]:
+    """Return the names of what is seen on this node."""
+    seen = [name for name, path in marks.items() if Path(path).exists()]
+    return seen + [name for name, (path, files) in models.items() if model_files(Path(path)) == files]
+
+
+def _main() -> None:
+    import logging
+
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = msgspec.json.decode(sys.stdin.buffer.read(), type=_Look)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)  # RAY_ADDRESS says which cluster
+    looking = ray.remote(num_cpus=0)(_seen)
+    answers = [
+        looking.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(look.marks, look.models)
+        for node in look.nodes
+    ]
+    seen = dict(zip(look.nodes, ray.get(answers, timeout=LOOK_S), strict=True))
+    sys.stdout.write(msgspec.json.encode(seen).decode() + "\n")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    _main()

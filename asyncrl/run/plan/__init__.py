@@ -1,0 +1,1 @@
+"""What a launch plans and checks before anything starts."""

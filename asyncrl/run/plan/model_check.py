@@ -1,0 +1,138 @@
+"""Has a process of its own try what learner and engines will make of a recipe's model; see :mod:`asyncrl.run.plan.model_trial`.
+
+The process comes up while the plan is made, so that this hardly takes longer. What always holds: it has ended when the context
+of a :class:`ModelCheck` has.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from types import TracebackType
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.rules.placement import pool_place
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.models.chat_template import tool_parser_of
+from asyncrl.run.models.hub import tokenizer_folder
+from asyncrl.run.models.model_shape import TINY, ModelShape
+from asyncrl.run.plan.model_trial import TrialOutcome, TrialPrompt, TrialRequest, written
+from asyncrl.run.plan.preflight import Shown
+from asyncrl.run.tiny.lessons import players_of
+from learners.tiny.cache import found_tiny_model
+
+SLOW_S = 10.0
+"""Seconds after which the user is told what is being waited for."""
+_PER_MESSAGE = 64
+"""Most bytes that the tiny model's template adds to each message and each tool."""
+
+
+class ModelCheck:
+    """A context manager, within which the prompts are to be handed to :meth:`remarks`.
+
+    Args:
+        shape: the shape of the recipe's model; None if it is only played, as models may be that the learner does not take.
+    """
+
+    def __init__(self, recipe: Recipe, shape: ModelShape | None) -> None:
+        self._recipe = recipe
+        path, tiny, model = recipe.model.path, {}, recipe.model
+        vllm = find_spec("vllm") is not None
+        if path == TINY:
+            tiny = {member: player.environment for member, player in players_of(recipe).items()}
+            found = found_tiny_model(tiny, recipe.seed)
+            path = "" if found is None else str(found)
+        else:
+            path = str(tokenizer_folder(path, "model.path"))
+        self._request = TrialRequest(
+            path=path,
+            tiny=tiny,
+            seed=recipe.seed,
+            max_context=model.max_context,
+            vocabulary=None if model.path == TINY or shape is None else shape.vocab_size,
+            learner=None if shape is None else recipe.learner,
+            prompts=[],
+            tool_parser=model.tool_parser if vllm and not _fits_the_template(recipe) else None,
+            reasoning_parser=model.reasoning_parser if vllm else None,
+            pools={pool_place(name): pool for name, pool in recipe.generators.by_pool.items() if vllm and path and pool.engine},
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "ModelCheck":
+        if self._request.path or self._request.asks_vllm:
+            self._process = self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def remarks(self, prompts: Sequence[Shown], note: Callable[[str], None]) -> tuple[str, ...]:
+        """Wait for what came of trying the model with ``prompts``, and return remarks for the user.
+
+        Args:
+            note: shows the user a line if this takes long.
+
+        Raises:
+            RecipeError: the model, its tokenizer or its template is not suitable; vLLM refuses a parser or argument; or each
+                prompt of a source leaves no room for a turn, cannot be rendered, or has tokens that the model does not know.
+        """
+        if self._process is None:
+            if all(_longest(prompt) < self._request.max_context for prompt in prompts):
+                return ()  # the tiny model's tokenizer is not made yet, and there is no need to make it now
+            self._process = self._start()
+        shown = [msgspec.convert(msgspec.to_builtins(prompt), TrialPrompt) for prompt in prompts]
+        request = msgspec.structs.replace(self._request, prompts=shown)
+        seconds = self._recipe.deadlines.start
+        try:
+            try:
+                output, errors = self._process.communicate(written(request), timeout=min(SLOW_S, seconds))
+            except subprocess.TimeoutExpired:
+                what = "asking vLLM about parsers and engine arguments" if request.asks_vllm else "trying tokenizer and template"
+                note(f"{what} takes longer than {SLOW_S:g} s")
+                output, errors = self._process.communicate(timeout=max(0.0, seconds - SLOW_S))
+        except subprocess.TimeoutExpired as error:
+            problem = f"reading its tokenizer and {len(shown)} prompts with its chat template did not end in {seconds:g} s"
+            raise RecipeError("model.path", problem, "correct the template, or raise deadlines.start") from error
+        if self._process.returncode:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            refusal = RecipeError(
+                "model.path",
+                f"its tokenizer and chat template cannot be tried: {lines[-1] if lines else self._process.returncode}",
+                "correct the files in the model's folder",
+            )
+            refusal.add_note("\n".join(lines))
+            raise refusal
+        outcome = msgspec.json.decode(output.splitlines()[-1], type=TrialOutcome)
+        if outcome.refusal is not None:
+            raise RecipeError(*outcome.refusal)
+        return outcome.remarks
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        light = [] if self._request.asks_vllm else ["light"]
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "asyncrl.run.plan.model_trial", *light],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the driver, which ends this process
+        )
+
+
+def _fits_the_template(recipe: Recipe) -> bool:
+    """Whether the recipe's tool parser is the one that the model's template asks for."""
+    try:
+        return tool_parser_of(recipe.model.path)[0] == recipe.model.tool_parser
+    except RecipeError:
+        return False
+
+
+def _longest(prompt: Shown) -> int:
+    """Most tokens that a prompt may have with the tiny model, whose tokens are of at least a byte."""
+    texts = [message.content for message in prompt.messages]
+    described = msgspec.json.encode([tool.as_template_input() for tool in prompt.tools])
+    parts = len(prompt.messages) + len(prompt.tools) + 1
+    return sum(len(text.encode(errors="replace")) for text in texts) + len(described) + parts * _PER_MESSAGE

@@ -1,0 +1,191 @@
+"""Tries what learner and engines will make of a model's files: ``python -P -m asyncrl.run.plan.model_trial``, asked on standard
+input.
+
+Its configuration, tokenizer and chat template are read by the code that reads them in a run, and prompts are turned into tokens.
+What always holds: no model is built. Unless vLLM is asked too, torch is not imported either, so that it takes a second or two.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.learner import LearnerConfig
+from generators.vllm.without_sklearn import without_sklearn
+
+if TYPE_CHECKING:
+    from generators.chat import ChatFormat
+
+
+class TrialPrompt(msgspec.Struct, frozen=True):
+    """A prompt as the environment gives it. Nothing in it has been checked: roles and schemas may be anything.
+
+    Attributes:
+        source: where its task comes from, e.g. ``tasks.train (generated)``.
+        task: the id of its task.
+        messages, tools: what the model is shown, as plain data.
+    """
+
+    source: str
+    task: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+
+class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be tried.
+
+    Attributes:
+        path: the model's folder; empty for the tiny model, while it has not been made.
+        tiny: the environments that the tiny model will be made for, by member.
+        seed: the run's seed.
+        max_context: most tokens of an episode.
+        vocabulary: how many tokens the model has embeddings of; None if that is not known yet.
+        learner: the recipe's section ``learner``; None if the model is only played.
+        prompts: prompts to be turned into tokens.
+        tool_parser, reasoning_parser: vLLM's parsers to try with the tokenizer; None for none.
+        pools: pools of engines, by their place in the recipe, whose arguments vLLM is to check.
+    """
+
+    path: str
+    tiny: dict[str, ClassEnvironment]
+    seed: int
+    max_context: int
+    vocabulary: int | None
+    learner: LearnerConfig | None
+    prompts: list[TrialPrompt]
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    pools: dict[str, GeneratorsConfig] = {}
+
+    @property
+    def asks_vllm(self) -> bool:
+        """Whether vLLM has to be imported, which takes many seconds."""
+        return bool(self.tool_parser or self.reasoning_parser or self.pools)
+
+
+class TrialOutcome(msgspec.Struct, frozen=True):
+    """What came of a trial: place, problem and remedy of the refusal, if there is one, and remarks for the user."""
+
+    refusal: tuple[str, str, str] | None
+    remarks: tuple[str, ...]
+
+
+def outcome_of(request: TrialRequest) -> TrialOutcome:
+    """Try everything that is asked for, up to the first refusal."""
+    remarks: list[str] = []
+    try:
+        _try(request, remarks)
+    except RecipeError as error:
+        return TrialOutcome((error.place, error.problem, error.remedy), tuple(remarks))
+    return TrialOutcome(None, tuple(remarks))
+
+
+def _try(request: TrialRequest, remarks: list[str]) -> None:
+    from generators.chat import DATE
+    from learners.supported_model import supported_config
+
+    if request.path and request.learner is not None:
+        supported_config(Path(request.path), request.learner)
+    chat = _chat_format(request)
+    by_source: dict[str, list[TrialPrompt]] = {}
+    for prompt in request.prompts:
+        by_source.setdefault(prompt.source, []).append(prompt)
+    for prompts in by_source.values():
+        refusals = [found for prompt in prompts if (found := _refused(chat, prompt, request)) is not None]
+        if len(refusals) == len(prompts):
+            raise refusals[0]
+        remarks += [f"{found.problem}; in a run, such tasks are tried again and then left out" for found in refusals[:1]]
+    if "strftime_now" in chat.tokenizer.get_chat_template():
+        told = "the chat template asks for the date, and prompts must not change with the day"
+        remarks.append(f"model.path: {told}: in a run, it is always {DATE:%-d %B %Y}")
+    if request.asks_vllm:
+        _try_vllm(chat, request)
+
+
+def _chat_format(request: TrialRequest) -> "ChatFormat":
+    from generators.chat import ChatFormat, TemplateUnsuitable
+
+    try:
+        if request.path:
+            return ChatFormat.load(request.path)
+        from learners.tiny.tokenizer_alone import tiny_tokenizer
+
+        return ChatFormat(tiny_tokenizer(request.tiny, request.seed))
+    except TemplateUnsuitable as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        raise RecipeError("model.path", problem, remedy) from error
+
+
+def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> RecipeError | None:
+    """Say why an episode that begins with ``prompt`` cannot be played; None if it can."""
+    what = f"the prompt of task {prompt.task} of {prompt.source}"
+    if not prompt.messages:
+        return RecipeError("environment", f"{what} has no messages", "have reset return an observation with at least one")
+    messages, tools = [Message(**each) for each in prompt.messages], [ToolSpec(**each) for each in prompt.tools]
+    try:
+        ids = asyncio.run(chat.prompt(messages, tools))
+    except Exception as error:  # noqa: BLE001 - a template may raise anything, also what its author wrote for a user
+        roles = ", ".join(dict.fromkeys(str(message.role) for message in messages))
+        problem = f"the model's chat template cannot render {what}: {str(error) or type(error).__name__}"
+        with_tools = f" and {len(tools)} tools" if tools else ""
+        return RecipeError("model.path", problem, f"use a template that takes the roles {roles}{with_tools}, or other prompts")
+    if len(ids) >= request.max_context:
+        tokens = f"{what} has {len(ids):,} tokens with this model, and model.max_context is {request.max_context:,}"
+        return RecipeError(
+            "model.max_context", f"{tokens}, so that no turn fits", "raise it, shorten prompts and tools, or leave out such tasks"
+        )
+    if request.vocabulary is not None and (largest := max(ids)) >= request.vocabulary:
+        problem = f"{what} has token {largest} ({chat.decode([largest])!r}), and the model has embeddings of {request.vocabulary}"
+        return RecipeError("model.path", problem, "use the tokenizer that belongs to the model's weights")
+    return None
+
+
+def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
+    from generators.reasoning import Reasoning
+    from generators.tool_calls import ToolCallReader
+    from generators.vllm.engine_arguments import try_engine_arguments
+
+    refused = "name the parser that reads what this model writes (docs/episodes.md)"
+    for key, name in (("model.tool_parser", request.tool_parser), ("model.reasoning_parser", request.reasoning_parser)):
+        if name is None:
+            continue
+        try:
+            ToolCallReader(chat.tokenizer, name) if key == "model.tool_parser" else Reasoning(chat, name)
+        except Exception as error:
+            raise RecipeError(key, f"vLLM's parser {name!r} does not take this model's tokenizer: {error}", refused) from error
+    for place, pool in request.pools.items():
+        try_engine_arguments(pool, place, request.path, request.max_context, request.seed)
+
+
+def asked(data: bytes) -> TrialRequest:
+    """Read a request. Texts may hold what UTF-8 cannot, so they are written with escapes."""
+    return msgspec.convert(json.loads(data), TrialRequest)
+
+
+def written(request: TrialRequest) -> bytes:
+    """Write a request as :func:`asked` reads it."""
+    return json.dumps(msgspec.to_builtins(request)).encode()
+
+
+def main() -> None:
+    """Answer one request. With the argument ``light``, vLLM will not be asked."""
+    sys.path.append("")  # as python -m would have it first: the user's modules are found, and hide none of ours
+    if "light" in sys.argv:
+        # transformers imports torch where there is one, for models, which takes three seconds and is not needed here.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    with without_sklearn():
+        import transformers.models.auto  # noqa: F401 - while the request is still being made
+    outcome = outcome_of(asked(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""Plans what a run will consist of, before it starts: processes, batch arithmetic, memory.
+
+Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist, that
+the environment can play a task of each source, that the model's files are whole and suitable, and that prompts fit. What always
+holds: what a launch would refuse before its first training step, the plan refuses, as far as this machine can know.
+The memory is an estimate, good enough to tell a run that fits from one that does not.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.adapters import AdapterSettings
+from asyncrl.core.measures.units import memory, quantity
+from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.rules.conflicts import conflicts
+from asyncrl.core.recipe.rules.inert import inert
+from asyncrl.core.recipe.rules.placement import pool_place
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import GeneratedTasks
+from asyncrl.envs.load import check_members
+from asyncrl.run.buffer.tasks import Split, load_sources, make_task_stream
+from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, check_cache, check_head_size, check_sizes, read_shape
+from asyncrl.run.models.model_weights import check_model_weights
+from asyncrl.run.models.reference_folder import check_reference
+from asyncrl.run.models.reward_folder import read_reward_shape
+from asyncrl.run.nodes.certificates import check_network
+from asyncrl.run.nodes.cluster_nodes import Nodes
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.nodes.placement import Node, Part, place
+from asyncrl.run.nodes.process_kinds import LEARNER, parts_of, remedies
+from asyncrl.run.nodes.process_sizes import Processes, beside_learner, gpu_bytes, outstanding_groups, processes_of, sizes_of
+from asyncrl.run.nodes.shared_folders import FolderOnNodes, look_at_folders
+from asyncrl.run.plan.model_check import ModelCheck
+from asyncrl.run.plan.preflight import play_first_tasks
+from asyncrl.run.publications.routes import by_nccl, describe_room, describe_routes, writers
+from asyncrl.run.publications.slices import WeightSlices, weight_slices
+from asyncrl.run.recipe.automatic import Choice
+from asyncrl.run.tiny.lessons import remarks_on
+from asyncrl.run.tracking.further_trackers import check_further_trackers
+from asyncrl.run.tracking.tracking_check import check_tracking
+from buffers.sampling import make_sampler
+from buffers.tasks.task_files import remarks_on_skipped
+from buffers.tasks.task_stream import TaskSource
+from generators.vllm.engine_arguments import check_cpu_arguments, check_engine_arguments
+from generators.vllm.vllm_parsers import check_parsers
+from learners.supported_model import check_megatron, fp8_refusal
+
+CHECKED_TASKS = 20_000
+"""If an environment makes its tasks, the plan makes and checks at most this many, so that it is ready at once."""
+
+_Splits = tuple[tuple[Split, Sequence[TaskSource]], ...]
+"""Each split with its sources."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A source of tasks, read and checked.
+
+    Attributes:
+        split: what its tasks are for.
+        name: the source's name; see :func:`buffers.tasks.task_stream.source_names`.
+        tasks: how many tasks it has.
+        skipped: how many malformed rows were left out.
+        counted: False if there may be fewer, because the environment makes them and the plan made only the first of them.
+    """
+
+    split: Split
+    name: str
+    tasks: int
+    skipped: int
+    counted: bool = True
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run will consist of.
+
+    Attributes:
+        processes: the run's processes, in the order in which experience passes through them.
+        sources: the sources of tasks, training first.
+        parameters: number of the model's weights.
+        episodes_per_step: what one training step trains on.
+        episodes_in_all: what the whole run trains on.
+        outstanding_groups: groups that may be generated or waiting at any time.
+        running_episodes: episodes that all engines together have room for.
+        weight_routes: how publications reach the engines.
+        slices: what a publication moves from each learner rank to each worker of an engine, if it brings whole weights.
+        adapters: what engines are told of the adapters, if these alone are published.
+        adapter_bytes: the size of a publication that brings adapters alone.
+        machine: the machine or cluster that the plan was made for.
+        placed: the ids of the nodes of each part's processes in a cluster; empty on one machine.
+        folders: what other nodes have of this machine's folders; empty if the run uses no other.
+        choices: the values chosen for keys of the recipe that were ``auto``.
+        inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.rules.inert.inert`.
+        remarks: what is allowed but probably not meant.
+    """
+
+    processes: tuple[Processes, ...]
+    sources: tuple[Source, ...]
+    parameters: int
+    episodes_per_step: int
+    episodes_in_all: int
+    outstanding_groups: int
+    running_episodes: int
+    weight_routes: str
+    slices: tuple[WeightSlices, ...]
+    adapters: AdapterSettings | None
+    adapter_bytes: int
+    machine: Machine
+    placed: Mapping[str, list[str]]
+    folders: tuple[FolderOnNodes, ...]
+    choices: tuple[Choice, ...]
+    inert: str | None
+    remarks: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of all processes together."""
+        return sum(process.count * process.each_bytes for process in self.processes)
+
+
+def make_plan(
+    recipe: Recipe,
+    machine: Machine | None = None,
+    choices: Sequence[Choice] = (),
+    note: Callable[[str], None] = lambda text: None,
+    run: Path | None = None,
+) -> Plan:
+    """Plan a run of ``recipe`` on a machine, by default this one.
+
+    Args:
+        choices: those of the recipe's values that were chosen for the machine.
+        note: shows the user a line while the environment takes long to play a task.
+        run: the folder of a run that is resumed.
+
+    Raises:
+        RecipeError: this machine has too few GPUs; a folder that nodes must share is not shared; the model, the tasks, the
+            environment, the tool parser or a class that the recipe names is missing; they do not fit together; or the environment
+            breaks when a task is played.
+    """
+    check_tracking(recipe, resumed=run is not None)
+    check_further_trackers(recipe.tracking)
+    check_megatron()
+    check_members(recipe.environment, os.environ)
+    for name, pool in recipe.generators.by_pool.items():
+        check_engine_arguments(pool.engine, pool_place(name))
+    customs = _try_customs(recipe)
+    make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
+    shape = read_shape(recipe.model.path)
+    check_sizes(shape, recipe.model, recipe.learner, recipe.generators.by_pool)
+    check_reference(recipe, shape)
+    if isinstance(recipe.reward, ModelReward):
+        read_reward_shape(recipe.reward, recipe.model)
+    check_network(recipe.network, os.environ)
+    machine = machine or Machine.here()
+    sizes = sizes_of(recipe, shape) if machine.cluster is not None and not machine.gpus else None
+    parts = parts_of(recipe, on_gpus=machine.gpus > 0, sizes=sizes)
+    placed = place_on(machine, recipe, parts)
+    routes = _routes(recipe, machine, shape, placed, run)
+    folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
+    if not machine.gpus:
+        if recipe.learner.fp8 != "none":
+            raise fp8_refusal(recipe.learner.fp8, "there is no GPU here")
+        check_head_size(shape)
+        for name, pool in recipe.generators.by_pool.items():
+            check_cpu_arguments(pool.engine, pool_place(name))
+            check_cache(shape, pool_place(name), pool, recipe.model.max_context)
+    greedy = recipe.algorithm.greedy_sample is not None
+    episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
+    splits: _Splits = (
+        ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
+        ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
+    )
+    skipped = [remark for split, sources in splits for remark in remarks_on_skipped(sources, split)]
+    check_model_weights(recipe)
+    check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # a parser of a plug-in takes seconds
+    with ModelCheck(recipe, shape) as model:
+        rehearsed = play_first_tasks(recipe, splits, note)
+        played = (*skipped, *rehearsed.remarks, *remarks_on(recipe), *model.remarks(rehearsed.prompts, note))
+    lora, adapters = recipe.learner.lora, AdapterSettings.of(recipe)
+    plan = Plan(
+        processes=_with_gpus(recipe, machine, shape),
+        sources=tuple(_describe(recipe, splits)),
+        parameters=shape.parameters,
+        episodes_per_step=episodes,
+        episodes_in_all=episodes * recipe.steps,
+        outstanding_groups=outstanding_groups(recipe),
+        running_episodes=sum(pool.count * pool.max_running for pool in recipe.generators.training.values()),
+        slices=() if adapters is not None else weight_slices(recipe, shape),
+        adapters=adapters,
+        adapter_bytes=0 if lora is None else shape.adapter_parameters(lora) * ELEMENT_BYTES[recipe.learner.dtype],
+        machine=machine,
+        placed=placed if machine.cluster is not None else {},
+        folders=folders,
+        choices=tuple(choices),
+        inert=inert(recipe),
+        weight_routes=routes,
+        remarks=(),
+    )
+    return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
+
+
+def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[str, list[str]]:
+    """Find a place for each process of parts of a run.
+
+    Returns:
+        the ids of the nodes of each part's processes; see :func:`asyncrl.run.nodes.placement.place`.
+
+    Raises:
+        NoRoom: there is no room; the error names what is missing and what would help.
+    """
+    nodes = machine.cluster
+    if nodes is None:
+        has = {"GPU": float(machine.gpus), "CPU": float(machine.cores), "memory": float(machine.memory)}
+        nodes = Nodes((Node(id="", host="this machine", has=has, free=has),), driver="")
+    further = tuple(remedies(recipe, joined=machine.cluster is not None, on_gpus=machine.gpus > 0))
+    return place(parts, nodes.alive, nodes.driver, remedies=further)
+
+
+def _routes(recipe: Recipe, machine: Machine, shape: ModelShape, placed: Mapping[str, Sequence[str]], run: Path | None) -> str:
+    """Say how weights will reach the engines from and to the nodes of a plan."""
+    engines_on = Counter(node for pool in recipe.generators.by_pool for node in placed[pool])
+    ranks_on, nccl = writers(recipe.learner.layout, placed[LEARNER]), by_nccl(recipe, on_gpus=machine.gpus > 0)
+    said = describe_routes(recipe.weights, ranks_on, engines_on, run or Path("RUN"), nccl=nccl)
+    if "nccl" not in said:
+        return said
+    size = shape.parameters * ELEMENT_BYTES[recipe.learner.dtype]
+    return f"{said}; {describe_room(recipe, size, machine.gpu_memory)}"
+
+
+def _with_gpus(recipe: Recipe, machine: Machine, shape: ModelShape) -> tuple[Processes, ...]:
+    """Return the processes of a run with the GPUs that each is given."""
+    each = {part.name: part.each.get("GPU", 0) for part in parts_of(recipe, on_gpus=machine.gpus > 0)}
+    return tuple(msgspec.structs.replace(process, gpus=each.get(process.part, 0)) for process in processes_of(recipe, shape))
+
+
+def _try_customs(recipe: Recipe) -> list[str]:
+    """Try the functions of the user's own on a made batch; returns remarks on them."""
+    if not recipe.customs:
+        return []
+    from learners.custom.check import check_customs  # takes seconds: it needs torch
+
+    return check_customs(recipe)
+
+
+def _describe(recipe: Recipe, splits: _Splits) -> Iterator[Source]:
+    """Describe the sources of tasks. Files were read whole; if the environment makes tasks, only the first were made."""
+    for split, sources in splits:
+        for source in sources:
+            tasks = len(source.tasks)
+            if isinstance(recipe.tasks, GeneratedTasks) and tasks == CHECKED_TASKS < getattr(recipe.tasks, split):
+                yield Source(split, source.name, getattr(recipe.tasks, split), source.skipped, counted=False)
+            else:
+                yield Source(split, source.name, tasks, source.skipped)
+
+
+def _remarks_on_gpus(recipe: Recipe, shape: ModelShape, machine: Machine) -> Iterator[str]:
+    """Remarks on what the run makes of this machine's GPUs."""
+    if machine.idle_gpus:
+        yield (
+            f"GPUs of this machine that the run does not use: {machine.idle_gpus}; install asyncrl[gpu] in an environment of its "
+            "own, and see docs/gpu.md"
+        )
+    if not machine.gpus:
+        return
+    if recipe.learner.dtype == "float32":
+        yield (
+            "learner.dtype float32 on GPUs: layers are Megatron's plain ones, without TransformerEngine, and matrix products do "
+            "not use tensor cores; set learner.dtype=bfloat16, which keeps fp32 master weights, unless you compare numbers"
+        )
+    if machine.gpu_memory:
+        learner, engine = gpu_bytes(recipe.learner, shape), beside_learner(recipe, shape, machine.gpu_memory)
+        if learner + engine > machine.gpu_memory:
+            beside = f" and {memory(engine)} for the engine beside it" if engine else ""
+            yield (
+                f"a learner rank needs about {memory(learner)} of GPU memory{beside}, and a GPU here has "
+                f"{memory(machine.gpu_memory)}: lower learner.micro_batch_tokens or generators.gpu_memory_share, set "
+                "learner.recompute=full, train adapters (learner.lora), or use more ranks"
+            )
+
+
+def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
+    remarks = list(_remarks_on_gpus(recipe, shape, plan.machine))
+    if plan.machine.cluster is not None:
+        pass  # the planner has seen that each node has room
+    elif plan.total_bytes > plan.machine.memory:
+        remarks.append(_beyond_the_machine(recipe, plan))
+    elif plan.total_bytes > plan.machine.free:
+        remarks.append(
+            f"the run needs about {memory(plan.total_bytes)} of memory and {memory(plan.machine.free)} are free here: "
+            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some memory"
+        )
+    training = sum(pool.count for pool in recipe.generators.training.values())
+    if plan.outstanding_groups < training:
+        remarks.append(
+            f"at most {plan.outstanding_groups} groups are outstanding for {training} engines that train: "
+            "some engines never have work; raise buffer.pipeline_depth or batch.groups_per_step"
+        )
+    if recipe.learner.context_parallel > 1:
+        remarks.append(
+            f"with learner.context_parallel {recipe.learner.context_parallel} the prompt that a group shares is computed once "
+            "for each of its rows; with 1 it is computed once in a micro-batch"
+        )
+    cached_tokens = (recipe.generators.kv_cache_mb << 20) // shape.cache_bytes(ELEMENT_BYTES[recipe.generators.dtype])
+    if cached_tokens < recipe.generators.max_running * recipe.model.max_context:
+        remarks.append(
+            f"the key-value cache of an engine holds {quantity(cached_tokens)} tokens, about "
+            f"{cached_tokens // recipe.model.max_context} episodes of model.max_context, and generators.max_running is "
+            f"{recipe.generators.max_running}: if episodes are that long, vLLM preempts some; raise generators.kv_cache_mb"
+        )
+    return tuple(remarks)
+
+
+def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
+    """The remark that the machine is too small: what the run needs, what there is, and how many generators fit."""
+    (each,) = (process.each_bytes for process in plan.processes if process.part == MAIN_POOL)
+    there, free = plan.machine.memory, plan.machine.free
+    fitting = (there - plan.total_bytes + recipe.generators.count * each) // each
+    room = f"{fitting} generators would fit" if fitting > 0 else "not even the rest fits without generators"
+    return (
+        f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, "
+        f"of which {memory(free)} are free: it cannot hold the run by itself ({room}); lower generators.count, or "
+        "set RAY_ADDRESS to join a cluster"
+    )

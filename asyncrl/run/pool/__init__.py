@@ -1,0 +1,1 @@
+"""The generator pool: its workers, their successors, weights on their way to them, evaluation."""

@@ -1,0 +1,243 @@
+"""One generator as an asynchronous Ray actor: an engine, its worker, and the connection to the buffer.
+
+They share an event loop with the environments, and the actor has another one: whatever an environment does to theirs,
+the actor still answers.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+
+from asyncrl.core.adapters import AdapterSettings
+from asyncrl.core.errors import HandedBack
+from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.hosting.event_loop import EventLoopThread
+from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
+from asyncrl.envs.load import load_members
+from asyncrl.envs.secrets import Secrets, clean_logs
+from asyncrl.run.buffer.client import BufferClient
+from asyncrl.run.buffer.payload import PayloadSink
+from asyncrl.run.buffer.ticket_client import RemoteTicketClient
+from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.signals import on_sigterm
+from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
+from asyncrl.run.nodes.model_folder import ModelFolder
+from asyncrl.run.reward.scorers import make_scoring
+from generators.chat import ChatFormat
+from generators.completion import ScoredRow
+from generators.episode import EpisodeTools
+from generators.evaluation import Evaluated, HeldOutTask
+from generators.reasoning import Reasoning
+from generators.tool_calls import ToolCallReader
+from generators.vllm.cpu.engine_process import EngineProcessServer
+from generators.vllm.engine import VllmEngine
+from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
+from generators.worker_settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+EXIT_BY_SIGTERM = 143
+"""The exit code that shells report for a process that SIGTERM ended."""
+
+
+class GeneratorActor:
+    """Generator ``number`` of the run. A generator that replaces a dead one has a new number.
+
+    Args:
+        recipe: the run's, whose section ``generators`` is that of the generator's pool.
+        worker: its name.
+        engines_here: how many engines share the cores of its node.
+        buffer: the actor of the run's buffer; None for a generator that only evaluates.
+        secrets: those of the environments.
+        trajectories: the folder where it writes the episodes of evaluations.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: ModelFolder,
+        buffer: Any | None,
+        reward_model: Any | None,
+        worker: WorkerId,
+        number: int,
+        engines_here: int,
+        secrets: Secrets,
+        trajectories: Path,
+        log_file: Path,
+    ) -> None:
+        route_output(log_file)
+        clean_logs(secrets, logging.getLogger().handlers)
+        # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM.
+        on_sigterm(self._told_to_end)
+        # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
+        self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
+        self._recipe, self._model, self._number, self._engines_here = recipe, model, number, engines_here
+        self._id = worker
+        self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
+        self._stop = asyncio.Event()
+        self._actors_loop: asyncio.AbstractEventLoop | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._closed = False
+        self._loop: EventLoopThread | None = None
+        self._sink: PayloadSink | None = None
+        self._buffer_client: BufferClient | None = None
+        self._engine: VllmEngine | None = None
+        self._worker: GeneratorWorker | None = None
+        self._secrets = secrets
+        self._environments: WorkerEnvironments | None = None
+
+    async def start(self) -> None:
+        """Start the engine and warm it up."""
+        self._actors_loop = asyncio.get_running_loop()
+        # A loop that is blocked for longer may have been silent for a whole lease, counted from its last renewal.
+        silence_s = self._recipe.deadlines.lease * (1 - 1 / RENEWALS_PER_LEASE)
+        self._loop = EventLoopThread(self._id, silence_s)
+        await self._loop.call(self._start)
+        self._loop.watch()
+
+    async def _start(self) -> None:
+        recipe = self._recipe
+        environments = WorkerEnvironments(load_members(recipe.environment), self._secrets, self._id)
+        with ExitStack() as loading:
+            model_path = str(await asyncio.to_thread(loading.enter_context, self._model.loading()))
+            chat = ChatFormat.load(model_path)  # before the engine, which takes longer: it may refuse the template
+            if self._buffer is not None and recipe.generators.role != "evaluation":
+                self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
+            self._engine = await VllmEngine.start(
+                msgspec.structs.replace(recipe.generators, count=self._engines_here),  # those that share the cores with it
+                model_path,
+                name=self._id,
+                max_context=recipe.model.max_context,
+                seed=recipe.seed + self._number,
+                start_s=recipe.deadlines.start,
+                answer_s=recipe.deadlines.publish,
+                server=self._server,
+                adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
+                yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
+            )
+        ticket_client, scoring = None, None
+        if self._sink is not None:
+            self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
+            ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
+            scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
+        reasoning = Reasoning(chat, recipe.model.reasoning_parser) if recipe.model.reasoning_parser is not None else None
+        reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser, reasoning)
+        tools = EpisodeTools(self._engine, chat, reader, environments.make)
+        self._environments = environments
+        await environments.start(recipe.deadlines.start)
+        kept = EvaluatedEpisodes(recipe, Path(model_path), self._trajectories, self._id)
+        self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring, kept.keep)
+        gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
+
+    async def run(self) -> None:
+        """Generate until :meth:`stop`. If the engine fails, raise its error at once.
+
+        A second call, by a driver that the answer of the first did not reach, waits for the same end.
+
+        Raises:
+            HandedBack: SIGTERM told the process to end, and it has handed its episodes back.
+        """
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name=f"{self._id} generating")
+        await asyncio.shield(self._running)
+
+    async def _run(self) -> None:
+        loop, worker, environments = self._started()
+        await loop.call(lambda: environments.while_shared(worker.run(self._stop)))
+        if self._ending is not None:
+            raise HandedBack(f"{self._id} was told to end by SIGTERM, and has handed its episodes back")
+
+    def _told_to_end(self) -> None:
+        """End within ``deadlines.shutdown``, whatever happens; until then, hand the episodes back. Called in any thread."""
+        if self._closed:
+            os._exit(EXIT_BY_SIGTERM)  # Ray ends it so after a run
+        logger.warning("SIGTERM: this process hands its episodes back and ends")
+        if self._worker is None or self._actors_loop is None:
+            os._exit(EXIT_BY_SIGTERM)  # it has nothing to hand back
+        end = threading.Timer(self._recipe.deadlines.shutdown, os._exit, (EXIT_BY_SIGTERM,))
+        end.daemon = True
+        end.start()
+        self._actors_loop.call_soon_threadsafe(self._hand_back_and_end)
+
+    def _hand_back_and_end(self) -> None:
+        self._ending = asyncio.create_task(self.hand_back(), name=f"{self._id} handing back its episodes")
+
+    async def hand_back(self) -> None:
+        """Hand all episodes back to the buffer, and make :meth:`run` return."""
+        loop, worker, _ = self._started()
+        await loop.call(lambda: worker.hand_back(self._recipe.deadlines.shutdown / 2))
+        loop.call_soon(self._stop.set)
+
+    async def install(self, publication: Publication) -> int:
+        """Load a published version; returns the fingerprint of what was loaded."""
+        loop, worker, _ = self._started()
+        return await loop.call(lambda: worker.install(publication))
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
+        """Have the engine score given tokens with its newest version."""
+        loop, _, _ = self._started()
+        assert self._engine is not None
+        engine = self._engine
+        return await loop.call(lambda: engine.score(rows))
+
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of some tasks, also beside training."""
+        loop, worker, environments = self._started()
+        return await loop.call(lambda: environments.while_shared(worker.evaluate(tasks, version)))
+
+    async def statistics(self) -> GeneratorStatistics:
+        """Return the counters since the engine was ready."""
+        loop, worker, environments = self._started()
+
+        async def count() -> GeneratorStatistics:
+            return msgspec.structs.replace(worker.statistics(), remarks=environments.remarks)
+
+        return msgspec.structs.replace(await loop.call(count), blocked_by=loop.blocked_by)
+
+    async def answer(self) -> None:
+        """Do nothing: the caller only wants to know whether this process answers."""
+
+    async def stop(self) -> None:
+        """Make :meth:`run` return."""
+        loop, _, _ = self._started()
+        loop.call_soon(self._stop.set)
+
+    async def close(self) -> None:
+        """Shut the engine down."""
+        self._closed = True
+        if self._loop is not None:
+            await self._loop.call(self._close)
+            self._loop.close()
+
+    async def _close(self) -> None:
+        self._stop.set()
+        if self._environments is not None:
+            await self._environments.close(self._recipe.deadlines.shutdown / 10)
+        if self._engine is not None:
+            await self._engine.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+        if self._sink is not None:
+            self._sink.close()
+        if self._buffer_client is not None:
+            self._buffer_client.close()
+
+    def _started(self) -> tuple[EventLoopThread, GeneratorWorker, WorkerEnvironments]:
+        if self._loop is None or self._worker is None or self._environments is None:
+            raise RuntimeError(f"{self._id} was used before start()")
+        return self._loop, self._worker, self._environments
+
+
+RemoteGenerator = ray.remote(GeneratorActor)

@@ -1,0 +1,186 @@
+"""One generator's actor, and the calls that the driver makes to it, each with its deadline."""
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import ray
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnreachable
+from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
+from asyncrl.envs.secrets import read_secrets
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, watch
+from asyncrl.run.nodes.model_folder import ModelFolder
+from asyncrl.run.nodes.placed_processes import Places
+from asyncrl.run.pool.generator_actor import RemoteGenerator
+from generators.completion import ScoredRow
+from generators.evaluation import Evaluated, HeldOutTask
+from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
+
+T = TypeVar("T")
+
+AGAIN_S = 1.0
+"""Seconds after which a process that could not be reached is called again."""
+
+
+class GeneratorHandle:
+    """The driver's handle of one generator process. Every call but :meth:`run` has a deadline.
+
+    Every call raises ``ProcessDied`` when the process or its event loop is gone, and what the generator itself raised otherwise.
+
+    Attributes:
+        worker: its name, which begins with that of its pool.
+        node: Ray's id of its node.
+    """
+
+    def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path, node: str) -> None:
+        self.worker, self._actor, self._deadlines, self._log, self.node = worker, actor, deadlines, log, node
+
+    async def start(self) -> None:
+        """Bring its engine up, with the weights of version 0."""
+        # Longer than the deadline that the engine keeps itself, because its error says more.
+        seconds = self._deadlines.start + ANSWER_DEADLINE_S
+        await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
+
+    async def run(self) -> None:
+        """Generate until stopped; returns at once if it was stopped before. Goes on after it was out of reach for a while."""
+
+        async def run() -> None:
+            while True:
+                try:
+                    return await watch(self._actor.run.remote(), of=self.worker)
+                except ProcessUnreachable:  # it may go on generating; whether it answers says how long that is waited for
+                    await asyncio.sleep(AGAIN_S)
+
+        await self._while_it_answers(run())
+
+    async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work``. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
+        working = asyncio.ensure_future(work)
+        answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
+        try:
+            await asyncio.wait({working, answering}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else answering.result()
+        finally:
+            working.cancel()
+            answering.cancel()
+
+    async def _answer(self) -> NoReturn:
+        seconds = self._deadlines.lease
+        while True:
+            await self._answer_once(seconds)
+            await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
+
+    async def _answer_once(self, seconds: float) -> None:
+        ends, unreachable = time.monotonic() + seconds, None
+        while True:
+            try:
+                return await self._ask(self._actor.answer.remote(), "answer", ends - time.monotonic())
+            except ProcessUnreachable as error:
+                if ends - time.monotonic() <= AGAIN_S:
+                    raise
+                unreachable = error
+                await asyncio.sleep(AGAIN_S)
+            except DeadlineExceeded as late:
+                if unreachable is not None:
+                    raise unreachable from late
+                raise EventLoopBlocked(
+                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it holds the "
+                    "interpreter's lock (a regular expression can do so for hours, even in a thread); see "
+                    f"{self._log}, which then names the code"
+                ) from late
+
+    async def install(self, publication: Publication) -> int:
+        """Load a publication; returns the fingerprint of what was loaded. Goes on after the process was out of reach."""
+        what, seconds = f"{self.worker} to load version {publication.version}", self._deadlines.publish
+        remedy = f"see {self._log}; raise deadlines.publish"
+
+        async def install() -> int:
+            async with deadline(seconds, waiter="the driver", owner=what, remedy=remedy):
+                while True:
+                    try:
+                        return int(await watch(self._actor.install.remote(publication), of=what))
+                    except ProcessUnreachable:  # it may be loading; asked again, it tells what came of it
+                        await asyncio.sleep(AGAIN_S)
+
+        return await self._while_it_answers(install())
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
+        """Have its engine score ``rows`` beside what it samples."""
+        return await self._ask(
+            self._actor.score.remote(rows), "score a probe", self._deadlines.publish, "raise deadlines.publish"
+        )
+
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of some tasks; ``version`` is being evaluated."""
+        asked = self._actor.evaluate.remote(tasks, version)
+        evaluating = self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
+        return await self._while_it_answers(evaluating)
+
+    async def statistics(self) -> GeneratorStatistics:
+        """Return the counters since its engine was ready."""
+        return await self._ask(self._actor.statistics.remote(), "count", ANSWER_DEADLINE_S)
+
+    async def stop(self) -> None:
+        """Make :meth:`run` return."""
+        await self._ask(self._actor.stop.remote(), "stop", ANSWER_DEADLINE_S)
+
+    async def hand_back(self) -> None:
+        """Have it lease nothing more and hand all its episodes back; then :meth:`run` returns."""
+        seconds = self._deadlines.shutdown + ANSWER_DEADLINE_S
+        await self._ask(self._actor.hand_back.remote(), "hand back its episodes", seconds)
+
+    async def close(self, seconds: float) -> None:
+        """Shut its engine down."""
+        await self._ask(self._actor.close.remote(), "close", seconds, "it is killed")
+
+    def kill(self) -> None:
+        """End its process, if there still is one; the engine's processes end with it."""
+        ray.kill(self._actor)
+
+    async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float, remedy: str = "it may be overloaded") -> T:
+        remedy = f"see {self._log}; {remedy}"
+        return await ask(answer, of=f"{self.worker} to {what}", by="the driver", seconds=seconds, remedy=remedy)
+
+
+def make_generator(
+    recipe: Recipe,
+    model: ModelFolder,
+    pool: str,
+    number: int,
+    folder: RunFolder,
+    places: Places,
+    buffer: Any | None = None,
+    reward_model: Any | None = None,
+) -> GeneratorHandle:
+    """Make the process of generator ``number``, which writes its log and the episodes of evaluations to ``folder``.
+
+    Args:
+        model: the Hugging Face folder that has the weights of version 0.
+        pool: the name of its pool.
+        places: finds its node, and counts it there until it leaves.
+        buffer: the actor of the run's buffer; None for a generator that only evaluates.
+        reward_model: the actor of the run's reward model, if it has one.
+
+    Raises:
+        NoRoom: no node that is alive has room for it.
+    """
+    worker = WorkerId(f"{'generator' if pool == MAIN_POOL else pool}-{number}")
+    log = folder.logs / f"{worker}.log"
+    where = places.take(worker, pool)
+    engines_there = places.on_node_of(recipe.generators.by_pool)[where.node]
+    of_pool = msgspec.structs.replace(recipe, generators=recipe.generators.by_pool[pool])
+    secrets = read_secrets(recipe.environment, os.environ)
+    actor = RemoteGenerator.options(max_concurrency=1000, **where.options).remote(
+        of_pool, model, buffer, reward_model, worker, number, engines_there, secrets, folder.trajectories, log
+    )
+    return GeneratorHandle(worker, actor, recipe.deadlines, log, where.node)

@@ -1,0 +1,137 @@
+"""The slots of all generators of a run: asks the generators in them side by side, and notes who died and why.
+
+What always holds: a generator that died, or missed the deadline of a call, is given no weights any more, and what is left of its
+process is killed; the first report of a death is its cause; whoever waits for :attr:`GeneratorSlots.changed` hears of each death.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from asyncrl.core.errors import (
+    ComponentFailed,
+    DeadlineExceeded,
+    EventLoopBlocked,
+    NodeFull,
+    NodeLost,
+    ProcessDied,
+    WeightsOutOfReach,
+)
+from asyncrl.core.ids import WorkerId
+from asyncrl.run.nodes.node_watch import NodeWatch
+from asyncrl.run.pool.handle import GeneratorHandle
+from asyncrl.run.pool.slot import GeneratorSlot
+from generators.first_error import first_error
+
+T = TypeVar("T")
+
+
+class GeneratorSlots:
+    """The slots of all pools.
+
+    Args:
+        slots: in the order in which they are told.
+        forget: ends the deliveries of weights to a generator.
+        nodes: knows which nodes answer.
+
+    Attributes:
+        all: every slot there ever was, newcomers last.
+        pump: the tasks of the generation pump, which replaces generators that die; None before it began and after it ended.
+        stopping: set once the pump is to end.
+        changed: set when a generator died, ended or is done coming up, and when the pump ended.
+        last_death: how the last generator died.
+    """
+
+    def __init__(self, slots: Sequence[GeneratorSlot], forget: Callable[[WorkerId], None], nodes: NodeWatch) -> None:
+        self.all, self._forget, self._nodes = list(slots), forget, nodes
+        self.pump: asyncio.TaskGroup | None = None
+        self.stopping = asyncio.Event()
+        self.changed = asyncio.Event()
+        self.last_death = "none was ever up"
+
+    @property
+    def up(self) -> list[GeneratorSlot]:
+        """The slots whose generator takes part in everything."""
+        return [slot for slot in self.all if slot.up]
+
+    @property
+    def training(self) -> list[GeneratorSlot]:
+        """The slots that play training episodes, or did so before they were given up."""
+        return [slot for slot in self.all if slot.role != "evaluation"]
+
+    @property
+    def evaluating(self) -> list[GeneratorSlot]:
+        """The slots that play evaluations."""
+        return [slot for slot in self.all if slot.role != "train" and not slot.given_up]
+
+    def of_pool(self, pool: str) -> list[GeneratorSlot]:
+        """Return the slots that count in the size of a pool."""
+        return [slot for slot in self.all if slot.pool == pool and not slot.given_up]
+
+    def needs_nobody(self, slot: GeneratorSlot) -> bool:
+        """Whether nobody is to take the place of the generator in ``slot``: the slot was given up, or the pump is to end."""
+        return self.stopping.is_set() or slot.given_up
+
+    async def ask(self, slots: Sequence[GeneratorSlot], question: Callable[[GeneratorHandle], Awaitable[T]]) -> list[T | None]:
+        """Return the answers of the generators in ``slots``, None for one that died. Raises any other error at once."""
+
+        async def answer(slot: GeneratorSlot) -> T | None:
+            generator = slot.generator
+            try:
+                return await _in_time(question(generator))
+            except ProcessDied as death:
+                if slot.generator is generator:
+                    self.died(slot, death)
+                return None
+
+        with first_error():
+            async with asyncio.TaskGroup() as asking:
+                answers = [asking.create_task(answer(slot)) for slot in slots]
+        return [done.result() for done in answers]
+
+    async def was_lost_with_its_node(self, generator: GeneratorHandle) -> bool:
+        """Whether the node of a generator that died does not answer either."""
+        return not await self._nodes.look(generator.node)
+
+    async def explained(self, generator: GeneratorHandle, death: ProcessDied) -> ProcessDied:
+        """Return what a generator died of: the loss of its node, if that does not answer."""
+        if isinstance(death, NodeLost) or not await self.was_lost_with_its_node(generator):
+            return death
+        return NodeLost(f"{generator.worker}: its node does not answer, and it is lost with it ({death})")
+
+    def died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
+        """Note that the generator in ``slot`` or its engine is gone; kill what is left, which also ends its ``run``."""
+        if isinstance(death, NodeFull):
+            self._nodes.lacks(slot.generator.node, death.needed)
+        if isinstance(death, WeightsOutOfReach):
+            self._nodes.has_no_weights(slot.generator.node)
+        worker, why = slot.generator.worker, str(death)
+        slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
+        self.last_death = slot.death
+        self._forget(worker)
+        slot.generator.kill()
+        self.changed.set()
+
+    def lost(self, generator: GeneratorHandle, death: ProcessDied) -> None:
+        """Note that a generator died, wherever it is now."""
+        for slot in self.all:
+            if slot.generator is generator:
+                self.died(slot, death)
+
+    def are_coming_up(self, slots: Sequence[GeneratorSlot]) -> bool:
+        """Whether the generator of one of ``slots`` is coming up."""
+        return any(slot.coming_up is not None and not slot.coming_up.done() for slot in slots)
+
+    def check_alive(self, slots: Sequence[GeneratorSlot]) -> None:
+        """Raise ``ComponentFailed`` if no generator in ``slots`` is up or will be, so that nobody waits for one in vain."""
+        will_come = self.pump is not None and not self.stopping.is_set()
+        if not (will_come or self.are_coming_up(slots) or any(slot.up for slot in slots)):
+            raise ComponentFailed(f"no generator is left: {self.last_death}")
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    """Await a generator's answer. If it is late, it counts as dead: a frozen engine would never end by itself."""
+    try:
+        return await answer
+    except DeadlineExceeded as late:
+        raise ProcessDied(str(late)) from late

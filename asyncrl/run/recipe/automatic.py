@@ -1,0 +1,283 @@
+"""Chooses values for the keys of a recipe that are ``auto``.
+
+``buffer.pipeline_depth`` is not among them: if it is ``auto``, it moves while training (:mod:`asyncrl.run.measures.pacing`).
+The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps the values in the recipe
+of its run folder.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
+from math import ceil, gcd
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.measures.units import memory
+from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.models.chat_template import tool_parser_of
+from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, read_shape
+from asyncrl.run.nodes.cluster_nodes import Nodes
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.nodes.placement import Node, NoRoom, place
+from asyncrl.run.nodes.process_kinds import LEARNER, learner_part
+from asyncrl.run.nodes.process_sizes import beside_learner, gpu_bytes, learner_bytes
+from asyncrl.run.recipe.data_type import PAYS, bfloat16_share
+
+MOST_RUNNING = 256
+"""vLLM's own default for the sequences that an engine runs at once, on a CPU and on small GPUs."""
+MOST_RUNNING_ON_LARGE_GPUS = 1024
+"""vLLM's own default on GPUs of at least :data:`LARGE_GPU_BYTES` that are newer than an A100."""
+LARGE_GPU_BYTES = 70 << 30
+LEAST_CACHE_MB = 64
+CACHE_SHARE = 0.2
+"""The largest share of free memory for the key-value caches of all engines together."""
+MICRO_BATCH_TOKENS = 8192
+LEAST_MICRO_BATCH_TOKENS = 1024
+"""The fewest that are chosen where a GPU has little memory: smaller products do not keep it busy."""
+SHARED_MEMORY = 0.4
+"""The share of a GPU's memory for an engine that shares the GPU with the learner."""
+FEW_CORES = 2
+"""With at most this many cores, a run on a CPU gets one engine."""
+CORES_A_RANK = 4
+"""On CPU, one learner rank for this many cores of a node; the others are for engines, tools and the run's own processes."""
+COSTLY_EPISODE = {"bfloat16": 16e9, "float32": 12e9}
+"""Floating-point operations of training an episode beyond which a learner of one rank is slower than its engine, by the learner's
+data type.
+
+On two cores, with models of 1 M and of 6 M parameters, two ranks in bfloat16 were 0.85 times as fast as one at 2.5e9 and at 10e9,
+0.9 to 1.0 at 15e9, and 1.17 at 17e9; in float32, without AVX-512, 0.87 at 2.5e9, 1.0 at 10e9 and 1.26 at 15e9.
+"""
+CORES_A_BUSY_RANK = 2
+"""As :data:`CORES_A_RANK`, where training an episode costs so much; the first :data:`FEW_CORES` cores have a rank each."""
+LEARNER_SHARE = 0.5
+"""The largest share of a node's free memory for more learner ranks than the model needs."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A value that was chosen for a key of a recipe, and why."""
+
+    key: str
+    value: int | float | str
+    reason: str
+
+
+def choose(recipe: Recipe, keys: Set[str], machine: Machine) -> tuple[Recipe, tuple[Choice, ...]]:
+    """Choose values for the keys of a recipe that are ``auto``, in an order in which each may depend on those before it.
+
+    Args:
+        recipe: the recipe, with the schema's default for each key that is ``auto``.
+        keys: dotted paths of the keys to choose.
+        machine: the machine that the run will use.
+
+    Returns:
+        the recipe with the values chosen, and the choices; a value that the machine makes no use of is no choice.
+    """
+    try:
+        shape = read_shape(recipe.model.path)
+    except RecipeError:
+        shape = None  # the plan will refuse the model
+    choices = []
+    for key, rule in _RULES.items():
+        if key in keys:
+            section, name = key.split(".")
+            value, reason = rule(recipe, machine, shape)
+            changed = msgspec.structs.replace(getattr(recipe, section), **{name: value})
+            recipe = msgspec.structs.replace(recipe, **{section: changed})
+            choices += [Choice(key, value, reason)] if reason else []
+    return recipe, tuple(choices)
+
+
+def _dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    if machine.gpus:
+        return "bfloat16", "GPUs compute in it"
+    return _faster_dtype(machine, shape)
+
+
+def _learner_dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    if machine.gpus:
+        return "bfloat16", "GPUs compute in it, and TransformerEngine's layers need it"
+    if recipe.generators.dtype == "float32":
+        return "float32", "the engines compute in it"
+    return _faster_dtype(machine, shape)
+
+
+def _faster_dtype(machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    """The data type in which engine and learner together are faster on a CPU."""
+    if not machine.bfloat16:
+        return "float32", "the processor has no instructions for bfloat16"
+    share = None if shape is None else bfloat16_share(shape)
+    if share is None:
+        return "bfloat16", "the processor has instructions for it"
+    dtype = "bfloat16" if share <= PAYS else "float32"
+    return dtype, f"measured on this processor: in bfloat16 the model's products take {share:.2f} times as long as in float32"
+
+
+def _gpu(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    if machine.gpus == 1 and recipe.learner.layout.ranks == recipe.generators.engine_workers == 1:
+        return "shared", "there is one GPU for the learner and an engine"
+    return "own", "each process has its GPUs to itself" if machine.gpus else ""
+
+
+def _gpu_memory_share(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[float, str]:
+    if not machine.gpus:
+        return recipe.generators.gpu_memory_share, ""
+    if recipe.learner.gpu == "shared":
+        return SHARED_MEMORY, "the learner, which shares the GPU, needs more than an engine"
+    return recipe.generators.gpu_memory_share, "an engine has its GPU to itself"
+
+
+def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    if machine.gpus:
+        others = recipe.learner.layout.ranks + isinstance(recipe.reward, ModelReward)
+        if recipe.learner.gpu == "shared":
+            return max(1, 2 * machine.gpus - others), f"GPUs: {machine.gpus}, two processes each, of which {others} are others"
+        each = recipe.generators.engine_workers
+        return max(1, (machine.gpus - others) // each), f"GPUs: {machine.gpus}, of which learner and reward model take {others}"
+    if machine.cores <= FEW_CORES:
+        return 1, f"{machine.cores} cores: a second engine would compete with the learner for them"
+    return 2, "two engines play episodes side by side, and one goes on if the other fails"
+
+
+def _role(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    evaluating = [name for name, pool in recipe.generators.pools.items() if pool.role == "evaluation"]
+    if evaluating:
+        return "train", f"pool {' and '.join(evaluating)} plays the evaluations"
+    return "both", "no pool plays evaluations alone"
+
+
+def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    size, engines = recipe.batch.group_size, sum(pool.count for pool in recipe.generators.training.values()) or 1
+    groups = ceil((recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step / engines)
+    ranks, default = recipe.generators.data_parallel, _most_running(machine)
+    most = max(1, ranks * default // size) * size
+    if groups * size <= most:
+        return groups * size, "an engine's share of the episodes that may be outstanding"
+    return (
+        most,
+        f"{most // size} groups: vLLM's own default here is {default} sequences for each {'rank' if ranks > 1 else 'engine'}",
+    )
+
+
+def _most_running(machine: Machine) -> int:
+    large = machine.gpus and machine.gpu_memory >= LARGE_GPU_BYTES and "A100" not in machine.gpu_name
+    return MOST_RUNNING_ON_LARGE_GPUS if large else MOST_RUNNING
+
+
+def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    generators = recipe.generators
+    if shape is None or machine.gpus:
+        return generators.kv_cache_mb, "the model is not known" if shape is None else ""
+    needed = generators.max_running * recipe.model.max_context * shape.cache_bytes(ELEMENT_BYTES[generators.dtype])
+    most = int(machine.free * CACHE_SHARE / generators.engines)
+    if needed > most:
+        return max(
+            LEAST_CACHE_MB, most >> 20
+        ), f"a fifth of the free memory for all engines; {memory(needed)} would hold every running episode"
+    return max(LEAST_CACHE_MB, ceil(needed / 2**20)), "holds every running episode at its longest"
+
+
+def _micro_batch_tokens(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    longest = recipe.model.max_context
+    if longest >= MICRO_BATCH_TOKENS:
+        return longest, "holds the longest episode"
+    if shape is None or not (machine.gpus and machine.gpu_memory):
+        return MICRO_BATCH_TOKENS, "enough to keep the processor busy"
+    room = machine.gpu_memory - beside_learner(recipe, shape, machine.gpu_memory)
+    tokens = MICRO_BATCH_TOKENS
+    while tokens > LEAST_MICRO_BATCH_TOKENS and not _fits(recipe.learner, shape, tokens, room):
+        tokens //= 2
+    if tokens == MICRO_BATCH_TOKENS:
+        return tokens, "enough to keep the GPU busy"
+    return max(tokens, longest), f"the learner has {memory(room)} of the GPU, and its activations have to fit beside its state"
+
+
+def _fits(learner: LearnerConfig, shape: ModelShape, tokens: int, room: int) -> bool:
+    """Whether a learner rank with micro-batches of so many tokens needs at most ``room`` bytes of a GPU."""
+    return gpu_bytes(msgspec.structs.replace(learner, micro_batch_tokens=tokens), shape) <= room
+
+
+def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    layout = msgspec.structs.replace(recipe.learner, data_parallel=1).layout
+    experts = layout.expert * layout.expert_tensor
+    least = experts // gcd(experts, layout.stage_ranks)
+    if machine.gpus:
+        return least, "further GPUs are for engines; raise it where the learner is the bottleneck"
+    costly = _costly_episode(recipe, shape)
+    nodes = _nodes(machine)
+    room = sum(_room(node, costly=bool(costly)) for node in nodes.alive)
+    most = min(room // layout.ranks, recipe.batch.groups_per_step) // least * least
+    tokens = max(recipe.learner.micro_batch_tokens, recipe.model.max_context)  # at least: it may be chosen after this
+    for ranks in range(most, least, -least):
+        learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks, micro_batch_tokens=tokens)
+        if _have_room(learner, nodes, shape, costly=bool(costly)):
+            cores = "the cores of its nodes" if machine.cluster else f"{machine.cores} cores"
+            return ranks, f"{costly}{cores} have room for {room} ranks, and there is at most one for each group of a step"
+    return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
+
+
+def _costly_episode(recipe: Recipe, shape: ModelShape | None) -> str:
+    """Say that an episode costs so much to train that a learner of one rank is slower than its engine; empty if it does not."""
+    cost = 0 if shape is None else _training_cost(shape, recipe.model.max_context)
+    if cost < COSTLY_EPISODE[recipe.learner.dtype]:
+        return ""
+    return f"one rank would keep engines waiting, with up to {cost / 1e9:,.1f} GFLOP to train an episode: "
+
+
+def _training_cost(shape: ModelShape, tokens: int) -> int:
+    """Floating-point operations of training an episode of ``tokens``: two for each multiplication in the forward pass, and twice
+    that in the backward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). A token sees half of the episode on average,
+    and of a mixture its own experts."""
+    attention = shape.num_hidden_layers * shape.num_attention_heads * shape.head_size * tokens
+    return 6 * tokens * (shape.active_parameters + attention)
+
+
+def _nodes(machine: Machine) -> Nodes:
+    """The nodes on which a run's processes may be; a machine alone is one."""
+    if machine.cluster is not None:
+        return machine.cluster
+    room = {"CPU": float(machine.cores), "memory": float(machine.free)}
+    return Nodes((Node(id="", host="", has=room, free=room),), "")
+
+
+def _room(node: Node, *, costly: bool) -> int:
+    """How many learner ranks a node's cores have room for beside all else that runs there; with more cores, never fewer."""
+    cores = int(node.has.get("CPU", 0))
+    return max(min(cores, FEW_CORES), cores // CORES_A_BUSY_RANK) if costly else cores // CORES_A_RANK
+
+
+def _have_room(learner: LearnerConfig, nodes: Nodes, shape: ModelShape | None, *, costly: bool) -> bool:
+    """Whether the nodes on which the learner's ranks would be placed have the cores and the memory for them."""
+    size = 0 if shape is None else learner_bytes(learner, shape)
+    part = learner_part(learner, on_gpus=False, sizes={LEARNER: size})
+    try:
+        ranks_on = Counter(place((part,), nodes.alive, nodes.driver)[LEARNER])
+    except NoRoom:
+        return False
+    return all(
+        ranks_on[node.id] <= _room(node, costly=costly) and ranks_on[node.id] * size <= LEARNER_SHARE * node.free.get("memory", 0)
+        for node in nodes.alive
+        if ranks_on[node.id]
+    )
+
+
+def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    return tool_parser_of(recipe.model.path)
+
+
+_Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | float | str, str]]
+_RULES: Mapping[str, _Rule] = {
+    "model.tool_parser": _tool_parser,
+    "learner.dtype": _learner_dtype,
+    "generators.dtype": _dtype,
+    "learner.data_parallel": _data_parallel,
+    "learner.gpu": _gpu,
+    "generators.gpu_memory_share": _gpu_memory_share,
+    "learner.micro_batch_tokens": _micro_batch_tokens,
+    "generators.count": _count,
+    "generators.role": _role,
+    "generators.max_running": _max_running,
+    "generators.kv_cache_mb": _kv_cache_mb,
+}
+"""How each key is chosen, in the order in which they depend on one another."""

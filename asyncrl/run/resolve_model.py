@@ -1,0 +1,54 @@
+"""Finds the model that a recipe names: a Hugging Face folder, or the tiny model, which is made if it is not there.
+
+The tiny model is made in a separate process: training it in the driver would load torch there, and could not be
+interrupted.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.host.helper_process import helped
+from asyncrl.run.models.model_shape import TINY
+from asyncrl.run.models.model_sources import fetched, is_remote
+from asyncrl.run.tiny.lessons import players_of
+from asyncrl.run.tiny.warm_up import Made, Request, Step
+from asyncrl.run.views.live_view import LiveView
+
+
+async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
+    """Return the path of the model's Hugging Face folder; the tiny model is made first if it is not there.
+
+    Raises:
+        ComponentFailed: the tiny model could not be made.
+        RecipeError: a model of the hub could not be fetched.
+        DeadlineExceeded: fetching it took too long.
+    """
+    if is_remote(recipe):
+        view.phase("Fetching the model from the Hugging Face hub")
+    if recipe.model.path == TINY:
+        request = Request(players_of(recipe), recipe.model.tool_parser, recipe.seed)
+        return await _make_tiny(request, recipe.deadlines.start, view)
+    return await fetched(recipe.model.path, "model.path", recipe.deadlines.start)
+
+
+async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
+    view.phase("Making the tiny model")
+    made: list[Path] = []
+
+    def seen(line: bytes) -> None:
+        match msgspec.json.decode(line, type=Step | Made):
+            case Step(fraction=fraction, text=text):
+                view.advance(fraction, text)
+            case Made(path=path):
+                made.append(Path(path))
+
+    try:
+        await helped("asyncrl.run.tiny.warm_up", request, seen, task="making the tiny model", seconds=seconds)
+    except ComponentFailed as error:
+        where = "the model is made in ~/.cache/asyncrl, or in the folder that ASYNCRL_CACHE names"
+        raise ComponentFailed(f"{error}; {where}") from error
+    (path,) = made
+    return path

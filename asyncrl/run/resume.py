@@ -1,0 +1,143 @@
+"""Finds out whether a run can be resumed, before anything of it starts, and how far it had come."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.measures.buffer_statistics import BufferStatistics
+from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.beginning import begin_from, totals_at
+from asyncrl.run.buffer.tasks import make_task_stream
+from asyncrl.run.folder.buffer_folder import BufferFolder, journal_of
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
+from asyncrl.run.tracking.tracking_check import check_database
+from buffers.journal.identity import Identity
+from buffers.journal.journal_files import JournalGone, Recovery, read_journal
+from buffers.journal.recovery import rebuild
+from buffers.payload import SUFFIX, check_there
+from buffers.replay_buffer import ReplayBuffer
+from learners.checkpointing import checkpoints
+from learners.checkpointing.checkpoint_check import check_checkpoint
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """How far a run that is about to be resumed had come, according to its files.
+
+    Attributes:
+        summary: the summary that it would have if it ended now.
+        totals: the totals at the checkpoint that its learner begins from.
+        note: tells the user that the summary cannot be read and is made anew; empty if it could be read.
+        changed: whether the run is resumed with changes of its recipe, which it keeps from now on.
+    """
+
+    summary: Summary
+    totals: SavedTotals
+    statistics: BufferStatistics
+    note: str = ""
+    changed: bool = False
+
+
+def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
+    """Refuse a run that cannot be resumed. Reads journal, checkpoints, totals, summary and tracking; changes nothing.
+
+    Raises:
+        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its trajectories are
+            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; its
+            MLflow database cannot be used; it has completed and ``steps`` was not raised; or a process is driving it.
+    """
+    if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
+        raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
+    folder.check_not_driven()
+    ended, unreadable = _how_it_ended(folder)
+    if ended is not None and ended.status is Status.COMPLETED and recipe.steps <= ended.steps:
+        problem = f"{folder.path} has completed its {ended.steps} training steps, so there is nothing to resume"
+        raise RecipeError("", problem, f"make it longer (--resume {folder.path} steps=N), or launch a new run")
+    try:
+        statistics = _read_buffer(recipe, folder, ended)
+        version, checkpoint = begin_from(folder.checkpoints, statistics.version, statistics.kept_from)
+        if checkpoint is not None:
+            check_checkpoint(checkpoint)
+    except RecipeError:
+        raise
+    except AsyncRLError as error:
+        raise RecipeError("", str(error), "nothing of the run was changed") from error
+    if not recipe.tracking.uri:
+        check_database(folder)
+    totals, _ = totals_at(folder.checkpoints, version)
+    return Reached(_told_now(recipe.buffer, folder, totals, statistics, ended), totals, statistics, unreadable)
+
+
+def check_changes(overrides: Sequence[str]) -> None:
+    """Refuse changes of a resumed run's recipe that would say something else than its folder does.
+
+    What else may not change is found where it matters: see :meth:`buffers.journal.identity.Identity.check`, and the checkpoint's
+    model.
+
+    Raises:
+        RecipeError: one of them names the run or its folder anew.
+    """
+    for override in overrides:
+        key = override.lstrip("~+").partition("=")[0].strip()
+        if key in ("name", "run_dir"):
+            raise RecipeError(key, "a resumed run keeps its name and its folder", "leave it out, or launch a new run")
+
+
+def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
+    """Read the summary, if there is one; if it cannot be read, also return why, as text."""
+    try:
+        return Summary.read(folder.summary), ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, RecursionError) as error:
+        return (
+            None,
+            f"{folder.summary} cannot be read ({error}): it is made anew, from the journal and the last checkpoint's totals",
+        )
+
+
+def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
+    """Return the statistics of the buffer that the journal describes. Looks for its payload, but does not read it."""
+    journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
+    try:
+        found = read_journal(journal)
+    except FileNotFoundError:
+        found = Recovery(None, [])
+    if found.is_empty:
+        _check_not_begun(folder, buffer_folder, ended)
+    tasks = make_task_stream(recipe)
+    buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
+    rebuild(buffer, Identity.of(recipe, tasks), journal, found)
+    # Other shards may lie on other hosts; they are checked there once those hosts are up.
+    check_there(buffer_folder.shard(0), [ref for ref in buffer.groups.live_payload() if ref.shard == 0])
+    return buffer.statistics()
+
+
+def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | None) -> None:
+    """Refuse an empty journal if the folder shows that the run had begun."""
+    evidence = []
+    if any(buffer.payload.rglob(f"*{SUFFIX}")):
+        evidence.append(f"there are trajectories in {buffer.payload}")
+    if newest := checkpoints.newest(folder.checkpoints):
+        evidence.append(f"there is a checkpoint, {newest[1].relative_to(folder.path)}")
+    if ended is not None and ended.ledger.issued:
+        evidence.append(f"{folder.summary.name} tells of {ended.ledger.issued} groups")
+    if evidence:
+        raise JournalGone(journal_of(folder.path), " and ".join(evidence))
+
+
+def _told_now(
+    limits: BufferConfig, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
+) -> Summary:
+    """Make the summary so far, from the last checkpoint's totals, the journal, and the last summary if there is one."""
+    totals = Totals()
+    totals.resume(saved, statistics.version)
+    totals.buffer = statistics
+    known = summarize(totals, Status.FAILED, "", limits)
+    if ended is not None and ended.steps >= known.steps:
+        known = msgspec.structs.replace(ended, ledger=known.ledger, versions_published=known.versions_published)
+    resumes = folder.resumes if ended is None else max(folder.resumes, ended.resumes)
+    return msgspec.structs.replace(known, steps=max(known.steps, statistics.steps_trained), resumes=resumes)

@@ -1,0 +1,1 @@
+"""Rewards of finished episodes that come from a model, here or behind a URL."""

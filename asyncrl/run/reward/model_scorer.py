@@ -1,0 +1,48 @@
+"""The generator's client of the run's own reward model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied, ScoringFailed
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import Trajectory
+from asyncrl.run.buffer.request_coalescer import RequestCoalescer
+from asyncrl.run.host.ray_calls import ask
+
+_SEE_LOG = "see logs/reward-model.log; raise deadlines.reward"
+
+
+class ModelScorer:
+    """Asks the run's own reward model for scores; see :class:`asyncrl.core.scoring.Scorer`.
+
+    Args:
+        client: the asking generator's name, for error messages.
+        deadline_s: how long the score of an episode may take.
+    """
+
+    def __init__(self, actor: Any, client: str, deadline_s: float) -> None:
+        self._actor, self._client, self._deadline_s = actor, client, deadline_s
+        self._rows: RequestCoalescer[np.ndarray, float] = RequestCoalescer(self._ask, for_nobody=False)
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        """Return the model's score of the trajectory's tokens, exactly as they were sampled.
+
+        Raises:
+            ScoringFailed: no score came in time.
+            ComponentFailed: the model's process died.
+        """
+        try:
+            async with deadline(self._deadline_s, waiter=self._client, owner="the reward model", remedy=_SEE_LOG):
+                return await self._rows.send(trajectory.token_ids)
+        except DeadlineExceeded as late:
+            raise ScoringFailed(FailureKind.INFRASTRUCTURE, str(late)) from late
+
+    async def _ask(self, rows: Sequence[np.ndarray]) -> list[float]:
+        of = f"the reward model to score {len(rows)} episodes"
+        try:
+            return await ask(self._actor.score.remote(rows), of=of, by=self._client, seconds=self._deadline_s, remedy=_SEE_LOG)
+        except ProcessDied as death:  # ProcessDied would mean that this generator died, and would get it replaced
+            raise ComponentFailed(str(death)) from death

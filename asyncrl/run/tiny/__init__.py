@@ -1,0 +1,1 @@
+"""The tiny model of a run: its lessons, who plays them, and its warm-up."""

@@ -1,0 +1,1 @@
+"""What goes to MLflow and further trackers: metrics, traces, and the check before the run."""

@@ -1,0 +1,383 @@
+"""Records a run in MLflow without making it wait.
+
+MLflow's calls are slow: making the database takes seconds, and a remote server may take any time. One thread makes them
+all, and takes records from a bounded queue, so that training never waits. What always holds: records arrive in the
+order in which they were made; once a call has failed, the next call of the tracker raises its error; no record is
+dropped silently.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.flatten import flatten
+from asyncrl.core.process.long_import import long_import
+from asyncrl.core.recipe.schema import Recipe, TrackingConfig
+from asyncrl.run.folder.disk import POLL_S, ROOM_BYTES, free_bytes
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.metric_names import parameter_name
+from asyncrl.run.measures.metrics import REWARD
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.recipe.compose import resolved_yaml
+from asyncrl.run.tracking.further_trackers import FurtherTracker, make_further_tracker
+from asyncrl.run.tracking.paced_traces import PacedTraces
+from asyncrl.run.tracking.traces import Traces
+from asyncrl.run.tracking.tracking_check import elsewhere
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BUSY_S = 60.0
+"""How long a call waits while other runs write to the same SQLite database."""
+_LOCKED = "database is locked"
+
+QUEUE_LENGTH = 10_000
+"""How many records may wait. It takes hours of training to fill the queue, so then the tracking server is gone."""
+METRICS_A_CALL = 1000
+PARAMETERS_A_CALL = 100
+"""The most that MLflow takes in one call."""
+
+_MLFLOW_STATUS = {Status.COMPLETED: "FINISHED", Status.INTERRUPTED: "KILLED", Status.FAILED: "FAILED"}
+
+
+class TrackingFailed(AsyncRLError):
+    """MLflow refused a record, cannot be reached, or cannot keep up."""
+
+
+def _first_said(error: Exception) -> str:
+    """What an error of MLflow says, without what SQLAlchemy adds: hints for its callers, the statement, and all its values."""
+    said = str(error).partition("\n[SQL: ")[0].splitlines()
+    return " ".join(line for line in said if not line.startswith("(raised as a result of")) or type(error).__name__
+
+
+class _Values(msgspec.Struct, frozen=True):
+    step: int
+    time_ms: int
+    values: dict[str, float]
+
+
+class _Trained(msgspec.Struct, frozen=True):
+    step: int
+
+
+class _Evaluated(msgspec.Struct, frozen=True):
+    version: int
+
+
+class _End(msgspec.Struct, frozen=True):
+    status: Status
+
+
+class Tracker:
+    """One MLflow run. Call :meth:`start` once, then log from any thread, then :meth:`finish` once.
+
+    Logging raises ``TrackingFailed`` if this or an earlier record could not be kept.
+    """
+
+    def __init__(self, recipe: Recipe, folder: RunFolder) -> None:
+        self._recipe, self._folder = recipe, folder
+        self.uri = tracking_uri(recipe.tracking, folder)
+        self._records: queue.Queue[_Values | _Trained | _Evaluated | _End] = queue.Queue(QUEUE_LENGTH)
+        self._failure: Exception | None = None
+        self._further: list[tuple[str, FurtherTracker]] = []
+        self._tracked_step = -1
+        """The last step tracked before the run was resumed: steps up to it that are done again are not tracked again."""
+        # A daemon thread, so that a server that never answers cannot keep the process alive after finish() has given up.
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that makes the MLflow run or, after a resume, finds it again. Returns at once."""
+        keep_mlflow_quiet()
+        self._thread.start()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of a training step; returns at once."""
+        self._put(_Values(step, int(time.time() * 1000), dict(values)))
+
+    def log_trained(self, step: int) -> None:
+        """Record traces of the episodes that are kept of a training step, as time allows; returns at once."""
+        self._put(_Trained(step))
+
+    def log_evaluated(self, version: int) -> None:
+        """Record traces of the episodes that are kept of an evaluation; returns at once."""
+        self._put(_Evaluated(version))
+
+    def finish(self, status: Status, seconds: float) -> None:
+        """Write out everything and end the MLflow run, within ``seconds``. Blocks: call it beside an event loop, not in it.
+
+        Raises:
+            TrackingFailed: some record could not be kept.
+            DeadlineExceeded: the tracking server took too long; records that still waited are lost.
+        """
+        self._put(_End(status))
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            remedy = f"{self._records.qsize()} records are not in {self.uri}; check that it can be reached"
+            raise DeadlineExceeded("the run", "MLflow to take in the last records", seconds, remedy)
+        self._raise_failure()
+
+    def _put(self, record: _Values | _Trained | _Evaluated | _End) -> None:
+        self._raise_failure()
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            raise TrackingFailed(
+                f"{QUEUE_LENGTH} records wait for {self.uri}; check that it can be reached, or leave tracking.uri empty"
+            ) from None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            if isinstance(self._failure, TrackingFailed):
+                raise self._failure
+            remedy = "check tracking.uri, or leave it empty to track beside the run folder"
+            if not self._recipe.tracking.uri:
+                remedy = f"put {self._folder.database} back as it was, or {elsewhere(self._folder)}"
+            raise TrackingFailed(f"MLflow at {self.uri}: {_first_said(self._failure)}; {remedy}") from self._failure
+
+    def _work(self) -> None:
+        try:
+            with long_import():
+                from mlflow import MlflowClient
+
+            known = self._is_known()  # before the client makes a database where there is none
+            with _only_one_makes(self.uri):
+                client = MlflowClient(self.uri)
+            run_id = self._go_on(client) if known and self._has_run(client) else self._new_run(client)
+            traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
+            for name in self._recipe.tracking.also:
+                make = partial(make_further_tracker, name, self._recipe, self._folder, run_id)
+                self._further.append((name, self._asked(name, make)))
+            for record in self._batches():
+                match record:
+                    case _End(status=status):
+                        if status is Status.COMPLETED:
+                            traces.completed()
+                        self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
+                        self._with_further(methodcaller("end", status))
+                    case _Trained(step=step):
+                        traces.trained(step)
+                    case _Evaluated(version=version):
+                        traces.evaluated(version)
+                    case _:
+                        new = [values for values in record if self._is_new(values)]
+                        self._with_room(partial(_log_values, client, run_id, new))
+                        self._with_further(partial(_log_further, records=new))
+        except Exception as error:
+            # Whatever MLflow, its database or its HTTP client raise belongs to the tracker's owner, not to this thread.
+            logger.exception("tracking failed")
+            self._failure = error
+
+    def _with_further(self, write: Callable[[FurtherTracker], None]) -> None:
+        """Call ``write`` with each tracker beside MLflow."""
+        for name, tracker in self._further:
+            self._asked(name, partial(write, tracker))
+
+    def _asked(self, name: str, call: Callable[[], T]) -> T:
+        """Make a ``call`` of the tracker ``name`` beside MLflow, whose errors are told as that tracker's."""
+        try:
+            return self._with_room(call)
+        except Exception as error:
+            remedy = f"correct that and resume, or resume without it (--resume {self._folder.path} 'tracking.also=[]')"
+            raise TrackingFailed(f"{name}: {error}; {remedy}") from error
+
+    def _keep_text(self, client: "MlflowClient", run_id: str, name: str, text: str) -> None:
+        """Keep a text in the run's folder, and where MLflow looks for it."""
+        self._with_room(partial(client.log_text, run_id, text, name))
+        if sqlite_file(self.uri) is None:
+            self._with_room(partial(_write_text, self._folder.artifacts / name, text))
+
+    def _with_room(self, write: Callable[[], T]) -> T:
+        """Call ``write``, again and again while it fails because the disk is full or other runs write to the same database."""
+        failed = 0
+        locked = False
+        while True:
+            room_before = free_bytes(self._folder.path) >= ROOM_BYTES
+            try:
+                result = write()
+                break
+            except Exception as error:
+                locked = _LOCKED in str(error)
+                # There may be room again by the time we look.
+                if not locked and (self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES)):
+                    raise
+                if not failed:
+                    what = f"other users of {self.uri}" if locked else "room on the disk"
+                    logger.warning("tracking waits for %s: %s", what, str(error).partition("\n")[0])
+                failed += 1
+                time.sleep(POLL_S)
+        if failed:
+            again = "the database is free" if locked else "the disk has room"
+            logger.warning("%s again: tracking goes on, after %d failed attempts", again, failed)
+        return result
+
+    def _is_new(self, record: _Values) -> bool:
+        return record.step > self._tracked_step or REWARD.name not in record.values
+
+    def _is_known(self) -> bool:
+        """Whether the run was tracked before, and tracking can go on in the same place."""
+        if not self._folder.tracked_as.is_file():
+            return False
+        if self._recipe.tracking.uri or self._folder.database.is_file():
+            return True
+        logger.warning("%s is gone, with all metrics so far: tracking begins anew", self._folder.database)
+        return False
+
+    def _has_run(self, client: "MlflowClient") -> bool:
+        """Whether the run is known where it is tracked now; a resume may name another place than before."""
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+        try:
+            self._with_room(partial(client.get_run, self._folder.read_tracked_as()))
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            logger.warning("%s does not know the run that %s names: tracking begins anew", self.uri, self._folder.tracked_as)
+            return False
+        return True
+
+    def _go_on(self, client: "MlflowClient") -> str:
+        """Go on with the MLflow run that a resumed run had, and return its id."""
+        run_id = self._folder.read_tracked_as()
+        self._with_room(partial(client.update_run, run_id, status="RUNNING"))
+        self._own_artifacts(run_id)
+        self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
+        return run_id
+
+    def _new_run(self, client: "MlflowClient") -> str:
+        from mlflow.entities import Param
+
+        experiment = self._with_room(partial(self._experiment, client))
+        run = self._with_room(partial(client.create_run, experiment, run_name=self._folder.path.name))
+        parameters = [Param(parameter_name(key), str(value)) for key, value in flatten(msgspec.to_builtins(self._recipe))]
+        run_id: str = run.info.run_id
+        self._own_artifacts(run_id)
+        for chunk in _chunks(parameters, PARAMETERS_A_CALL):
+            self._with_room(partial(client.log_batch, run_id, params=chunk))
+        self._keep_text(client, run_id, "recipe.yaml", resolved_yaml(self._recipe))
+        self._folder.tracked_as.write_text(run_id, encoding="utf-8")
+        return run_id
+
+    def _own_artifacts(self, run_id: str) -> None:
+        """Have MLflow keep the run's artifacts in the run's folder, of which it knows nothing; a server decides for itself."""
+        file = sqlite_file(self.uri)
+        if file is not None:
+            change = ("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (self._folder.artifacts.as_uri(), run_id))
+            self._with_room(partial(_change, file, *change))
+
+    def _experiment(self, client: "MlflowClient") -> str:
+        from mlflow.exceptions import MlflowException
+
+        name = self._recipe.tracking.experiment
+        if found := client.get_experiment_by_name(name):
+            return found.experiment_id
+        # A server decides where artifacts go; for the file beside the run folders, we decide.
+        location = None if self._recipe.tracking.uri else self._folder.database.with_name("mlflow-artifacts").as_uri()
+        try:
+            return client.create_experiment(name, artifact_location=location)
+        except MlflowException:
+            # Another run that shares the server may have made it meanwhile; any other error is raised.
+            if found := client.get_experiment_by_name(name):
+                return found.experiment_id
+            raise
+
+    def _batches(self) -> Iterator[Sequence[_Values] | _Trained | _Evaluated | _End]:
+        """Records until the end. Metrics that wait at the same time come together, for one transaction; what is to have
+        traces, which waits among them, comes after them, in order."""
+        waiting: list[_Values] = []
+        traced: list[_Trained | _Evaluated] = []
+        while True:
+            record = self._records.get()
+            match record:
+                case _Values():
+                    waiting.append(record)
+                case _Trained() | _Evaluated():
+                    traced.append(record)
+            if not isinstance(record, _End) and not self._records.empty():
+                continue
+            if waiting:
+                yield waiting
+            yield from traced
+            if isinstance(record, _End):
+                yield record
+                return
+            waiting, traced = [], []
+
+
+def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
+    """Where the run is tracked: ``tracking.uri``, or a SQLite file: :attr:`RunFolder.database`."""
+    return config.uri or f"sqlite:///{folder.database}"
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite database; None if the URI is that of something else."""
+    scheme, separator, path = uri.partition(":///")
+    return Path(path.partition("?")[0]).absolute() if separator and scheme in ("sqlite", "sqlite+pysqlite") else None
+
+
+@contextlib.contextmanager
+def _only_one_makes(uri: str) -> Iterator[None]:
+    """Let one process at a time make the tables of a SQLite database, which MLflow does not see to."""
+    file = sqlite_file(uri)
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(f".{file.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _change(file: Path, statement: str, values: tuple[str, ...]) -> None:
+    with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S)) as database, database:
+        database.execute(statement, values)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _log_further(tracker: FurtherTracker, records: Sequence[_Values]) -> None:
+    for record in records:
+        tracker.log(record.step, record.time_ms / 1000, record.values)
+    tracker.flush()
+
+
+def _log_values(client: "MlflowClient", run_id: str, records: Sequence[_Values]) -> None:
+    from mlflow.entities import Metric
+
+    metrics = [Metric(name, value, record.time_ms, record.step) for record in records for name, value in record.values.items()]
+    for chunk in _chunks(metrics, METRICS_A_CALL):
+        client.log_batch(run_id, metrics=chunk)
+
+
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def keep_mlflow_quiet() -> None:
+    """Have MLflow, when it is imported, send no usage reports and write only warnings to the terminal."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])  # in case it was imported before
+    # It also logs every error that it raises, with its traceback; the tracker logs each of them once.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

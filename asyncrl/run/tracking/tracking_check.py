@@ -1,0 +1,159 @@
+"""Checks before a run starts that its metrics can be kept where the recipe says. Nothing is made and nothing is written."""
+
+import os
+import socket
+import sqlite3
+from contextlib import closing
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder.run_folder import RunFolder
+
+ANSWER_S = 5.0
+"""How long a tracking server may take to accept a connection."""
+_BUSY_S = 60.0
+_SERVERS = {"http": 80, "https": 443}
+_ELSEWHERE = ("databricks", "databricks-uc", "uc")
+"""What MLflow reaches by settings of its own, as a whole address or as its scheme."""
+_URI = "tracking.uri"
+
+
+def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
+    """Check the place of the run folder, and that of its metrics. Of a run that is resumed, both are there already.
+
+    Raises:
+        RecipeError: ``run_dir`` cannot be written to; MLflow does not know the kind of ``tracking.uri``, or lacks a package for
+            it; nothing answers there; or a database is damaged or read-only.
+    """
+    if not resumed:
+        _check_run_dir(recipe.run_dir)
+    uri = recipe.tracking.uri
+    if not uri:
+        if not resumed:
+            _check_sqlite(Path(recipe.run_dir).absolute() / "mlflow.db", "run_dir", recipe)
+        return
+    scheme, has_scheme, path = uri.partition(":///")
+    if has_scheme and scheme in ("sqlite", "sqlite+pysqlite"):
+        _check_sqlite(Path(path.partition("?")[0]).absolute(), _URI, recipe)
+        return
+    kind = uri if uri in _ELSEWHERE else uri.partition("://")[0] if "://" in uri else ""
+    if kind in _SERVERS:
+        _check_server(uri, kind)
+    elif kind in ("", "file"):
+        problem = f"{uri!r} is a folder, into which MLflow no longer writes"
+        raise RecipeError(_URI, problem, "name a database file as sqlite:///FILE, or leave it empty")
+    elif kind not in (*_ELSEWHERE, *entry_points(group="mlflow.tracking_store").names):
+        _check_dialect(uri)
+
+
+def database_problem(file: Path, *, whole: bool) -> str:
+    """Why an MLflow database in a file cannot take more metrics; empty if it can. Changes nothing, except that SQLite finishes
+    what a killed run had begun to write.
+
+    Args:
+        whole: read all of it, which takes a second for some hundred megabytes; else only what its tables are.
+    """
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=_BUSY_S)) as database:
+            (problem,) = database.execute("PRAGMA quick_check(1)").fetchone() if whole else ("ok",)
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except (sqlite3.Error, OSError, ValueError) as error:
+        return str(error)
+    if problem == "ok" and not os.access(file, os.W_OK):
+        return "it is read-only"
+    return "" if problem == "ok" else str(problem)
+
+
+def _check_run_dir(run_dir: str) -> None:
+    """Refuse a folder that cannot be made, or in which no folder can be made."""
+    path = Path(run_dir).absolute()
+    there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    remedy = "name a folder that you may write to, e.g. with run_dir=runs"
+    if not there.is_dir():
+        raise RecipeError("run_dir", f"cannot make a run folder in {run_dir!r}: {there} is no folder", remedy)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RecipeError("run_dir", f"cannot make a run folder in {run_dir!r}: {there} cannot be written to", remedy)
+
+
+def _check_sqlite(file: Path, place: str, recipe: Recipe) -> None:
+    if file.exists():
+        if problem := database_problem(file, whole=False):
+            problem = f"the MLflow database {file} cannot be used: {problem}"
+            raise RecipeError(place, problem, "repair it, put it back, or track elsewhere (tracking.uri, run_dir)")
+        if _is_deleted(file, recipe.tracking.experiment):
+            problem = f"experiment {recipe.tracking.experiment!r} has been deleted in {file}"
+            raise RecipeError("tracking.experiment", problem, "restore it with `mlflow experiments restore`, or name another")
+        return
+    there = next(parent for parent in file.parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RecipeError(place, f"the MLflow database {file} cannot be made", "name a file in a folder that you may write to")
+
+
+def _is_deleted(file: Path, experiment: str) -> bool:
+    """Whether the experiment lies in MLflow's bin, where runs cannot be added to it."""
+    asked = "SELECT 1 FROM experiments WHERE name = ? AND lifecycle_stage = 'deleted'"
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as database:
+        try:
+            return database.execute(asked, (experiment,)).fetchone() is not None
+        except sqlite3.OperationalError:
+            return False  # an empty file: MLflow makes the tables
+
+
+def _check_server(uri: str, scheme: str) -> None:
+    try:
+        parts = urlsplit(uri)
+        socket.create_connection((parts.hostname or "", parts.port or _SERVERS[scheme]), ANSWER_S).close()
+    except (OSError, ValueError) as error:  # ValueError: a port that is no number, or half of a bracket
+        remedy = "start the MLflow server, correct the address, or leave it empty to track beside the run folder"
+        raise RecipeError(_URI, f"nothing answers at {uri} ({getattr(error, 'strerror', None) or error})", remedy) from error
+
+
+def _check_dialect(uri: str) -> None:
+    """Refuse an address that SQLAlchemy, by which MLflow reaches databases, cannot use here."""
+    from sqlalchemy import make_url  # takes a while, and most runs track in a file
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        make_url(uri).get_dialect().import_dbapi()
+    except (ArgumentError, ImportError) as error:
+        remedy = "install the package of that database, or name a server (http://...) or a file (sqlite:///FILE)"
+        raise RecipeError(_URI, f"MLflow cannot use {uri!r}: {error}", remedy) from error
+
+
+def elsewhere(folder: RunFolder) -> str:
+    """Say how a run is resumed whose database cannot be used: it is never to be removed, since other runs are in it."""
+    return f"resume with the metrics elsewhere (--resume {folder.path} tracking.uri=sqlite:////PATH/mlflow.db)"
+
+
+def check_database(folder: RunFolder) -> None:
+    """Check that the tracking database of a run that is resumed, if there is one, can take more metrics.
+
+    Changes nothing, except that SQLite finishes what a killed run had begun to write.
+
+    Raises:
+        RecipeError: it cannot be read or written, or has no such run.
+    """
+    if not folder.database.is_file():
+        return
+    remedy = f"repair it or put it back, then resume; or {elsewhere(folder)}"
+    problem = database_problem(folder.database, whole=True)
+    if not problem and folder.tracked_as.is_file():
+        run_id = folder.read_tracked_as()
+        found, problem = _finds(folder.database, run_id)
+        if not found and not problem:
+            problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
+            remedy = f"put it back; or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
+    if problem:
+        raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
+
+
+def _finds(file: Path, run_id: str) -> tuple[bool, str]:
+    """Whether MLflow knows a run, and why it cannot be seen, if so."""
+    with closing(sqlite3.connect(file, timeout=_BUSY_S)) as database:
+        try:
+            return database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone() is not None, ""
+        except sqlite3.Error as error:
+            return False, str(error)

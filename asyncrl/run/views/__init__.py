@@ -1,0 +1,1 @@
+"""What the terminal shows: the live view, the end, episodes, the buffer, logs."""

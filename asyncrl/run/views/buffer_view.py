@@ -1,0 +1,108 @@
+"""Shows a report on a replay buffer to the user."""
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.core.measures.buffer_statistics import GroupState
+from asyncrl.core.measures.units import duration, memory, percent, quantity
+from buffers.inspection import BufferReport, LengthBin
+from buffers.ledger import TaskState, TrajectoryState
+
+BAR = 24
+"""The length of the longest bar, in characters."""
+TASKS_NAMED = 5
+"""How many filtered tasks are named; the rest are only counted."""
+
+
+def buffer_view(report: BufferReport) -> RenderableType:
+    """Return the report as tables (ledger, groups held, why groups were left out, lengths, sources), then remarks."""
+    parts: list[RenderableType] = [_ledger(report)]
+    if report.held:
+        parts.append(_held(report))
+    if report.ledger.reasons:
+        parts.append(_reasons(report))
+    if report.lengths:
+        parts.append(_lengths(report.lengths))
+    parts += [_sources(report), *_remarks(report)]
+    return Group(*parts)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", border_style="dim", box=box.ROUNDED)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+def _ledger(report: BufferReport) -> Table:
+    ledger = report.ledger
+    states = [*GroupState, TaskState.WAITING, TrajectoryState.MISSING]
+    table = _table(f"Issued up to policy version {report.version}", "", "groups", "trajectories", "tasks drawn")
+    for state in ("issued", *(state.value for state in states)):
+        cells = [getattr(counts, state, None) for counts in (ledger, ledger.trajectories, ledger.tasks)]
+        table.add_row(state, *("-" if cell is None else f"{cell:,}" for cell in cells))
+    return table
+
+
+def _held(report: BufferReport) -> Table:
+    table = _table("Held", "born at version", "staleness now", "state", "groups", "oldest for")
+    for held in report.held:
+        table.add_row(str(held.version), str(held.staleness), held.state.value, f"{held.groups:,}", duration(held.age_s))
+    return table
+
+
+def _reasons(report: BufferReport) -> Table:
+    table = _table("Why groups failed, expired or were filtered", "reason", "groups", "last case")
+    table.columns[2].justify = "left"
+    for why, count in sorted(report.ledger.reasons.items(), key=lambda item: -item[1]):
+        table.add_row(why, f"{count:,}", Text(report.ledger.examples.get(why, "")))
+    return table
+
+
+def _lengths(lengths: tuple[LengthBin, ...]) -> Table:
+    table = _table("Lengths: finished against trained", "tokens", "", "trajectories and their share")
+    table.columns[1].justify = table.columns[2].justify = "left"
+    longest = max(max(row.share_issued, row.share_trained) for row in lengths)
+    for row in lengths:
+        bars = Text.assemble((_bar(row.share_issued / longest), "dim"), "\n", (_bar(row.share_trained / longest), "cyan"))
+        shares = f"{row.issued:,} finished, {percent(row.share_issued)}\n{row.trained:,} trained, {percent(row.share_trained)}"
+        table.add_row(f"{row.shortest:,} to {row.longest:,}", bars, shares)
+    return table
+
+
+def _bar(share: float) -> str:
+    return "█" * round(share * BAR) or ("▏" if share else "")
+
+
+def _sources(report: BufferReport) -> Table:
+    table = _table("Sources of tasks", "source", "drawn", "malformed rows skipped")
+    for source in report.sources:
+        table.add_row(Text(source.name), f"{source.drawn:,}", f"{source.skipped:,}")
+    return table
+
+
+def _remarks(report: BufferReport) -> Iterator[Text]:
+    yield Text(
+        f"Payload: {memory(report.payload_bytes)} held; {report.kept_batches} batches kept until the next checkpoint, "
+        f"with {memory(report.kept_bytes)} more"
+    )
+    stale = report.stale_tokens
+    if stale.masked or stale.dropped:
+        yield Text(
+            f"Over the staleness bound: {quantity(stale.masked)} tokens masked, {quantity(stale.dropped)} dropped", "yellow"
+        )
+    if report.filtered_tasks:
+        named = ", ".join(report.filtered_tasks[:TASKS_NAMED])
+        more = len(report.filtered_tasks) - TASKS_NAMED
+        yield Text(f"Tasks that break their environment: {named}{f' and {more} more' if more > 0 else ''}", "yellow")
+    if report.late_samples:
+        yield Text(f"Handed in too late, when nobody waited for them any more: {report.late_samples:,} episodes")
+    if report.lost_trajectories:
+        yield Text(
+            f"Destroyed by crashes, and generated again unless already trained: {report.lost_trajectories:,} trajectories",
+            "yellow",
+        )

@@ -1,0 +1,1 @@
+"""The ``nccl`` transport: broadcasts from the learner's GPUs to the engines' GPUs."""

@@ -1,0 +1,1 @@
+"""The ``shm`` transport: weights in the memory of a node."""

@@ -1,0 +1,1 @@
+"""How an engine of vLLM loads a publication: which slices, into which parameters, and the proof."""

@@ -1,0 +1,342 @@
+"""A plan of what vLLM's loaders do with a checkpoint, so that new weights can be prepared while the engine goes on sampling.
+
+vLLM's own way to replace weights takes the model apart, and the engine must be paused for all of it. A plan is made once, before
+the first publication: the model's loaders run on tensors without data, and each copy that they make is noted. With the plan, the
+new parameters of each layer are filled from slices of the publication (:mod:`asyncrl.weights.vllm.slice_reader`) and packed for
+the kernels beside those in use; the pause is only for exchanging them.
+
+What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from rectangles of the
+checkpoint's tensors, none of them twice, and padding. Otherwise no plan is made, and vLLM's own way is taken, with whole tensors:
+for loaders that compute or transpose, for parameters that something other than their layer holds, for quantized layers with
+layouts of their own, and on devices other than the CPU.
+"""
+
+import copy
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from asyncrl.core.rectangle import Rectangle
+from asyncrl.weights.vllm.engine_shards import Target
+
+logger = logging.getLogger(__name__)
+
+Region = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Size, stride and offset of a view, in elements, as ``torch.as_strided`` takes them."""
+
+
+class _Copy(NamedTuple):
+    """Copies region ``source`` of the checkpoint's tensor ``name`` to region ``target`` of a parameter."""
+
+    name: str
+    source: Region
+    target: Region
+
+
+class _Padding(NamedTuple):
+    """Fills region ``target`` of a parameter, for which the checkpoint has nothing, with ``value``."""
+
+    value: float
+    target: Region
+
+
+_Steps = dict[torch.nn.Module, dict[str, list[_Copy | _Padding]]]
+"""The steps that make each parameter, by layer and name."""
+
+
+class PreparedLayer(NamedTuple):
+    """New parameters of a layer, and attributes that belong to them, such as packed weights."""
+
+    layer: torch.nn.Module
+    parameters: dict[str, torch.nn.Parameter | None]
+    attributes: dict[str, Any]
+
+    def exchange(self) -> None:
+        """Give the layer its new parameters."""
+        self.layer._parameters.update(self.parameters)
+        self.layer.__dict__.update(self.attributes)
+
+
+class LoadPlan:
+    """How the parameters of a model are made from the tensors of its checkpoint; see :meth:`of`.
+
+    Attributes:
+        targets: which parts of the checkpoint's tensors become which parts of the parameters.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        paddings: Mapping[str, Sequence[_Padding]],
+        templates: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]],
+        tied: Mapping[torch.nn.Module, torch.nn.Module],
+        names: Mapping[torch.nn.Module, str],
+    ) -> None:
+        self.targets = targets
+        self._paddings, self._templates, self._tied, self._names = paddings, templates, tied, names
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan | None":
+        """Make the plan of a model without touching any weight; return None if there can be none for this model.
+
+        Args:
+            model: a model that vLLM has loaded.
+            shapes: the shape of each tensor of the checkpoint.
+            tied: layers whose parameters all belong to a layer before them.
+        """
+        try:
+            return cls._recorded(model, shapes, tied)
+        except _NoPlan as reason:
+            logger.info("no load plan, so weights are loaded while the engine is paused: %s", reason)
+            return None
+
+    @classmethod
+    def _recorded(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan":
+        layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
+        owners = {parameter: layer for layer in layers for parameter in layer._parameters.values() if parameter is not None}
+        tied_to = {layer: owners[next(layer.parameters(recurse=False))] for layer in tied}
+        if not all(map(_packs_by_itself, [*layers, *tied])):
+            raise _NoPlan("a layer does not pack its weights by itself")
+        if _held_elsewhere(model, owners):
+            raise _NoPlan("something else than its layer holds a parameter")
+        if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
+            raise _NoPlan("a tied layer has other parameters than the layer before it")
+        templates = {layer: _templates(layer) for layer in layers}
+        in_use = {layer: dict(layer._parameters) for layer in model.modules()}
+        sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        recorder = _Recorder(sources, templates)
+        try:
+            for layer, tensors in templates.items():
+                layer._parameters.update(tensors)  # type: ignore[arg-type]
+            with recorder, torch.no_grad():
+                model.load_weights(recorder.sources.items())  # type: ignore[operator]
+        except Exception as error:
+            raise _NoPlan(f"{type(error).__name__}: {error}") from error
+        finally:
+            for layer, parameters in in_use.items():
+                layer._parameters.clear()
+                layer._parameters.update(parameters)
+        steps = recorder.steps
+        complete = all(
+            _fill_exactly_once(steps[layer][name], tensor)
+            for layer, tensors in templates.items()
+            for name, tensor in tensors.items()
+        )
+        if not complete:
+            raise _NoPlan("its loaders do not fill every parameter exactly once")
+        names = {layer: f"{name}." if name else "" for name, layer in model.named_modules()}
+        made = {names[layer] + name: of_parameter for layer, each in steps.items() for name, of_parameter in each.items()}
+        like = {names[layer] + name: tensor for layer, tensors in templates.items() for name, tensor in tensors.items()}
+        paddings = {name: [step for step in of_parameter if isinstance(step, _Padding)] for name, of_parameter in made.items()}
+        targets = [
+            _target(step, shapes[step.name], name, like[name])
+            for name, of_parameter in made.items()
+            for step in of_parameter
+            if isinstance(step, _Copy)
+        ]
+        _check_taken_once(targets)
+        return cls(targets, paddings, templates, tied_to, names)
+
+    @torch.no_grad()
+    def prepare(self, fill: Callable[[Mapping[str, torch.Tensor]], None]) -> list[PreparedLayer]:
+        """Make all parameters from a new checkpoint, beside the parameters in use.
+
+        Args:
+            fill: fills parameters, by their names, as :attr:`targets` says.
+        """
+        prepared = []
+        for layer, templates in self._templates.items():
+            tensors = {
+                name: torch.empty_strided(like.size(), like.stride(), dtype=like.dtype) for name, like in templates.items()
+            }
+            named = {self._names[layer] + name: tensor for name, tensor in tensors.items()}
+            for name, tensor in named.items():
+                for padding in self._paddings[name]:
+                    torch.as_strided(tensor, *padding.target).fill_(padding.value)
+            fill(named)
+            made: dict[str, torch.nn.Parameter | None] = dict.fromkeys(layer._parameters)
+            made |= {name: _as_parameter(tensor, templates[name]) for name, tensor in tensors.items()}
+            # Layers are packed one by one: unpacked parameters that a layer's kernels do not need are freed before the next one.
+            of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
+            prepared += [_packed(each, made) for each in [layer, *of_owner]]
+            del tensors, named, made
+        return prepared
+
+
+class _NoPlan(Exception):
+    """There can be no plan for a model; says why."""
+
+
+def _names(layer: torch.nn.Module) -> list[str]:
+    return [name for name, parameter in layer._parameters.items() if parameter is not None]
+
+
+def _held_elsewhere(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether something other than its layer holds the data of a parameter; it would keep the old data."""
+    addresses = {parameter.data_ptr() for parameter in parameters if parameter.numel()}
+    for module in model.modules():
+        for owner in (module, getattr(module, "impl", None)):
+            for held in getattr(owner, "__dict__", {}).values():
+                if isinstance(held, torch.Tensor) and held.numel() and held.data_ptr() in addresses:
+                    return True
+    return False
+
+
+def _packs_by_itself(layer: torch.nn.Module) -> bool:
+    """Return whether what vLLM does to a layer's parameters after loading is known, and concerns that layer alone."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    method: Any = getattr(layer, "quant_method", None)
+    if _experts(layer) is not None:
+        return not method.moe.has_bias  # the kernel gets weights with each call, but would keep old biases
+    if isinstance(method, QuantizeMethodBase):
+        return type(method) in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+    return not hasattr(layer, "process_weights_after_loading")
+
+
+def _experts(layer: torch.nn.Module) -> Any:
+    """Return what packs a layer's experts for vLLM's CPU kernel; None if the layer has none, or another kernel."""
+    method: Any = getattr(layer, "quant_method", None)
+    if getattr(method, "moe_kernel", None) is None:
+        return None
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    experts = method.moe_kernel.fused_experts
+    known = type(method) is UnquantizedFusedMoEMethod and isinstance(experts, CPUUnquantizedExperts)
+    return experts if known else None
+
+
+def _templates(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the layer's parameters as its loaders expect them, without data. The layer itself may hold only packed ones."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
+    from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+
+    loadable, _ = get_layerwise_info(layer).restore_metadata
+    return {
+        name: restore_layer_refs(to_meta_tensor(loadable.get(name, parameter)), layer)
+        for name, parameter in layer._parameters.items()
+        if parameter is not None
+    }
+
+
+def _as_parameter(tensor: torch.Tensor, template: torch.Tensor) -> torch.nn.Parameter:
+    """Give ``tensor`` the class and the attributes of ``template``, and return it."""
+    tensor.__class__ = template.__class__
+    tensor.__dict__ = template.__dict__.copy()
+    return tensor  # type: ignore[return-value]
+
+
+def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None]) -> PreparedLayer:
+    """Do to new parameters what vLLM does to those of a layer that it has just loaded. The layer itself is not changed."""
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
+    shadow = copy.copy(layer)
+    shadow.__dict__["_parameters"] = dict(parameters)
+    before = dict(shadow.__dict__)
+    method: Any = getattr(layer, "quant_method", None)
+    if (experts := _experts(layer)) is not None:
+        experts.process_weights_after_loading(shadow)  # the method itself packs them only when it makes the kernel
+    elif isinstance(method, QuantizeMethodBase):
+        method.process_weights_after_loading(shadow)
+    attributes = {name: value for name, value in shadow.__dict__.items() if name not in before or before[name] is not value}
+    return PreparedLayer(layer, shadow._parameters, attributes)
+
+
+def _fill_exactly_once(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> bool:
+    """Return whether the steps fill each element of ``tensor`` exactly once."""
+    filled = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
+    for step in steps:
+        torch.as_strided(filled, *step.target).fill_(True)
+    elements = sum(torch.Size(step.target[0]).numel() for step in steps)
+    return elements == tensor.numel() and bool(torch.as_strided(filled, tensor.size(), tensor.stride()).all())
+
+
+def _target(step: _Copy, shape: tuple[int, ...], parameter: str, template: torch.Tensor) -> Target:
+    """Return what is copied as rectangles of both sides."""
+    start, extent = _rectangle(step.source, shape, torch.empty(shape, device="meta").stride())
+    at, filled = _rectangle(step.target, tuple(template.shape), template.stride())
+    target = Target(Rectangle(step.name, start, extent), parameter, at)
+    if len(at) < len(start) or target.extent != filled:
+        raise _NoPlan(f"{step.name}: {extent} become {filled} of {parameter}")
+    return target
+
+
+def _rectangle(region: Region, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return start and extent of the rectangle that a view is, in a tensor of this shape and these strides."""
+    left, start = region[2], [0] * len(shape)
+    for axis in sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -strides[axis]):
+        start[axis], left = divmod(left, strides[axis])
+    extent, sizes = [1] * len(shape), [(size, stride) for size, stride in zip(*region[:2], strict=True) if size != 1]
+    axes = [axis for _, stride in sizes for axis, each in enumerate(strides) if each == stride and shape[axis] > 1]
+    if left or len(axes) != len(sizes) or axes != sorted(set(axes)):
+        raise _NoPlan(f"a view of size {region[0]} and stride {region[1]} is no rectangle of shape {shape}")
+    for axis, (size, _) in zip(axes, sizes, strict=True):
+        extent[axis] = size
+    if any(begin + size > whole for begin, size, whole in zip(start, extent, shape, strict=True)):
+        raise _NoPlan(f"a view of size {region[0]} at element {region[2]} is no rectangle of shape {shape}")
+    return tuple(start), tuple(extent)
+
+
+def _check_taken_once(targets: Iterable[Target]) -> None:
+    of_tensor: defaultdict[str, list[Rectangle]] = defaultdict(list)
+    for target in targets:
+        of_tensor[target.source.name].append(target.source)
+    for name, parts in of_tensor.items():
+        if any(one.shared(other) is not None for one, other in combinations(parts, 2)):
+            raise _NoPlan(f"a part of {name} is loaded twice")
+
+
+class _NotACopy(Exception):
+    """A loader did something that no plan can repeat."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every copy from one tensor without data to another, and every padding; refuses all other operations that write.
+
+    Args:
+        sources: tensors of the checkpoint, by name.
+        targets: parameters, by layer and name.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, torch.Tensor], targets: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sources = sources
+        self.steps: _Steps = {layer: {name: [] for name in tensors} for layer, tensors in targets.items()}
+        self._names = {_storage(tensor): name for name, tensor in sources.items()}
+        self._targets = {
+            _storage(tensor): self.steps[layer][name] for layer, tensors in targets.items() for name, tensor in tensors.items()
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
+            return func(*args, **(kwargs or {}))
+        if func not in (torch.ops.aten.fill_.Scalar, torch.ops.aten.copy_.default):
+            raise _NotACopy(str(func))
+        target, value = args[:2]
+        steps = self._targets[_storage(target)]
+        if func is torch.ops.aten.fill_.Scalar:
+            steps.append(_Padding(value, _region(target)))
+        elif value.shape == target.shape:
+            steps.append(_Copy(self._names[_storage(value)], _region(value), _region(target)))
+        else:
+            raise _NotACopy(f"{tuple(value.shape)} into {tuple(target.shape)}")
+        return target
+
+
+def _region(view: torch.Tensor) -> Region:
+    return tuple(view.size()), tuple(view.stride()), int(view.storage_offset())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

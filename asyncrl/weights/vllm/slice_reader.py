@@ -1,0 +1,161 @@
+"""Reads from publications the slices that one worker of an engine needs, straight into its parameters.
+
+What always holds: no whole tensor is put together; every shard of which the worker takes a part is read as a whole, in one pass,
+and its fingerprint is that of the very bytes that were read; every tensor is covered exactly once. The shards that the worker
+takes nothing of are not read: other workers need them, and prove them.
+"""
+
+import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from asyncrl.core.publication import Publication, Shard, ShardRecord
+from asyncrl.core.rectangle import Rectangle
+from asyncrl.device.pinning import NoPinning, PinnedFiles
+from asyncrl.weights.coverage import by_tensor, check_coverage
+from asyncrl.weights.fingerprint import Fingerprints
+from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.vllm.engine_shards import Target
+from asyncrl.weights.vllm.slice_plan import Slice, plan_slices
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 1 << 21
+"""How many elements a thread takes at once, at most, so that all threads end at about the same time."""
+
+
+class _Move(NamedTuple):
+    """A part of a shard that is read at once.
+
+    Attributes:
+        shard: its number in the publication.
+        inside: which part of it.
+        rectangle: the same, in the whole tensor.
+        to: which part of the parameter it becomes; None if it is read for the proof alone.
+    """
+
+    shard: int
+    inside: tuple[slice, ...]
+    rectangle: Rectangle
+    to: tuple[slice, ...] | None
+
+
+class SliceReader:
+    """Knows what a worker needs, and plans the reading anew only if publications are divided in another way than before.
+
+    Args:
+        targets: which parts of tensors become which parts of the worker's parameters; no part of a tensor twice.
+    """
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._targets = targets
+        self._mappings = PinnedFiles(NoPinning())
+        self._planned: tuple[ShardRecord, ...] = ()
+        self._moves: dict[str, list[_Move]] = {}
+
+    def read(self, publication: Publication) -> "Reading":
+        """Begin to read a publication.
+
+        Raises:
+            WeightMismatch: a tensor is not covered exactly once, or one that is needed is not there.
+        """
+        if publication.shards != self._planned:
+            self._moves = _plan(publication.shards, self._targets)
+            self._planned = publication.shards
+        return Reading(publication, self._moves, SharedMemory.read_shards(publication, self._mappings))
+
+    def close(self) -> None:
+        """Let go of the files. They are unmapped with the last tensor that views them."""
+        self._mappings.close()
+
+
+class Reading:
+    """One publication on its way into a worker's parameters."""
+
+    def __init__(self, publication: Publication, moves: Mapping[str, Sequence[_Move]], shards: Sequence[Shard]) -> None:
+        self._publication, self._moves, self._shards = publication, moves, shards
+        self._sums = {move.shard: 0 for each in moves.values() for move in each}
+        self._adding = threading.Lock()
+
+    @torch.no_grad()
+    def fill(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Fill parameters, by their names, from their slices. As many threads as torch uses share the work."""
+        moves = deque((move, parameters[name]) for name in parameters for move in self._moves.get(name, ()))
+        threads = min(torch.get_num_threads(), sum(move.rectangle.elements for move, _ in moves) // _AT_ONCE)
+        if threads < 2:
+            self._run(moves)
+            return
+        with ThreadPoolExecutor(threads - 1, "slices") as pool:
+            others = [pool.submit(self._run, moves) for _ in range(threads - 1)]
+            self._run(moves)
+            for other in others:
+                other.result()
+
+    def _run(self, moves: "deque[tuple[_Move, torch.Tensor]]") -> None:
+        fingerprints, done = Fingerprints(threads=1), []
+        while True:
+            try:
+                move, parameter = moves.popleft()
+            except IndexError:
+                break
+            shard, rectangle = self._shards[move.shard], move.rectangle
+            into = None if move.to is None else parameter[move.to].view(rectangle.extent)
+            fingerprints.add(Shard(rectangle.name, shard.shape, rectangle.start, shard.tensor[move.inside]), into)
+            done.append(move.shard)
+        with self._adding:
+            for number, found in zip(done, fingerprints.each(), strict=True):
+                self._sums[number] += found
+
+    def total(self) -> int:
+        """Return the fingerprint of the publication, as far as this worker has read it.
+
+        What it need not read counts as published. So it is the publication's own if what was read is what ranks wrote.
+        """
+        total = 0
+        for number, published in enumerate(self._publication.fingerprints):
+            found = self._sums.get(number, published) % 2**64
+            if found != published:
+                name = self._publication.shards[number].name
+                logger.error("version %d: %s is not what was published", self._publication.version, name)
+            total += found
+        return total % 2**64
+
+
+def _plan(shards: Sequence[ShardRecord], targets: Sequence[Target]) -> dict[str, list[_Move]]:
+    """Plan what to read for each parameter."""
+    for name, records in by_tensor(shards).items():
+        check_coverage(name, records)
+    rectangles = [Rectangle(shard.name, shard.start, shard.extent) for shard in shards]
+    # Each shard counts as what a rank of its own publishes.
+    slices = plan_slices({number: [rectangle] for number, rectangle in enumerate(rectangles)}, [targets])
+    taken: defaultdict[int, list[Slice]] = defaultdict(list)
+    for each in slices:
+        taken[each.rank].append(each)
+    moves: defaultdict[str, list[_Move]] = defaultdict(list)
+    for number, parts in taken.items():
+        shard, rest = rectangles[number], [rectangles[number]]
+        for part in parts:
+            rest = [left for each in rest for left in each.without(part.source)]
+            to = Target(part.source, part.parameter, part.at)
+            moves[part.parameter] += [_move(number, shard, piece, to) for piece in part.source.pieces(_AT_ONCE)]
+        moves[parts[0].parameter] += [_move(number, shard, piece, None) for each in rest for piece in each.pieces(_AT_ONCE)]
+    return dict(moves)
+
+
+def _move(number: int, shard: Rectangle, piece: Rectangle, target: Target | None) -> _Move:
+    to = None
+    if target is not None:
+        moved = [begin - origin for begin, origin in zip(piece.start, target.source.start, strict=True)]
+        before = len(target.at) - len(moved)
+        to = _window(map(sum, zip(target.at, [0] * before + moved, strict=True)), (1,) * before + piece.extent)
+    inside = _window((begin - origin for begin, origin in zip(piece.start, shard.start, strict=True)), piece.extent)
+    return _Move(number, inside, piece, to)
+
+
+def _window(start: Iterable[int], extent: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))

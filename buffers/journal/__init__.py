@@ -1,0 +1,1 @@
+"""The journal of a replay buffer: its files, frames, disk and recovery."""

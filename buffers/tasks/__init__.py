@@ -1,0 +1,1 @@
+"""Tasks: the sources that a recipe names, and the endless stream drawn from them."""

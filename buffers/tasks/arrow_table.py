@@ -1,0 +1,163 @@
+"""Reads a file of tasks in columns, Parquet or an Arrow stream, once; a row becomes Python values when it is drawn.
+
+Columns are cast to types that JSON has: text, numbers, booleans, null, lists, objects. Dates, times and decimals become text, and
+categories become their values. Bytes, durations and all other types that JSON does not have are refused.
+
+Every object in a table has the fields of all others of its column: what it did not have is null there. So a null in an object is
+left out, and the object has the keys that it would have in JSON lines. Only where a field has no type, because it is null
+everywhere, the null was meant, and is kept. A row has every column, and None where it is null.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from asyncrl.core.errors import RecipeError
+from buffers.tasks.task_rows import RowHead
+
+PARQUET_MAGIC = b"PAR1"
+
+
+class ArrowTable:
+    """The rows of one file.
+
+    Attributes:
+        digest: digest of the file's bytes.
+
+    Args:
+        path: path of a Parquet file, or of an Arrow stream as Hugging Face datasets writes it.
+        place: recipe key of the source, for errors.
+        prompt_key, id_key: names of the columns with prompts and ids; the column with ids may be missing.
+
+    Raises:
+        RecipeError: the file cannot be read, or a column holds values that a task cannot have.
+    """
+
+    def __init__(self, path: Path, place: str, prompt_key: str, id_key: str) -> None:
+        self._path, self._prompt_key, self._id_key = path, prompt_key, id_key
+        try:
+            with pa.OSFile(str(path)) as file:
+                content = file.read_buffer()
+            is_parquet = content[: len(PARQUET_MAGIC)].to_pybytes() == PARQUET_MAGIC
+            reader = pa.BufferReader(content)
+            table = pq.ParquetFile(reader).read() if is_parquet else pa.ipc.open_stream(reader).read_all()
+            table.validate(full=True)  # otherwise text that is not UTF-8 is only found when its row is drawn
+        except (OSError, pa.ArrowException) as error:
+            raise RecipeError(place, f"cannot read {path} ({error})", "name a readable, whole file") from error
+        self.digest = blake2b(content, digest_size=16).hexdigest()
+        self._types = {field.name: field.type for field in table.schema}
+        self._batches = self._plain(table, place).to_batches()
+        self._ends = list(accumulate(batch.num_rows for batch in self._batches))
+
+    def heads(self) -> Iterator[RowHead]:
+        """Yield the prompt and id of every row, in order."""
+        for batch in self._batches:
+            prompts = batch.column(self._prompt_key).to_pylist(maps_as_pydicts="lossy")
+            has_ids = self._id_key in batch.schema.names
+            ids = batch.column(self._id_key).to_pylist() if has_ids else [None] * len(prompts)
+            yield from map(RowHead, prompts, ids)
+
+    def where(self, position: int) -> str:
+        """Return where the row is, for messages."""
+        return f"{self._path} row {position} (from 0)"
+
+    def number(self, position: int) -> int:
+        """Return the row's number, counted from 0."""
+        return position
+
+    def row(self, position: int) -> dict[str, Any]:
+        """Return the row as Python values."""
+        index = bisect_right(self._ends, position)
+        batch = self._batches[index]
+        first = self._ends[index] - batch.num_rows
+        row: dict[str, Any] = batch.slice(position - first, 1).to_pylist(maps_as_pydicts="lossy")[0]
+        return {name: _own(value, self._types[name]) for name, value in row.items()}
+
+    def _plain(self, table: pa.Table, place: str) -> pa.Table:
+        """Cast every column to a type that JSON has."""
+        columns = table.schema.names
+        if len(set(columns)) < len(columns):
+            raise RecipeError(place, f"{self._path} has two columns with the same name among {columns}", "rename one")
+        if self._prompt_key not in columns:
+            raise RecipeError(f"{place}.prompt_key", f"{self._path} has no column {self._prompt_key!r}", f"name one of {columns}")
+        fields = []
+        for field in table.schema:
+            plain = _plain_type(field.type)
+            if plain is None:
+                problem = f"column {field.name!r} of {self._path} holds {field.type}, for which JSON has no type"
+                raise RecipeError(place, problem, "leave that column out, or write it as text")
+            fields.append(pa.field(field.name, plain))
+        prompt = _plain_type(table.schema.field(self._prompt_key).type)
+        if not (_is_text(prompt) or types.is_null(prompt) or _is_list_of_objects(prompt)):
+            problem = f"column {self._prompt_key!r} of {self._path} holds {prompt}, but a prompt is text or chat messages"
+            remedy = "name a column of text, or of lists of messages that each have a role and a content"
+            raise RecipeError(f"{place}.prompt_key", problem, remedy)
+        return table.cast(pa.schema(fields))
+
+
+def _own(value: Any, found: pa.DataType) -> Any:
+    """Return a value of type ``found`` without the fields that its objects do not have."""
+    if isinstance(found, pa.BaseExtensionType):
+        return _own(value, found.storage_type)
+    if types.is_dictionary(found):
+        return _own(value, found.value_type)
+    if isinstance(value, list):
+        return [_own(each, found.value_type) for each in value]
+    if isinstance(value, dict) and types.is_struct(found):
+        kinds = {found.field(index).name: found.field(index).type for index in range(found.num_fields)}
+        own = {name for name, each in value.items() if each is not None or types.is_null(kinds[name])}
+        return {name: _own(each, kinds[name]) for name, each in value.items() if name in own}
+    if isinstance(value, dict):
+        return {name: _own(each, found.item_type) for name, each in value.items()}
+    return value
+
+
+def _plain_type(found: pa.DataType) -> pa.DataType | None:
+    """Return the type that a column is cast to; None if JSON has no type for it."""
+    if isinstance(found, pa.BaseExtensionType):
+        return _plain_type(found.storage_type)
+    if types.is_dictionary(found):
+        return _plain_type(found.value_type)
+    if types.is_float16(found):
+        return pa.float32()
+    if types.is_timestamp(found) or types.is_date(found) or types.is_time(found) or types.is_decimal(found):
+        return pa.string()
+    if types.is_null(found) or types.is_boolean(found) or types.is_integer(found) or types.is_floating(found) or _is_text(found):
+        return found
+    return _plain_nested_type(found)
+
+
+def _plain_inner_type(found: pa.DataType) -> pa.DataType | None:
+    # Arrow miscounts the nulls when it casts what lies in a list to the type null; as text they are as many as before.
+    return pa.string() if types.is_null(found) else _plain_type(found)
+
+
+def _plain_nested_type(found: pa.DataType) -> pa.DataType | None:
+    if types.is_struct(found):
+        inner = [(found.field(index).name, _plain_inner_type(found.field(index).type)) for index in range(found.num_fields)]
+        return pa.struct(inner) if all(plain is not None for _, plain in inner) else None
+    if types.is_map(found):
+        plain = _plain_inner_type(found.item_type)
+        return pa.map_(found.key_type, plain) if plain is not None and _is_text(found.key_type) else None
+    if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
+        plain = _plain_inner_type(found.value_type)
+        # Lists of a fixed size become plain lists: their size is not needed.
+        return plain and (pa.large_list(plain) if types.is_large_list(found) else pa.list_(plain))
+    return None
+
+
+def _is_text(found: pa.DataType | None) -> bool:
+    return found is not None and (types.is_string(found) or types.is_large_string(found) or types.is_string_view(found))
+
+
+def _is_list_of_objects(found: pa.DataType | None) -> bool:
+    if found is None or not (types.is_list(found) or types.is_large_list(found)):
+        return False
+    return bool(types.is_struct(found.value_type) or types.is_map(found.value_type))

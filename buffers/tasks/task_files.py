@@ -1,0 +1,186 @@
+"""Finds, reads and checks the files and folders of the task sources that a recipe names.
+
+A path is a JSON-lines file, a Parquet file, a folder that Hugging Face datasets saved, or a folder of Parquet or JSON-lines files
+as dataset repositories have them. Each file is read once and completely, so later changes of the files do not affect the run.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.tasks import TaskFile
+from buffers.tasks.arrow_table import PARQUET_MAGIC, ArrowTable
+from buffers.tasks.json_lines import BYTE_ORDER_MARK, JsonLines
+from buffers.tasks.task_rows import LabelledFile, TaskRows
+from buffers.tasks.task_stream import TaskSource, source_names
+
+Schema = TypeVar("Schema")
+
+_DICTIONARY, _STATE = "dataset_dict.json", "state.json"
+
+_SUPPORTED = (
+    "name JSON lines (.jsonl, or .json with one object a line), Parquet (.parquet), a folder that datasets' save_to_disk wrote, "
+    "or a folder that holds .parquet or .jsonl files"
+)
+_SHARD = re.compile(r"-\d+(-of-\d+)?(-[0-9a-f]+)?$")
+"""End of the name of a file with one part of a split: train-00000-of-00002, train-00000-of-00002-4f3a9c."""
+
+
+def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["refuse", "skip"]) -> list[TaskSource]:
+    """Read the sources, in order. Task ids are unique over all of them: with several sources, ids begin with the source's name.
+
+    Args:
+        place: recipe key of the sources, e.g. ``tasks.train``, for errors.
+        on_malformed: what to do about rows that are not a task.
+
+    Raises:
+        RecipeError: a source is missing or cannot be read, has a malformed row under ``refuse``, or has no good row.
+    """
+    names = source_names(files, place)
+    taken: set[str] = set()
+    return [
+        _read_source(file, name, f"{place}[{index}]", on_malformed, f"{name}/" if len(files) > 1 else "", taken)
+        for index, (file, name) in enumerate(zip(files, names, strict=True))
+    ]
+
+
+def remarks_on_skipped(sources: Iterable[TaskSource], split: str) -> Iterator[str]:
+    """Yield a sentence for the user about each source of which rows were left out."""
+    for source in sources:
+        if source.skipped and isinstance(source.tasks, TaskRows):
+            rows = len(source.tasks) + source.skipped
+            left_out = f"{source.skipped:,} of {rows:,} rows are malformed and left out"
+            yield f"tasks.{split} ({source.name}): {left_out}: {source.tasks.told()}"
+
+
+def _read_source(
+    file: TaskFile, name: str, place: str, on_malformed: Literal["refuse", "skip"], id_prefix: str, taken: set[str]
+) -> TaskSource:
+    root = Path(file.path)
+    files = []
+    for path in find_files(root, file.split, place):
+        label = name if path == root else f"{name}/{path.relative_to(root).as_posix()}"
+        files.append(LabelledFile(label, _reader_of(path, place)(path, place, file.prompt_key, file.id_key)))
+    tasks = TaskRows(files, file.prompt_key, file.id_key, id_prefix, taken, file.environment)
+    other_key = f"correct the rows, or set {place}.prompt_key to the key that holds what is asked"
+    if tasks.skipped and on_malformed == "refuse":
+        remedy = "correct or remove such rows, or set tasks.on_malformed to skip" if len(tasks) else other_key
+        raise RecipeError(place, tasks.told(), remedy)
+    if not len(tasks):
+        told = f"{root} holds no task" + (f": {tasks.told()}" if tasks.skipped else "")
+        raise RecipeError(place, told, other_key if tasks.skipped else "give at least one row")
+    content = "".join(found.rows.digest for found in files) + file.environment
+    digest = blake2b(content.encode(), digest_size=16).hexdigest()
+    return TaskSource(name, tasks, file.weight, tasks.skipped, digest)
+
+
+def _reader_of(path: Path, place: str) -> type[JsonLines] | type[ArrowTable]:
+    """Choose the reader by the file's content if that is clear, otherwise by its name."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise RecipeError(place, f"cannot read {path} ({error.strerror})", "name a readable file") from error
+    if head.startswith(b"version https://git-lfs"):
+        raise RecipeError(place, f"{path} is a Git LFS pointer to the file", "fetch the file itself with `git lfs pull`")
+    if head.startswith(PARQUET_MAGIC) or path.suffix == ".arrow":
+        return ArrowTable
+    if path.suffix == ".parquet":
+        raise RecipeError(place, f"{path} is not a Parquet file: it begins with {head[:8]!r}", "name a whole Parquet file")
+    if path.suffix in (".jsonl", ".json") or head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
+        return JsonLines
+    raise RecipeError(place, f"{path} has an unknown format", _SUPPORTED)
+
+
+def find_files(root: Path, split: str, place: str) -> list[Path]:
+    """Find the files of a source, in order.
+
+    Args:
+        split: the split to read, if ``root`` is a folder with several; otherwise it may be empty.
+        place: recipe key of the source, for errors.
+
+    Raises:
+        RecipeError: there is no file, or it is not clear which split is meant.
+    """
+    if not root.exists():
+        here = "" if root.is_absolute() else f" in {Path.cwd()}"
+        raise RecipeError(place, f"there is no {root}{here}", _SUPPORTED)
+    if root.is_file():
+        if split:
+            raise RecipeError(f"{place}.split", f"{root} is a single file, without a split {split!r}", "leave it out")
+        return [root]
+    if (root / _DICTIONARY).is_file():
+        names = _decode(root / _DICTIONARY, _DatasetDictionary, place).splits
+        (folder,) = _chosen({name: [root / name] for name in names}, root, split, place)
+        return _saved_files(_decode(folder / _STATE, _DatasetState, place), folder, place)
+    if (root / _STATE).is_file():
+        state = _decode(root / _STATE, _DatasetState, place)
+        return _chosen({state.split or "": _saved_files(state, root, place)}, root, split, place)
+    if not (splits := _splits_in(root)):
+        raise RecipeError(place, f"{root} is a folder without tasks", _SUPPORTED)
+    files = _chosen(splits, root, split, place)
+    if len(kinds := sorted({f"{path.parent}/*{path.suffix}" for path in files})) > 1:
+        problem = f"split {split!r} may be {' or '.join(kinds)}"
+        raise RecipeError(place, problem, "name one of these folders as path, or keep one format")
+    return files
+
+
+def _chosen(splits: Mapping[str, list[Path]], root: Path, split: str, place: str) -> list[Path]:
+    if not split and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split and split in splits:
+        return splits[split]
+    known = ", ".join(sorted(filter(None, splits)))
+    problem = f"{root} has no split {split!r}" if split else f"{root} has several splits"
+    raise RecipeError(f"{place}.split", problem, f"set it to one of {known}" if known else "leave it out")
+
+
+def _splits_in(root: Path) -> dict[str, list[Path]]:
+    """Sort the files of a dataset repository by split: by what their name begins with, or by folder if the name is a number."""
+    splits: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+        if path.suffix in (".parquet", ".jsonl") and path.is_file() and not hidden:
+            name = path.parent.name if path.stem.isdigit() else _SHARD.sub("", path.stem)
+            splits.setdefault(name, []).append(path)
+    return splits
+
+
+class _DatasetDictionary(msgspec.Struct, frozen=True):
+    """Content of dataset_dict.json, which ``DatasetDict.save_to_disk`` writes."""
+
+    splits: list[str]
+
+
+class _DataFile(msgspec.Struct, frozen=True):
+    filename: str
+
+
+class _DatasetState(msgspec.Struct, frozen=True):
+    """Content of state.json, which ``Dataset.save_to_disk`` writes.
+
+    Old releases of datasets stored selected or shuffled rows as indices.
+    """
+
+    data_files: list[_DataFile] = msgspec.field(name="_data_files")
+    split: str | None = msgspec.field(name="_split", default=None)
+    indices: list[_DataFile] | None = msgspec.field(name="_indices_data_files", default=None)
+
+
+def _saved_files(state: _DatasetState, folder: Path, place: str) -> list[Path]:
+    if state.indices:
+        remedy = "save it again with a newer release of datasets, or after flatten_indices()"
+        raise RecipeError(place, f"{folder} keeps the order of its rows in a separate file", remedy)
+    return [folder / file.filename for file in state.data_files]
+
+
+def _decode(path: Path, schema: type[Schema], place: str) -> Schema:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=schema)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RecipeError(place, f"cannot read {path} ({error})", "save the dataset again") from error

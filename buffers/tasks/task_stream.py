@@ -1,0 +1,214 @@
+"""The endless stream of tasks, drawn from one or several sources.
+
+Without a curriculum, the whole stream is a pure function of the seed and the number of tasks drawn. Each source gives every task
+once in each epoch, and each epoch has its own order. Sources are mixed by weight, each within one draw of its share. A
+stream that is restored from its state goes on exactly as if it had never stopped.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.tasks import TaskFile
+from asyncrl.core.task import Task
+from buffers.tasks.curriculum import CheckedCurriculum, Curriculum
+from buffers.tasks.mixing import Mixer, shares_of
+from buffers.tasks.permutation import Permutation
+
+
+class Tasks(Protocol):
+    """A sequence of tasks. It may make a task only when the task is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Task: ...
+
+
+class TaskSource(msgspec.Struct, frozen=True):
+    """A source of tasks.
+
+    Attributes:
+        name: name of the source, unique in its stream.
+        tasks: the tasks, at least one; their ids are unique over all sources of a stream.
+        weight: how often tasks are drawn from this source, relative to the other sources.
+        skipped: malformed rows that were left out.
+        digest: digest of the content; if empty, it is computed from the tasks.
+    """
+
+    name: str
+    tasks: Tasks
+    weight: float = 1.0
+    skipped: int = 0
+    digest: str = ""
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    """A task, and the name of its source."""
+
+    task: Task
+    source: str
+
+
+class TaskStream:
+    """An endless stream of tasks.
+
+    Attributes:
+        sources: where the tasks come from.
+        skipped: malformed rows that were left out, by source.
+
+    Args:
+        sources: in the order of the recipe.
+        seed: seed of the order within each source.
+        curriculum: changes the weights of the sources; None leaves them as they are.
+
+    Raises:
+        RecipeError: there is no source, or a source has no task.
+    """
+
+    def __init__(self, sources: Sequence[TaskSource], seed: int, curriculum: Curriculum | None = None) -> None:
+        if not sources or not all(len(source.tasks) for source in sources):
+            raise RecipeError("tasks", "there is not a single task", "give at least one in each source")
+        self.sources = tuple(sources)
+        self.skipped: Mapping[str, int] = {source.name: source.skipped for source in sources}
+        self._seed = seed
+        self._orders = [_Order(source, seed) for source in sources]
+        self._mixer = Mixer(len(sources))
+        self._shares = shares_of([source.weight for source in sources])
+        self._curriculum = None if curriculum is None else CheckedCurriculum(curriculum, len(sources))
+
+    @property
+    def drawn(self) -> Mapping[str, int]:
+        """Number of tasks drawn from each source."""
+        return {order.source.name: order.position for order in self._orders}
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The share of each source in the draws, as it was at the last draw. The shares add up to 1."""
+        whole = sum(self._shares)
+        return {source.name: share / whole for source, share in zip(self.sources, self._shares, strict=True)}
+
+    def next(self) -> Drawn:
+        """Draw the next task.
+
+        Raises:
+            CurriculumBroken: the curriculum returned no valid weights; nothing was drawn.
+        """
+        if self._curriculum is not None:
+            self._shares = shares_of(self._curriculum.weights())
+        order = self._orders[self._mixer.draw(self._shares)]
+        return Drawn(order.next(), order.source.name)
+
+    def observe(self, source: str, rewards: Sequence[float]) -> None:
+        """Tell the curriculum, if there is one, the rewards of a finished group of ``source``.
+
+        Raises:
+            CurriculumBroken: the curriculum raised an error.
+        """
+        if self._curriculum is not None:
+            self._curriculum.observe(source, rewards)
+
+    def state(self) -> bytes:
+        """Return everything that changes, for :meth:`restore` of a stream with the same fingerprint.
+
+        Raises:
+            CurriculumBroken: the curriculum's state cannot be stored.
+        """
+        state = _State(
+            drawn=[order.position for order in self._orders],
+            credit=self._mixer.credit,
+            curriculum=None if self._curriculum is None else self._curriculum.state(),
+        )
+        return msgspec.msgpack.encode(state)
+
+    def restore(self, state: bytes) -> None:
+        """Continue from a state that :meth:`state` returned.
+
+        Raises:
+            CurriculumBroken: the curriculum raised an error.
+        """
+        restored = msgspec.msgpack.decode(state, type=_State)
+        if self._curriculum is not None and restored.curriculum is not None:
+            self._curriculum.restore(restored.curriculum)
+        self._mixer.credit = restored.credit
+        for order, drawn in zip(self._orders, restored.drawn, strict=True):
+            order.position = drawn
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """Digest of the content of each source."""
+        return tuple(_digest(source) for source in self.sources)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the seed and of the sources' names and content.
+
+        Streams with equal fingerprints draw the same tasks from equal states.
+        """
+        content = [(source.name, len(source.tasks), digest) for source, digest in zip(self.sources, self.digests, strict=True)]
+        return blake2b(msgspec.json.encode((self._seed, content)), digest_size=16).hexdigest()
+
+
+class _State(msgspec.Struct, frozen=True):
+    """The state that a stream is restored from.
+
+    Attributes:
+        drawn: number of tasks drawn from each source.
+        credit: credit of the mixer.
+        curriculum: state of the curriculum; None if there is none.
+    """
+
+    drawn: list[int]
+    credit: list[int]
+    curriculum: dict[str, Any] | None
+
+
+class _Order:
+    """The order of tasks within one source, epoch after epoch."""
+
+    def __init__(self, source: TaskSource, seed: int) -> None:
+        self.source, self._seed = source, seed
+        self.position = 0
+        self._epoch = -1
+
+    def next(self) -> Task:
+        epoch, index = divmod(self.position, len(self.source.tasks))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._shuffled = Permutation(len(self.source.tasks), f"{self._seed}/{self.source.name}/{epoch}")
+        self.position += 1
+        return self.source.tasks[self._shuffled[index]]
+
+
+def _digest(source: TaskSource) -> str:
+    tasks = [source.tasks[index] for index in range(len(source.tasks))] if not source.digest else []
+    return source.digest or blake2b(msgspec.msgpack.encode(tasks), digest_size=16).hexdigest()
+
+
+def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
+    """Return a name for each source: the end of its path, long enough to be unique, and ``:split`` if it has one.
+
+    In a mixture of environments it begins with the member and a slash.
+
+    Raises:
+        RecipeError: two sources have the same path, split and environment.
+    """
+    sources = [(Path(file.path), file.split, file.environment) for file in files]
+    for index, source in enumerate(sources):
+        if source in sources[:index]:
+            raise RecipeError(f"{place}[{index}]", f"{source[0]} is listed twice", "name it once, with a larger weight")
+    return [_name(source, sources) for source in sources]
+
+
+def _name(source: tuple[Path, str, str], sources: Sequence[tuple[Path, str, str]]) -> str:
+    def end(of: tuple[Path, str, str], parts: int) -> str:
+        path, split, environment = of
+        return (f"{environment}/" if environment else "") + "/".join(path.parts[-parts:]) + (f":{split}" if split else "")
+
+    parts = 1
+    while sum(end(other, parts) == end(source, parts) for other in sources) > 1:
+        parts += 1
+    return end(source, parts)

@@ -1,0 +1,1 @@
+"""What an engine of vLLM needs on a CPU only."""

@@ -1,0 +1,400 @@
+"""One vLLM engine: samples tokens, and replaces its weights while requests run.
+
+It returns tokens with their log-probabilities and policy versions. vLLM itself reports which policy sampled a token, in
+the process that samples. What always holds:
+
+* a request that begins after an installation never reads keys and values that other versions computed: cached prefixes
+  are looked up by the version that computed them (vLLM's ``cache_salt``). Emptying vLLM's prefix cache instead is only
+  possible when no request runs;
+* a request that is running when its version is replaced keeps its keys and values, and the new version samples its later
+  tokens on top of them, as is usual in asynchronous RL; its version spans say where the version changed;
+* after a failed installation, the engine returns no tokens any more.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
+from itertools import count
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.adapters import AdapterSettings
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.process.environment_variables import added_to_environment
+from asyncrl.core.publication import INSTALL, PREPARE, Publication
+from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.trajectory import Sampling, VersionSpan
+from generators.completion import Completion, EngineUse, Sampler, ScoredRow
+from generators.concurrency import EngineLoad
+from generators.first_error import first_error
+from generators.loop_share import LoopShare
+from generators.occupancy import Occupancy
+from generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
+from generators.vllm.engine_arguments import engine_arguments
+from generators.vllm.engine_folder import EngineFolder
+from generators.vllm.engine_load import REPORT_LOAD
+from generators.vllm.engine_ranks import EngineRanks
+from generators.vllm.held_outputs import HOLD_OUTPUTS
+from generators.vllm.partial_blocks import KEEP_PARTIAL_BLOCKS
+from generators.vllm.request_settings import adapter_request, sampling_params, scoring_params
+from generators.vllm.turn_batches import TurnSettings
+from generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
+from generators.vllm.version_slots import VersionSlots, version_in
+from generators.vllm.without_sklearn import without_sklearn
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+OUTPUTS_AT_ONCE = "32"
+"""Ended requests that vLLM's front end reads before it lets the event loop go on; its own default, 128, takes 10 ms."""
+
+_WARM_UP_REQUESTS = 8
+_WARM_UP_TOKENS = 16
+
+
+class VllmEngine:
+    """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
+
+    def __init__(
+        self, llm: "AsyncLLM", name: str, answer_s: float, adapters: AdapterSettings | None, folder: EngineFolder | None
+    ) -> None:
+        self._llm, self._adapters, self._folder = llm, adapters, folder
+        self._slots = VersionSlots(1 if adapters is None else adapters.versions)
+        self._installing = asyncio.Lock()
+        self._failure: str | None = None
+        self._row_numbers = count()
+        self._ranks = EngineRanks(llm, name, answer_s)
+        self._turns = TurnRequests(llm)
+        self._params = lru_cache(1024)(partial(sampling_params, llm.input_processor))
+        self._share = LoopShare()
+        self._load = EngineLoad(0, 0, 0.0)
+        self._cpu_seconds_when_ready = 0.0
+        self._reset_counters()
+
+    def _reset_counters(self) -> None:
+        self._occupancy = Occupancy(time.monotonic)
+        self._tokens_by_version: Counter[PolicyVersion] = Counter()
+        self._last_pause_seconds = 0.0
+
+    @classmethod
+    async def start(
+        cls,
+        config: GeneratorsConfig,
+        model_path: str,
+        *,
+        name: str,
+        max_context: int,
+        seed: int,
+        start_s: float,
+        answer_s: float,
+        server: EngineProcessServer | None = None,
+        adapters: AdapterSettings | None = None,
+        yields: bool = False,
+    ) -> "VllmEngine":
+        """Start an engine and warm it up.
+
+        Args:
+            model_path: a Hugging Face folder; its weights are version 0.
+            name: name of the engine's owner, for errors.
+            max_context: most tokens of a prompt and its completion together.
+            seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
+            start_s: deadline of the start, in seconds.
+            answer_s: deadline of each answer of vLLM's processes, in seconds, such as that new weights are in use.
+            server: where vLLM's process is forked from; without one it is started afresh.
+            adapters: what is published are adapters with these settings; None if it is whole weights.
+            yields: on a CPU, whether the engine has a lower priority than this process and those beside it.
+
+        Raises:
+            DeadlineExceeded: after ``start_s``.
+        """
+        os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", OUTPUTS_AT_ONCE)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would lack the plug-in, and copy our threads
+        remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
+        async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
+            # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
+            await asyncio.to_thread(_import_vllm)
+            folder = EngineFolder() if server is None else server.folder
+            llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, folder, yields)
+            engine = cls(llm, name, answer_s, adapters, folder if server is None else None)
+            await engine._warm_up(name, max_context)
+        return engine
+
+    async def _warm_up(self, name: str, max_context: int) -> None:
+        """Send the first requests. They take seconds to compile kernels, so they must not count in any measurement."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        settings = {"engine": name, "ranks": self._ranks.count, "adapters": msgspec.to_builtins(self._adapters)}
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
+        await self._ranks.ask(HOLD_OUTPUTS)
+        await self._ranks.ask(KEEP_PARTIAL_BLOCKS)
+        length = min(_WARM_UP_TOKENS, max_context // 2)
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for number in range(_WARM_UP_REQUESTS):
+                    group.create_task(
+                        self.generate(
+                            range(1, 1 + length),
+                            max_tokens=length,
+                            sampling=Sampling(float(number % 2)),
+                            stop_token_id=0,
+                        )
+                    )
+        self._reset_counters()
+        self._cpu_seconds_when_ready = (await self.load()).cpu_seconds
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest policy version that the engine has, with which new episodes begin."""
+        return self._slots.version(self._slots.newest)
+
+    @property
+    def llm(self) -> "AsyncLLM":
+        """vLLM's own engine, to compare with."""
+        return self._llm
+
+    @contextmanager
+    def episode(self) -> Iterator[Sampler]:
+        """Return the context of one episode; see :meth:`generators.completion.Engine.episode`."""
+        slot = self._slots.enter()
+        try:
+            with self._ranks.used() as rank:
+                yield _EpisodeSampler(self, slot, rank)
+        finally:
+            self._slots.leave(slot)
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+        """Sample one turn after ``token_ids`` with the newest version; see :class:`generators.completion.Sampler`."""
+        with self._ranks.used() as rank:
+            return await self.generate_in(
+                self._slots.newest, rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id
+            )
+
+    async def generate_in(
+        self,
+        slot: int,
+        rank: int,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_id: int,
+        computed: int | None = None,
+    ) -> Completion:
+        """Sample one turn after ``token_ids``; see :class:`generators.completion.Sampler`.
+
+        Args:
+            slot: that of the version that samples.
+            rank: the data-parallel rank that samples.
+            computed: the first tokens of ``token_ids`` that the turn before it in the same conversation had computed, if any.
+        """
+        params = self._params(max_tokens, sampling, stop_token_id)
+        settings = TurnSettings(params, self._adapter(slot), self._salt(slot))
+        turn = await self._answered(self._turns.ask(token_ids, settings, computed, rank))
+        await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
+        return self._completion(turn, slot)
+
+    async def _answered(self, asked: Awaitable[T]) -> T:
+        """Wait for the answer to one request, which counts as running meanwhile."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        self._occupancy.enter()
+        try:
+            answer = await asked
+        except (EngineDeadError, EngineGenerateError, TurnUnanswered) as error:
+            raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
+        finally:
+            self._occupancy.leave()
+        if self._failure is not None:
+            raise ComponentFailed(f"the vLLM engine has unknown weights, because an installation failed: {self._failure}")
+        return answer
+
+    def _salt(self, slot: int) -> str:
+        return str(self._slots.version(slot))
+
+    def _adapter(self, slot: int) -> "LoRARequest | None":
+        return None if self._adapters is None else adapter_request(slot)
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
+        """Compute the log-probability of every token of ``rows`` but the first of each, with the newest version.
+
+        Requests go on beside it. Each row is computed whole, never from what the cache has of it.
+
+        Raises:
+            ComponentFailed: the engine died, or an installation failed.
+        """
+        return list(await asyncio.gather(*(self._score(row, self._slots.newest) for row in rows)))
+
+    async def _score(self, row: Sequence[int], slot: int) -> ScoredRow:
+        result = await self._answered(self._scored(row, slot))
+        (span, *_) = result.outputs[0].weight_versions
+        found = [token[row[place]].logprob for place, token in enumerate(result.prompt_logprobs or ()) if token]
+        return ScoredRow(version_in(span.version, slot), np.array(found, np.float32))
+
+    async def _scored(self, row: Sequence[int], slot: int) -> "RequestOutput":
+        """Have vLLM's front end ask for the log-probabilities of ``row``, of which it makes more than of a turn."""
+        from vllm.inputs.engine import tokens_input
+
+        prompt = tokens_input(list(row), cache_salt=self._salt(slot))
+        # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
+        name = f"row {next(self._row_numbers)}"
+        answers = [each async for each in self._llm.generate(prompt, scoring_params(), name, lora_request=self._adapter(slot))]
+        if not answers:
+            raise ProcessDied("the vLLM engine ended a request without an answer; see its log")
+        return answers[-1]
+
+    def _completion(self, turn: SampledTurn, slot: int) -> Completion:
+        ends = (*(start for _, start in turn.labels[1:]), len(turn.token_ids))
+        spans = _merged(
+            [VersionSpan(start, end, version_in(label, slot)) for (label, start), end in zip(turn.labels, ends, strict=True)]
+        )
+        for span in spans:
+            self._tokens_by_version[span.version] += span.end - span.start
+        return Completion(
+            token_ids=np.array(turn.token_ids, np.int32),
+            logprobs=np.concatenate(turn.logprobs),
+            spans=spans,
+            finished_by_stop=turn.stopped,
+        )
+
+    async def install(self, publication: Publication) -> int:
+        """Load the weights of ``publication`` while requests run; see :class:`generators.completion.Engine`.
+
+        Generation pauses only while prepared weights are exchanged, or, where they cannot be prepared, while they are
+        loaded. Requests keep their place and their cache; none is aborted or prefilled again.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        async with self._installing:
+            version, encoded = publication.version, msgspec.msgpack.encode(publication)
+            slot = self._slots.place(version)
+            await self._prepare(version, encoded)
+            try:
+                # One call, which vLLM's process runs between two steps. More calls would have to wait for us.
+                label = self._slots.label_with(slot, version)
+                loaded = await self._ranks.ask(INSTALL, encoded, label, slot)
+            except ProcessDied:
+                raise
+            except BaseException as error:
+                self._failure = str(error) or type(error).__name__
+                if not isinstance(error, Exception):
+                    raise
+                with suppress(EngineDeadError):
+                    await self._llm.resume_generation()  # so that waiting requests end, and see the failure
+                # vLLM reports every error in its process as a plain Exception with the message.
+                raise WeightMismatch(f"version {version} could not be installed: {error}") from error
+            # The salt changes only now: a request sent during the installation may have read what older weights cached.
+            self._slots.hold(slot, version)
+            self._last_pause_seconds = max(pause_s for pause_s, *_ in loaded)
+            self._occupancy.paused_for(self._last_pause_seconds)
+        acknowledged = [fingerprint for _, *fingerprints in loaded for fingerprint in fingerprints]
+        if len(set(acknowledged)) != 1:
+            self._failure = f"the workers of one engine loaded different weights: fingerprints {acknowledged}"
+            raise WeightMismatch(self._failure)
+        return int(acknowledged[0])
+
+    async def _prepare(self, version: PolicyVersion, publication: bytes) -> None:
+        """Have the weights of a publication made ready. If that fails, the engine still has the weights it had."""
+        try:
+            await self._ranks.ask(PREPARE, publication)
+        except ProcessDied:
+            raise
+        except Exception as error:
+            problem = f"version {version} could not be made ready, and the engine keeps version {self.version}"
+            raise WeightMismatch(f"{problem}: {error}") from error
+
+    async def load(self) -> EngineLoad:
+        """What the engine has to do now; see :class:`generators.completion.Engine`."""
+        self._load = EngineLoad.of_ranks([EngineLoad(*each) for each in await self._ranks.ask(REPORT_LOAD)])
+        return self._load
+
+    def use(self) -> EngineUse:
+        """Return the counters since the engine was ready."""
+        return EngineUse(
+            tokens_generated=self._tokens_by_version.total(),
+            tokens_by_version=self._tokens_by_version.copy(),
+            wall_seconds=self._occupancy.wall_seconds,
+            idle_seconds=self._occupancy.idle_seconds,
+            paused_seconds=self._occupancy.paused_seconds,
+            request_seconds=self._occupancy.request_seconds,
+            cpu_seconds=max(0.0, self._load.cpu_seconds - self._cpu_seconds_when_ready),
+            last_pause_seconds=self._last_pause_seconds,
+            prefill_seconds=self._load.prefill_seconds,
+            decode_seconds=self._load.decode_seconds,
+        )
+
+    async def close(self) -> None:
+        """Stop vLLM's processes. Those that have not ended after a second are killed: they have nothing to save."""
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()
+        await asyncio.to_thread(self._llm.shutdown, 1.0)
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.close)
+
+
+class _EpisodeSampler:
+    """Samples the turns of one episode with the version in a slot, in one rank."""
+
+    def __init__(self, engine: VllmEngine, slot: int, rank: int) -> None:
+        self._engine, self._slot, self._rank = engine, slot, rank
+        self._computed: int | None = None
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+        """See :meth:`generators.completion.Sampler.generate`."""
+        completion = await self._engine.generate_in(
+            self._slot,
+            self._rank,
+            token_ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_token_id=stop_token_id,
+            computed=self._computed,
+        )
+        self._computed = len(token_ids) + len(completion.token_ids) - 1  # all but the last one that was sampled
+        return completion
+
+
+def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Merge neighbours of one version: vLLM begins a new span also when the version in another slot changes."""
+    merged: list[VersionSpan] = []
+    for span in spans:
+        start = merged.pop().start if merged and merged[-1].version == span.version else span.start
+        merged.append(VersionSpan(start, span.end, span.version))
+    return tuple(merged)
+
+
+def _import_vllm() -> None:
+    with added_to_environment(ENGINE_VARIABLES), without_sklearn():
+        import vllm.v1.engine.async_llm  # noqa: F401
+
+
+def _build(
+    config: GeneratorsConfig,
+    model_path: str,
+    max_context: int,
+    seed: int,
+    server: EngineProcessServer | None,
+    adapters: AdapterSettings | None,
+    folder: EngineFolder,
+    yields: bool,
+) -> "AsyncLLM":
+    with folder.used(), added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": folder.path}):
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from generators.vllm.coordinator_process import tie_coordinators
+
+        tie_coordinators()
+        with server.used_by_vllm() if server is not None else nullcontext():
+            arguments = engine_arguments(config, model_path, max_context, seed, adapters, yields=yields)
+            return AsyncLLM.from_engine_args(arguments)

@@ -1,0 +1,233 @@
+"""The arguments of a vLLM engine: those that follow from the recipe, those that asyncrl needs as they are, and the user's own.
+
+What always holds: a name in ``engine`` of a pool is one of vLLM's own, and nothing that asyncrl needs can be changed there.
+"""
+
+import ast
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from asyncrl.core.adapters import AdapterSettings
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.publication import VLLM_BACKEND
+from asyncrl.core.recipe.generators import MAIN_POOL, PIPELINE, GeneratorsConfig
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+WORKER_EXTENSION = "asyncrl.weights.vllm.engine_weights.PublicationWorker"
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens in a key-value block on CPU: the smallest size that vLLM supports, to let short prompts share prefixes."""
+BATCHED_TOKENS = 8192
+"""Most tokens in one engine step, unless the context is longer: no prompt is prefilled in pieces."""
+
+_OF_RECIPE = {
+    "model": "model.path",
+    "max_model_len": "model.max_context",
+    "reasoning_parser": "model.reasoning_parser",
+    "seed": "seed",
+}
+"""Arguments that a key of the recipe sets for all pools."""
+_OF_POOL = {
+    "dtype": "dtype",
+    "max_num_seqs": "max_running",
+    "kv_cache_memory_bytes": "kv_cache_mb",
+    "gpu_memory_utilization": "gpu_memory_share",
+    "tensor_parallel_size": "tensor_parallel",
+    "data_parallel_size": "data_parallel",
+}
+"""Arguments that a key of the pool sets."""
+_OF_ADAPTERS = (
+    "enable_lora",
+    "max_loras",
+    "max_cpu_loras",
+    "max_lora_rank",
+    "lora_dtype",
+    "lora_target_modules",
+    "fully_sharded_loras",
+)
+_OF_RANKS = (
+    "data_parallel_rank",
+    "data_parallel_start_rank",
+    "data_parallel_size_local",
+    "data_parallel_address",
+    "data_parallel_rpc_port",
+    "data_parallel_backend",
+    "data_parallel_hybrid_lb",
+    "data_parallel_external_lb",
+    "data_parallel_multi_port_external_lb",
+    "enable_elastic_ep",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+)
+_DRAFTS = "speculative_config"
+_NEEDED = {
+    "load_format": "weights are only read from safetensors files, never unpickled",
+    "skip_tokenizer_init": "text becomes tokens outside the engine",
+    "logprobs_mode": "the learner needs the log-probabilities of the distribution that was sampled from",
+    "weight_transfer_config": "publications reach the engine through it",
+    "worker_extension_cls": "publications reach the engine through it",
+    "additional_config": "the engine's threads are set in it",
+    "distributed_executor_backend": "generators choose it by the device",
+    "worker_cls": "generators choose it by the device",
+    **dict.fromkeys(_OF_ADAPTERS, "it follows from learner.lora"),
+    "prefill_context_parallel_size": "GPUs that divide a prompt between them are not counted in an engine's",
+    "enable_eplb": "experts that move between workers would not be where a publication puts their weights",
+    **dict.fromkeys(_OF_RANKS, "an engine and all its ranks are on the node where its generator is"),
+}
+"""Arguments that asyncrl needs as they are, and why."""
+
+
+def check_cpu_arguments(arguments: Mapping[str, Any], pool: str) -> None:
+    """Refuse what only engines on GPUs can have: stages of layers, and tokens that are drafted before they are sampled.
+
+    Args:
+        pool: the pool's place in the recipe.
+
+    Raises:
+        RecipeError: the argument is there.
+    """
+    if PIPELINE in arguments:
+        problem = "it cannot be used on a CPU, where an engine has no pipeline stages"
+        remedy = f"leave it out; {pool}.tensor_parallel divides each layer over several workers"
+        raise RecipeError(f"{pool}.engine.{PIPELINE}", problem, remedy)
+    if _DRAFTS in arguments:
+        # vLLM 0.32 divides the logits of drafted tokens by memory that nobody has written, in place of the temperature.
+        problem = "it cannot be used on a CPU, where vLLM samples drafted tokens at a wrong temperature"
+        raise RecipeError(f"{pool}.engine.{_DRAFTS}", problem, "leave it out")
+
+
+def check_engine_arguments(arguments: Mapping[str, Any], pool: str) -> None:
+    """Refuse arguments that vLLM does not have or that asyncrl sets. Without vLLM, names are not compared with its own.
+
+    Args:
+        pool: the pool's place in the recipe.
+
+    Raises:
+        RecipeError: the first argument that is wrong, with what would be right.
+    """
+    known = _vllm_arguments()
+    for name in arguments:
+        place = f"{pool}.engine.{name}"
+        if name in _OF_RECIPE or name in _OF_POOL:
+            key = _OF_RECIPE.get(name) or f"{pool}.{_OF_POOL[name]}"
+            raise RecipeError(place, "the recipe has a key of its own for it", f"set {key}")
+        if name in _NEEDED:
+            raise RecipeError(place, f"it cannot be changed: {_NEEDED[name]}", "leave it out")
+        if known and name not in known:
+            near = get_close_matches(name, known, n=1)
+            remedy = f"did you mean `{near[0]}`?" if near else "see the engine arguments in vLLM's documentation"
+            raise RecipeError(place, "vLLM's engine has no such argument", remedy)
+    stages = arguments.get(PIPELINE, 1)
+    if not isinstance(stages, int) or stages < 1:
+        raise RecipeError(
+            f"{pool}.engine.{PIPELINE}", f"{stages!r} is not a number of pipeline stages", "set it to an integer >= 1"
+        )
+
+
+@cache
+def _vllm_arguments() -> frozenset[str]:
+    """Return the names of vLLM's engine arguments, read from its source, because importing vLLM takes many seconds."""
+    vllm = find_spec("vllm")
+    source = Path(vllm.origin if vllm and vllm.origin else "nowhere").parent / "engine" / "arg_utils.py"
+    return frozenset(
+        field.target.id
+        for node in (ast.parse(source.read_text()).body if source.is_file() else ())
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and not field.target.id.startswith("_")
+    )
+
+
+def engine_arguments(
+    config: GeneratorsConfig,
+    model_path: str,
+    max_context: int,
+    seed: int,
+    adapters: AdapterSettings | None = None,
+    *,
+    yields: bool = False,
+) -> "AsyncEngineArgs":
+    """Return all arguments of an engine, to which ``adapters`` are published if that is not None; imports vLLM."""
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    arguments = {
+        "max_num_batched_tokens": max(BATCHED_TOKENS, max_context),
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        **(_cpu_arguments(config, yields) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
+        **({} if adapters is None else _lora_arguments(adapters)),
+        **config.engine,
+    }
+    return AsyncEngineArgs(
+        model=model_path,
+        load_format="safetensors",
+        skip_tokenizer_init=True,
+        dtype=config.dtype,
+        seed=seed,
+        max_model_len=max_context,
+        max_num_seqs=-(-config.max_running // config.data_parallel),  # of each rank
+        tensor_parallel_size=config.tensor_parallel,
+        data_parallel_size=config.data_parallel,
+        logprobs_mode="processed_logprobs",  # of the distribution that is sampled from; see Sampling.convention
+        weight_transfer_config=WeightTransferConfig(backend=VLLM_BACKEND),
+        worker_extension_cls=WORKER_EXTENSION,
+        **arguments,
+    )
+
+
+def try_engine_arguments(pool: GeneratorsConfig, place: str, model_path: str, max_context: int, seed: int) -> None:
+    """Have vLLM check the user's own arguments of a pool's engines as it does when one starts; imports vLLM.
+
+    Args:
+        place: the pool's place in the recipe.
+        model_path: a Hugging Face folder, of which the configuration is read.
+
+    Raises:
+        RecipeError: vLLM refuses them.
+    """
+    try:
+        engine_arguments(pool, model_path, max_context, seed).create_engine_config()
+    except RecipeError:
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        remedy = "correct it, or leave it out; see the engine arguments in vLLM's documentation"
+        raise RecipeError(f"{place}.engine", f"vLLM refuses {dict(pool.engine)}: {told}", remedy) from error
+
+
+def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
+    from vllm.config.lora import MaxLoRARanks
+
+    buffers = adapters.versions + 1  # one more, to write the next version into
+    return {
+        "enable_lora": True,
+        "max_loras": buffers,
+        "max_cpu_loras": buffers,
+        "max_lora_rank": min(rank for rank in get_args(MaxLoRARanks) if rank >= adapters.rank),
+        "lora_target_modules": list(adapters.targets),
+    }
+
+
+def _cpu_arguments(config: GeneratorsConfig, yields: bool) -> dict[str, Any]:
+    from generators.vllm.cpu.worker import IN_PROCESS, IN_PROCESSES, worker_config
+
+    check_cpu_arguments(config.engine, MAIN_POOL)
+    return {
+        "kv_cache_memory_bytes": (config.kv_cache_mb << 20) // config.engine_workers,  # each has its part of it
+        "block_size": CPU_BLOCK_TOKENS,
+        # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
+        "enforce_eager": True,
+        "distributed_executor_backend": IN_PROCESS if config.tensor_parallel == 1 else IN_PROCESSES,
+        "worker_cls": "generators.vllm.cpu.worker.ThreadedCpuWorker",
+        "additional_config": worker_config(config.count, config.engine_workers, yields=yields),
+    }

@@ -1,0 +1,1 @@
+"""The mathematics of the update as pure functions: advantages, corrections, losses, KL, credit."""

@@ -1,0 +1,49 @@
+"""A mixture of experts: the router, and the experts of a layer that this rank holds."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from learners.megatron.layers.elementwise import gated_silu
+
+
+class Router(TopKRouter):
+    """Megatron's router, with logits computed in float32 by plain torch."""
+
+    def gating(self, tokens: Tensor) -> Tensor:
+        """The router's logits, from [t, 1, hidden] to float32 [t, 1, experts]. Megatron's own method fails without
+        TransformerEngine."""
+        return F.linear(tokens.float(), self.weight.float())
+
+
+class Experts(SequentialMLP):
+    """Megatron's experts, computed one after another, with gated SiLU and no biases."""
+
+    def __init__(self, count: int, config: TransformerConfig, **options: Any) -> None:
+        submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        super().__init__(count, config, submodules, **options)
+
+    def forward(self, tokens: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor, None]:
+        """Compute each expert's output for its tokens, times the weight that the router gave it.
+
+        Args:
+            tokens: [t, hidden], sorted by expert.
+            counts: int64 [experts], how many tokens each expert has.
+            weights: float32 [t], the router's weights.
+
+        Returns:
+            [t, hidden], and None in place of a bias.
+        """
+        sizes = counts.tolist()
+        outputs = []
+        for expert, mine, weight in zip(self.local_experts, tokens.split(sizes), weights.split(sizes), strict=True):
+            gate_up, _ = expert.linear_fc1(mine)
+            outputs.append(expert.linear_fc2((gated_silu(gate_up) * weight.unsqueeze(1)).to(tokens.dtype))[0])
+        return torch.cat(outputs), None

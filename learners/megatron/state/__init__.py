@@ -1,0 +1,1 @@
+"""The learner's state on disk: checkpoints, Hugging Face folders, exports."""

@@ -1,0 +1,180 @@
+"""Reads rectangles of the tensors in a Hugging Face folder, and writes a new folder from the parts that all ranks
+hold."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from asyncrl.core.files.weight_files import check_tensor, stored_tensors
+from asyncrl.core.publication import Shard
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_FILE_BYTES = 4 * 2**30
+_SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
+"""Kinds of files that are copied from the source folder: configuration, tokenizer and chat template, but never
+weights."""
+
+
+class HuggingFaceTensors(contextlib.ExitStack):
+    """The tensors of a folder's safetensors files: one file, or several with an index. A context manager, which keeps
+    files open.
+
+    Raises:
+        RecipeError: see :func:`asyncrl.core.files.weight_files.stored_tensors`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._stored = stored_tensors(folder, "model.path")
+        self._open: dict[Path, safe_open] = {}
+
+    def rectangle(self, name: str, shape: Sequence[int], start: Sequence[int], extent: Sequence[int]) -> Tensor:
+        """Read one rectangle of tensor ``name``, which must have ``shape``.
+
+        Raises:
+            RecipeError: see :func:`asyncrl.core.files.weight_files.check_tensor`.
+        """
+        file = check_tensor(self._stored, name, shape, self._folder, "model.path").file
+        if file not in self._open:
+            self._open[file] = self.enter_context(safe_open(file, "pt"))
+        stored = self._open[file].get_slice(name)
+        read: Tensor = stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
+        return read
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """What each rank tells the others about a shard that it holds."""
+
+    rank: int
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+
+
+class PeftAdapter(msgspec.Struct, frozen=True):
+    """What PEFT reads in addition to the frozen weights.
+
+    Attributes:
+        config: the content of ``adapter_config.json``, on rank 0.
+        shards: this rank's parts of the adapter's tensors; over all ranks, every element exactly once.
+    """
+
+    config: dict[str, Any]
+    shards: list[Shard]
+
+
+def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path, adapter: PeftAdapter | None = None) -> None:
+    """Write a folder that ``from_pretrained`` reads. Rank 0 assembles it tensor by tensor from the parts that all ranks
+    hold.
+
+    Collective: all ranks call it. Rank 0 holds the tensors of one output file at a time. The folder appears whole or
+    not at all.
+
+    Args:
+        shards: this rank's parts of the tensors; over all ranks, every element exactly once.
+        source: folder whose configuration and tokenizer are copied.
+        folder: where to write; only rank 0 needs to reach it.
+        adapter: also written, if given, to a subfolder; directly beside merged weights, it would be added to them a
+            second time.
+
+    Raises:
+        FileExistsError: on every rank, if ``folder`` exists.
+    """
+    exists = [dist.get_rank() == 0 and folder.exists()]
+    dist.broadcast_object_list(exists)
+    if exists[0]:
+        raise FileExistsError(f"{folder} exists; save to a new folder, or remove it first")
+    partial = folder.with_name(f".{folder.name}.partial")
+    _collect(shards, lambda tensors, counts: _write(tensors, counts, source, partial))
+    if adapter is not None:
+        _collect(adapter.shards, lambda tensors, _: _write_adapter(dict(tensors), adapter.config, partial / "adapter"))
+    if dist.get_rank() == 0:
+        partial.rename(folder)
+    dist.barrier()
+
+
+def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tensor]], list[int]], None]) -> None:
+    """Have rank 0 call ``write`` with the whole tensors, one by one, and with the number of tensors in each file.
+    Collective."""
+    mine = {shard.name: shard for shard in shards}
+    rank = dist.get_rank()
+    gathered: list[dict[str, _Held]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(gathered, {s.name: _Held(rank, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()})
+    holders: dict[str, list[_Held]] = {}
+    for held_by_name in gathered:
+        for name, held in held_by_name.items():
+            holders.setdefault(name, []).append(held)
+    if rank == 0:
+        write(_assembled(holders, mine), _planned(holders, mine))
+    else:
+        for name in holders:
+            if name in mine:
+                dist.send(mine[name].tensor, 0)
+
+
+def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
+    """On rank 0, yield the whole tensors, in the order in which the other ranks send their parts."""
+    like = next(iter(mine.values())).tensor
+    for name, parts in holders.items():
+        whole = torch.empty(parts[0].shape, dtype=like.dtype)
+        for part in parts:
+            if part.rank == 0:
+                values = mine[name].tensor
+            else:
+                values = torch.empty(part.extent, dtype=like.dtype, device=like.device)
+                dist.recv(values, part.rank)
+            whole[tuple(slice(begin, begin + size) for begin, size in zip(part.start, part.extent, strict=True))] = values
+        yield name, whole
+
+
+def _planned(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> list[int]:
+    """How many tensors go into each file, file by file."""
+    item = next(iter(mine.values())).tensor.element_size()
+    counts, size = [0], 0
+    for parts in holders.values():
+        bytes_ = item * torch.Size(parts[0].shape).numel()
+        if counts[-1] and size + bytes_ > _FILE_BYTES:
+            counts.append(0)
+            size = 0
+        counts[-1] += 1
+        size += bytes_
+    return counts
+
+
+def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Path, partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    file_of: dict[str, str] = {}
+    dtype = ""
+    for number, count in enumerate(counts, 1):
+        file = _SINGLE if len(counts) == 1 else f"model-{number:05d}-of-{len(counts):05d}.safetensors"
+        content = dict(next(tensors) for _ in range(count))
+        dtype = str(next(iter(content.values())).dtype).removeprefix("torch.")
+        file_of |= dict.fromkeys(content, file)
+        save_file(content, partial / file, metadata={"format": "pt"})
+    if len(counts) > 1:
+        (partial / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}, indent=2))
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.suffix in _SOURCE_SUFFIXES and path.name != _INDEX:
+            shutil.copy(path, partial / path.name)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    (partial / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2))
+
+
+def _write_adapter(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
