@@ -5,8 +5,8 @@ import signal
 import sys
 
 import msgspec
-from test_live_view import PROGRESS
-from test_summary import SUMMARY
+from made_progress import PROGRESS
+from made_summary import SUMMARY
 
 from asyncrl.cli import launch
 from asyncrl.cli.console import PatientConsole

@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 from model_folders import write_model
-from test_plan import QWEN3_0_6B, ROOMY
+from planned import QWEN3_0_6B, ROOMY
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.models.hub import is_hub_id, model_folder

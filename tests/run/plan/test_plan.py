@@ -8,6 +8,7 @@ import msgspec
 import pyarrow.parquet
 import pytest
 from model_folders import write_model
+from planned import QWEN3_0_6B, ROOMY
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
@@ -20,22 +21,6 @@ from asyncrl.run.plan.plan import Source, make_plan
 from asyncrl.run.plan.plan_view import plan_view
 from asyncrl.run.recipe.compose import compose
 from generators.vllm import vllm_parsers
-
-ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
-QWEN3_0_6B = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 3072,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": True,
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-}
-
 
 QWEN3_30B_A3B = {
     "hidden_size": 2048,

@@ -1,4 +1,4 @@
-"""What becomes of folders that not all nodes of a run see; that nodes are asked is tested in test_places.py."""
+"""What becomes of folders that not all nodes of a run see; that nodes are asked is tested in test_placed_processes.py."""
 
 from pathlib import Path
 

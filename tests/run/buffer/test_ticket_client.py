@@ -8,14 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError
+from short_trajectories import trajectory
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
-from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, WorkerId
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
+from asyncrl.core.trajectory import Sampling, Trajectory, decode
 from asyncrl.rpc.client import RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
@@ -43,25 +44,6 @@ NOTHING = BufferStatistics(
     filtered_tasks=(),
     skipped_rows={},
 )
-
-
-def trajectory(index: int, group: int = 3) -> Trajectory:
-    """Two given tokens and then ``index + 1`` sampled ones."""
-    length = 3 + index
-    return Trajectory(
-        task_id=TaskId("t"),
-        group_id=GroupId(group),
-        sample_index=index,
-        attempt=0,
-        token_ids=np.arange(length, dtype=np.int32),
-        logprobs=np.zeros(length, np.float32),
-        loss_mask=np.array([False, False] + [True] * (index + 1)),
-        version_spans=(VersionSpan(0, 2, NOT_SAMPLED), VersionSpan(2, length, PolicyVersion(5))),
-        turns=(Turn(2, length, 0.5),),
-        reward=0.5,
-        stop_reason=StopReason.ENVIRONMENT_DONE,
-        sampling=Sampling(1.0, 1.0, 0),
-    )
 
 
 def sample(index: int) -> TrajectoryRecord:

@@ -13,7 +13,7 @@ from asyncrl.run.measures.summary import Status
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.compose import compose_for
 
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "asyncrl.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "docs" / "asyncrl.ipynb"
 MOST_OUTPUT = 20_000
 EVALUATED = 2
 

@@ -17,7 +17,7 @@ from learners.custom.calls import call_advantage, call_aggregation, call_loss, c
 from learners.custom.made_rows import made_aggregation, made_returns, made_rows, tokens_of, weights_of
 from learners.schedule import learning_rate
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own-algorithms.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "own-algorithms.md").read_text()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError
-from test_ticket_client import trajectory
+from short_trajectories import trajectory
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import TaskId
