@@ -26,12 +26,12 @@ from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
+from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
 from generators.completion import Engine, Sampler
 from generators.episode_time import EpisodeTime
 from generators.loop_share import LoopShare
 from generators.token_stream import TokenStream
-from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
 MALFORMED_PENALTY = "malformed_penalty"

@@ -17,9 +17,9 @@ from asyncrl.core.recipe.schema import EvaluationConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import LogprobConvention, Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from asyncrl.envs.base import Fault
+from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.finished_episodes import FinishedEpisodes
-from generators.tool_calls import ToolCallReader
 
 NAME = EpisodeName(GroupId(7), 2, 1)
 RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e"))

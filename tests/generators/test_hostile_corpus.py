@@ -14,9 +14,9 @@ from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, StepResult
 from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tools import ToolEnvironment
+from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
 from generators.control_tokens import is_control
-from generators.tool_calls import ToolCallReader
 
 FAMILY = {
     "hermes": "qwen 3",

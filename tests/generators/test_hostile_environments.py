@@ -24,8 +24,8 @@ from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.hosting import contained, hosted
 from asyncrl.envs.rewards.base import RewardUnavailable
+from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from generators.tool_calls import ToolCallReader
 
 LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e")))
 

@@ -31,8 +31,8 @@ from asyncrl.core.trajectory import Trajectory
 from asyncrl.run.pool.generator_pool import GeneratorPool
 from buffers.service import BufferService
 from buffers.tasks.task_stream import TaskSource, TaskStream
+from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeTools
-from generators.tool_calls import ToolCallReader
 from generators.worker import GeneratorStatistics, GeneratorWorker
 from generators.worker_settings import WorkerSettings
 

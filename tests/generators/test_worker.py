@@ -26,11 +26,11 @@ from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs.base import Action, Observation, StepResult
 from asyncrl.envs.hosting import hosted
 from generators import worker
+from generators.calls.reader import ToolCallReader
 from generators.concurrency import EngineLoad
 from generators.episode import EpisodeTools
 from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
 from generators.scoring import Scoring
-from generators.tool_calls import ToolCallReader
 from generators.worker import GeneratorWorker, KeepEvaluation
 from generators.worker_settings import WorkerSettings
 

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.demonstrations import Demonstration, demonstrate
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
+from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
-from generators.tool_calls import ToolCallReader
 from learners.tiny.conversations import encode, messages, pad, render
 from learners.tiny.tokenizer import END_OF_TURN, TAG_TOKENS, fit_tokenizer
 

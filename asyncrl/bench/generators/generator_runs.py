@@ -27,11 +27,11 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, Trajectory
 from asyncrl.envs import Action
 from asyncrl.envs.hosting.hosted import make_hosted
+from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
 from generators.completion import Completion, Engine, Sampler
 from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from generators.evaluation import HeldOutTask, evaluate
-from generators.tool_calls import ToolCallReader
 from generators.vllm.engine import VllmEngine
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.models.hub import is_hub_id, model_file
 from asyncrl.run.models.model_shape import TINY
-from generators.call_formats import FORMATS, format_of
+from generators.calls.formats import FORMATS, format_of
 
 _KEY = "model.tool_parser"
 

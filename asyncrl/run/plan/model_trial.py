@@ -149,8 +149,8 @@ def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> 
 
 
 def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
-    from generators.reasoning import Reasoning
-    from generators.tool_calls import ToolCallReader
+    from generators.calls.reader import ToolCallReader
+    from generators.calls.reasoning import Reasoning
     from generators.vllm.engine_arguments import try_engine_arguments
 
     refused = "name the parser that reads what this model writes (docs/episodes.md)"

@@ -34,12 +34,12 @@ from asyncrl.run.host.signals import on_sigterm
 from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.reward.scorers import make_scoring
+from generators.calls.reader import ToolCallReader
+from generators.calls.reasoning import Reasoning
 from generators.chat import ChatFormat
 from generators.completion import ScoredRow
 from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask
-from generators.reasoning import Reasoning
-from generators.tool_calls import ToolCallReader
 from generators.vllm.cpu.engine_process import EngineProcessServer
 from generators.vllm.engine import VllmEngine
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker

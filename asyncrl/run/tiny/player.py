@@ -22,10 +22,10 @@ from asyncrl.envs.builtin.demonstrations import SHARING_S
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
+from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
 from generators.completion import Completion, Engine, Sampler
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from generators.tool_calls import ToolCallReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

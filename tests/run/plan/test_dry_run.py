@@ -142,8 +142,8 @@ def load_weights(folder: Path) -> None:
 
 def read_parser(name: str, *, reasoning: bool = False) -> Callable[[Path], object]:
     def read(folder: Path) -> None:
-        from generators.reasoning import Reasoning
-        from generators.tool_calls import ToolCallReader
+        from generators.calls.reader import ToolCallReader
+        from generators.calls.reasoning import Reasoning
 
         chat = ChatFormat.load(str(folder))
         try:

@@ -18,8 +18,8 @@ from asyncrl.core.messages import MalformedCall, ToolCall
 from asyncrl.core.text import class_name, writable
 from asyncrl.envs.base import Action
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from generators.call_formats import format_named
-from generators.reasoning import Reasoning
+from generators.calls.formats import format_named
+from generators.calls.reasoning import Reasoning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

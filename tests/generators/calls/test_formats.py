@@ -9,7 +9,7 @@ from chat_families import FAMILIES
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.models.chat_template import tool_parser_of
-from generators.call_formats import FORMATS, format_of
+from generators.calls.formats import FORMATS, format_of
 from generators.vllm.vllm_parsers import own_tool_parsers
 
 BARS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
