@@ -19,8 +19,8 @@ MEGATRON = """
 import sys
 import torch
 before = torch.compile
-from learners.megatron import cpu_compat
-cpu_compat.install()
+from learners.megatron.cpu import compat
+compat.install()
 import learners.megatron.trainer
 from megatron.core.fusions import fused_bias_geglu, fused_bias_swiglu
 print(torch.compile is before, "torch._inductor.compile_fx" in sys.modules, "sklearn" in sys.modules)

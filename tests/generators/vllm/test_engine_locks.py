@@ -8,7 +8,7 @@ LOADER = """
 import multiprocessing
 from pathlib import Path
 from vllm.model_executor.model_loader import weight_utils
-from generators import engine_load
+from generators.vllm import engine_load
 
 def load():
     engine_load.register()

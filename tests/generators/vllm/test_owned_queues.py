@@ -17,7 +17,7 @@ from generators.vllm import engine_load
 
 MAKER = """
 import sys
-from generators import engine_load
+from generators.vllm import engine_load
 engine_load.register()
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 queue = MessageQueue(1, 1)

@@ -58,9 +58,9 @@ import sys
 import torch
 if sys.argv[1] == "gpu":
     torch.cuda.is_available = lambda: True
-from learners.megatron import cpu_compat
-cpu_compat.install()
-cpu_compat.install()
+from learners.megatron.cpu import compat
+compat.install()
+compat.install()
 from megatron.core import fp8_utils
 from megatron.core.extensions import transformer_engine
 from megatron.core.models.common.embeddings import rope_utils

@@ -81,8 +81,8 @@ import os, re, sys, warnings
 from pathlib import Path
 import torch
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from learners.megatron import cpu_compat, onednn_products
-cpu_compat.install()
+from learners.megatron.cpu import compat, onednn_products
+compat.install()
 from learners.megatron import parallel
 from learners.rank import FileMeeting, RankSpec
 folder = Path(sys.argv[1])

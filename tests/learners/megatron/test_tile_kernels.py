@@ -9,7 +9,7 @@ import pytest
 
 COMPARE = """
 import torch, torch.distributed as dist
-from learners.megatron import log_probabilities, tile_kernels
+from learners.megatron.layers import log_probabilities, tile_kernels
 from learners.megatron.layers.log_probabilities import Tile, token_log_probabilities
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -37,7 +37,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from learners.megatron import tile_kernels
+from learners.megatron.layers import tile_kernels
 
 TYPES = {"targets": "*i64", "entries": "i32", "temperature": "fp32", "least": "fp32", "gradient": "*bf16"}
 for kernel, constants in (
