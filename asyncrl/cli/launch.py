@@ -194,8 +194,8 @@ def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached 
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:
+    from asyncrl.run.folder.config_yaml import resolved_yaml
     from asyncrl.run.plan.plan_view import plan_view
-    from asyncrl.run.recipe.compose import resolved_yaml
 
     console.print(resolved_yaml(recipe), markup=False, soft_wrap=True)
     console.print(plan_view(plan, recipe))

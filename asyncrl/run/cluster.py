@@ -25,16 +25,15 @@ from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.buffer.payload import this_node
 from asyncrl.run.coming_up import ComingUp
 from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, watch
+from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
 from asyncrl.run.learner_actor import RemoteLearner
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.certificates import keys_of
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
-from asyncrl.run.nodes.model_folder import model_for_all_nodes
+from asyncrl.run.nodes.node_files import model_for_all_nodes
 from asyncrl.run.nodes.node_watch import SHARE_OF_LEASE, NodeWatch
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, parts_of

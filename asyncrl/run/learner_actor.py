@@ -24,10 +24,10 @@ from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
-from asyncrl.run.buffer.payload import PayloadSource, this_node
+from asyncrl.run.buffer.payload import PayloadSource
 from asyncrl.run.host.once import Once
 from asyncrl.run.host.process_output import route_output
-from asyncrl.run.host.ray_calls import AGAIN
+from asyncrl.run.host.ray_calls import AGAIN, this_node
 from asyncrl.run.kept.trained_episodes import TrainedEpisodes
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.pool.probe_scores import PROBED_ROWS, PROBED_TOKENS, LearnerScores

@@ -22,10 +22,11 @@ from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, Vers
 from asyncrl.envs import Observation, ToolEnvironment, tool
 from asyncrl.envs.load import load_members
 from asyncrl.run.buffer.tasks import load_sources, make_task_stream
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.measures.episode_metrics import EpisodeMetrics
 from asyncrl.run.measures.warnings import _limit
 from asyncrl.run.plan.preflight import play_first_tasks
-from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose, resolved_yaml
+from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose
 from generators.episode import EpisodeLimits
 from generators.finished_episodes import FinishedEpisodes
 

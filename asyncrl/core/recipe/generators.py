@@ -15,6 +15,9 @@ MAIN_POOL = "generators"
 PIPELINE = "pipeline_parallel_size"
 """vLLM's name of how many parts the layers of an engine's model are divided into."""
 
+MOST_RUNNING = 256
+"""vLLM's own default for the sequences that an engine runs at once, on a CPU and on small GPUs."""
+
 PoolName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
 Role = Literal["train", "evaluation", "both"]
 

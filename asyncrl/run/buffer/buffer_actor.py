@@ -16,12 +16,12 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.buffer.client import METHODS
-from asyncrl.run.buffer.payload import SHARD_DEADLINE_S, ShardPlace, this_node
+from asyncrl.run.buffer.payload import SHARD_DEADLINE_S, ShardPlace
 from asyncrl.run.buffer.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.host.process_output import route_output
-from asyncrl.run.host.ray_calls import AGAIN, ask
+from asyncrl.run.host.ray_calls import AGAIN, ask, this_node
 from buffers.journal.identity import Identity
 from buffers.journal.journal import Journal
 from buffers.journal.recovery import Store, Takeover, recover

@@ -11,13 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import ray
-from ray.exceptions import GetTimeoutError
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, ProcessDied
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
-from asyncrl.run.host.ray_calls import RAISED_BY_RAY, ask, ask_buffer, told
+from asyncrl.run.host.ray_calls import ask, ask_blocking, ask_buffer, this_node
 from buffers.payload import PayloadReader, PayloadWriter
 
 T = TypeVar("T")
@@ -50,11 +48,6 @@ def open_writer(buffer: BufferConfig, shard: int, folder: Path, name: str) -> Pa
     if isinstance(journal, AppendOnlyJournal):
         return PayloadWriter(folder, shard, name, segment_bytes=journal.segment_mb << 20, fsync=journal.fsync == "always")
     return PayloadWriter(folder, shard, name, segment_bytes=SEGMENT_MB_IN_MEMORY << 20, fsync=False)
-
-
-def this_node() -> str:
-    """Ray's id of the node that this process is on."""
-    return str(ray.get_runtime_context().get_node_id())
 
 
 class PayloadSink:
@@ -90,6 +83,11 @@ class PayloadSink:
         """Close the files; what was written stays."""
         for writer in self._here:
             writer.close()
+
+
+def ask_shard(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float = SHARD_DEADLINE_S) -> T:
+    """Wait for the answer of a payload shard. Raises what :func:`ask_blocking` raises."""
+    return ask_blocking(answer, of=of, by=by, seconds=seconds, remedy=SHARD_REMEDY)
 
 
 class PayloadSource:
@@ -130,27 +128,3 @@ class PayloadSource:
             for at, payload in zip(wanted, read, strict=True):
                 found[at] = payload
         return found
-
-
-def ask_shard(
-    answer: "ray.ObjectRef[T]",
-    *,
-    of: str,
-    by: str,
-    seconds: float = SHARD_DEADLINE_S,
-    remedy: str = SHARD_REMEDY,
-) -> T:
-    """Wait for the answer of a payload shard, or of another actor, for up to ``seconds``, blocking this thread.
-
-    Raises:
-        DeadlineExceeded: there was no answer in time.
-        ComponentFailed: the actor died, or its node is gone.
-        AsyncRLError: what it raised.
-    """
-    try:
-        return ray.get(answer, timeout=seconds)
-    except GetTimeoutError as error:
-        raise DeadlineExceeded(by, of, seconds, remedy) from error
-    except RAISED_BY_RAY as error:
-        problem = told(error, of)
-        raise (ComponentFailed(f"{problem}; {remedy}") if isinstance(problem, ProcessDied) else problem) from error

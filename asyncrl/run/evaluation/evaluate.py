@@ -31,7 +31,7 @@ from asyncrl.run.host.ray_cluster import starting_ray
 from asyncrl.run.host.signals import wait_hearing
 from asyncrl.run.launch import end_processes, ray_up, supervise
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
-from asyncrl.run.nodes.model_folder import model_for_all_nodes
+from asyncrl.run.nodes.node_files import model_for_all_nodes
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.process_kinds import pools_of
 from asyncrl.run.nodes.process_sizes import engine_bytes

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder, claim
-from asyncrl.run.recipe.compose import resolved_yaml
 
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -8,11 +8,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import yaml
+
+from asyncrl.core.recipe.schema import Recipe
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./ -]*")
 """Texts that need no quotes; words that YAML knows, such as ``true``, are quoted by its own writer."""
+
+
+def resolved_yaml(recipe: Recipe) -> str:
+    """Every key of the recipe with its value, as YAML that is composed to an equal recipe (:mod:`asyncrl.run.recipe.compose`)."""
+    return write_config(msgspec.to_builtins(recipe, builtin_types=(bytes,)))
 
 
 def write_config(values: Mapping[str, Any]) -> str:

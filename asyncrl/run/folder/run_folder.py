@@ -34,8 +34,8 @@ from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.whole_file import write_whole
-from asyncrl.run.recipe.compose import resolved_yaml
 
 MOST_NAMED = 8
 """The most folders that are named to a user who named the one above them."""

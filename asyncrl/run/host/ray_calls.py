@@ -6,6 +6,7 @@ import ray
 from ray.exceptions import (
     ActorUnavailableError,
     ActorUnschedulableError,
+    GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
     RayActorError,
@@ -14,7 +15,7 @@ from ray.exceptions import (
 )
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, NodeLost, ProcessDied, ProcessUnreachable
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, NodeLost, ProcessDied, ProcessUnreachable
 from asyncrl.core.files.file_errors import explained
 
 T = TypeVar("T")
@@ -30,6 +31,11 @@ AGAIN = -1
 
 Only for calls that do no harm if they are made twice.
 """
+
+
+def this_node() -> str:
+    """Ray's id of the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
@@ -60,6 +66,23 @@ async def ask_buffer(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: f
         return await ask(answer, of=of, by=by, seconds=seconds, remedy=remedy)
     except ProcessDied as death:
         raise ComponentFailed(str(death)) from death
+
+
+def ask_blocking(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
+    """Wait for an actor's answer in a thread without an event loop, as :func:`ask` does.
+
+    Raises:
+        DeadlineExceeded: no answer in time.
+        ComponentFailed: the actor died, or its node is gone.
+        AsyncRLError: what the actor raised.
+    """
+    try:
+        return ray.get(answer, timeout=seconds)
+    except GetTimeoutError as error:
+        raise DeadlineExceeded(by, of, seconds, remedy) from error
+    except RAISED_BY_RAY as error:
+        problem = told(error, of)
+        raise (ComponentFailed(f"{problem}; {remedy}") if isinstance(problem, ProcessDied) else problem) from error
 
 
 async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:

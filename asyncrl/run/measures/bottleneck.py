@@ -17,12 +17,12 @@ from enum import StrEnum
 import msgspec
 
 from asyncrl.core.measures.units import duration, percent
+from asyncrl.core.recipe.generators import MOST_RUNNING
 from asyncrl.core.recipe.reward import RemoteReward
 from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.run.measures.time_split import Shares
-from asyncrl.run.recipe.automatic import MOST_RUNNING
 from generators.finished_episodes import FinishedEpisodes
 
 WORTH_SAYING = 1.1

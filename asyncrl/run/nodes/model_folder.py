@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.run.buffer.payload import ask_shard, this_node
+from asyncrl.run.host.ray_calls import ask_blocking
 from asyncrl.run.nodes.model_identity import ModelFile, model_files
-from asyncrl.run.nodes.node_files_actor import start_node_files
 from learners.tiny.cache import default_cache_root
 
 CHUNK_BYTES = 8 << 20
@@ -109,7 +108,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
             while offset < file.size and len(asked) < _ASKED_AHEAD:
                 asked.append(self.source.read.remote(self.path / file.name, offset, CHUNK_BYTES))
                 offset += CHUNK_BYTES
-            yield ask_shard(
+            yield ask_blocking(
                 asked.popleft(),
                 of=f"{file.name} of the model, from the driver's node",
                 by="a process on another node",
@@ -129,10 +128,3 @@ def _lock_file(path: Path) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
-
-
-def model_for_all_nodes(path: Path) -> ModelFolder:
-    """Return what finds the model in ``path``, a folder of the driver's node, on every node of the cluster it has joined."""
-    if not os.environ.get("RAY_ADDRESS"):
-        return ModelFolder(path, (), None)
-    return ModelFolder(path, model_files(path), start_node_files(this_node()))

@@ -1,19 +1,23 @@
-"""The files of one node, for processes on other nodes; :mod:`asyncrl.run.nodes.node_files_actor` makes an actor of them."""
+"""The files of one node, for processes on other nodes, and the Ray actor that gives them."""
 
 import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.files.memory_files import memory_file_system
-from asyncrl.run.folder.run_memory import free_memory_of
+from asyncrl.run.folder.run_memory import free_memory_of, sweep_memory
+from asyncrl.run.host.ray_calls import this_node
+from asyncrl.run.nodes.model_folder import ModelFolder
+from asyncrl.run.nodes.model_identity import model_files
 
-if TYPE_CHECKING:
-    from asyncrl.run.nodes.model_folder import ModelFolder
+_CALLS_AT_ONCE = 8
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -57,7 +61,7 @@ class NodeFiles:
         for file in files:
             file.unlink(missing_ok=True)
 
-    def forget_run(self, run_id: str, folders: Sequence[Path], model: "ModelFolder | None" = None) -> None:
+    def forget_run(self, run_id: str, folders: Sequence[Path], model: ModelFolder | None = None) -> None:
         """Remove what a run has left on this node.
 
         Args:
@@ -82,3 +86,26 @@ def entries(folder: Path) -> list[FileEntry]:
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
             found.append(FileEntry(str(name), path.stat().st_size))
     return found
+
+
+class NodeFilesActor(NodeFiles):
+    """The files of the node that Ray started it on, from whose memory it first removes what killed runs have left."""
+
+    def __init__(self) -> None:
+        sweep_memory()
+
+
+RemoteNodeFiles = ray.remote(NodeFilesActor)
+
+
+def start_node_files(node: str) -> Any:
+    """Start an actor of :class:`NodeFiles` on the node with this id of Ray, and return its handle."""
+    where = NodeAffinitySchedulingStrategy(node, soft=False)
+    return RemoteNodeFiles.options(num_cpus=0, max_concurrency=_CALLS_AT_ONCE, scheduling_strategy=where).remote()
+
+
+def model_for_all_nodes(path: Path) -> ModelFolder:
+    """Return what finds the model in ``path``, a folder of the driver's node, on every node of the cluster it has joined."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return ModelFolder(path, (), None)
+    return ModelFolder(path, model_files(path), start_node_files(this_node()))

@@ -16,8 +16,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.host.ray_calls import ask
 from asyncrl.run.nodes.model_folder import ModelFolder
-from asyncrl.run.nodes.node_files import FileEntry
-from asyncrl.run.nodes.node_files_actor import start_node_files
+from asyncrl.run.nodes.node_files import FileEntry, start_node_files
 
 logger = logging.getLogger(__name__)
 

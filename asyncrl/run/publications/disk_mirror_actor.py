@@ -8,8 +8,8 @@ import ray
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
-from asyncrl.run.buffer.payload import this_node
 from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.ray_calls import this_node
 from asyncrl.weights.disk.disk_mirror import DiskMirror, of_node
 from asyncrl.weights.disk.stored_versions import StoredFile
 

@@ -9,8 +9,8 @@ from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.publication import WeightFile
-from asyncrl.run.buffer.payload import this_node
 from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.ray_calls import this_node
 from asyncrl.weights.tcp.chunk_wire import Address
 from asyncrl.weights.tcp.mirror import Mirror
 

@@ -13,6 +13,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.units import memory
+from asyncrl.core.recipe.generators import MOST_RUNNING
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
@@ -25,8 +26,6 @@ from asyncrl.run.nodes.process_kinds import LEARNER, learner_part
 from asyncrl.run.nodes.process_sizes import beside_learner, gpu_bytes, learner_bytes
 from asyncrl.run.recipe.data_type import PAYS, bfloat16_share
 
-MOST_RUNNING = 256
-"""vLLM's own default for the sequences that an engine runs at once, on a CPU and on small GPUs."""
 MOST_RUNNING_ON_LARGE_GPUS = 1024
 """vLLM's own default on GPUs of at least :data:`LARGE_GPU_BYTES` that are newer than an A100."""
 LARGE_GPU_BYTES = 70 << 30

@@ -2,8 +2,8 @@
 
 A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every
 key of the schema can be set on the command line whether or not the YAML mentions it. Every problem is raised as a
-``RecipeError``, never as Hydra's own. What :func:`resolved_yaml` writes, :func:`compose` reads back to an equal recipe,
-whatever its texts hold.
+``RecipeError``, never as Hydra's own. What :mod:`asyncrl.run.folder.config_yaml` writes, :func:`compose` reads back to an equal
+recipe, whatever its texts hold.
 """
 
 import re
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import msgspec
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -33,7 +32,6 @@ import recipes as shipped
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.folder.config_yaml import write_config
 from asyncrl.run.models.model_sources import with_pinned_models
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.automatic import Choice, choose
@@ -84,11 +82,6 @@ def compose_for(
         return decided
 
     return decode_recipe({str(key): value for key, value in mapping.items()}, chosen), choices
-
-
-def resolved_yaml(recipe: Recipe) -> str:
-    """Every key of the recipe with its value, as YAML that :func:`compose` reads back to an equal recipe."""
-    return write_config(msgspec.to_builtins(recipe, builtin_types=(bytes,)))
 
 
 def shipped_recipes() -> list[str]:

@@ -26,12 +26,12 @@ from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.flatten import flatten
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.metric_names import parameter_name
 from asyncrl.run.measures.metrics import REWARD
 from asyncrl.run.measures.summary import Status
-from asyncrl.run.recipe.compose import resolved_yaml
 from asyncrl.run.tracking.further_trackers import FurtherTracker, make_further_tracker
 from asyncrl.run.tracking.paced_traces import PacedTraces
 from asyncrl.run.tracking.traces import Traces

@@ -21,10 +21,10 @@ from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.trajectory import encode
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.buffer.payload import PayloadSink, PayloadSource, ShardPlace, ask_shard
+from asyncrl.run.buffer.payload import PayloadSink, PayloadSource, ShardPlace
 from asyncrl.run.buffer.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
-from asyncrl.run.host.ray_calls import ask
-from asyncrl.run.nodes.node_files_actor import start_node_files
+from asyncrl.run.host.ray_calls import ask, ask_blocking
+from asyncrl.run.nodes.node_files import start_node_files
 from buffers.payload import PayloadLost, PayloadReader
 
 RECIPE = Recipe(
@@ -124,7 +124,7 @@ def test_who_is_on_a_node_that_is_gone_counts_as_dead(nodes):
     with pytest.raises(ProcessDied, match="the files: its node is gone"):
         asyncio.run(ask(start_node_files(gone).sees.remote(Path("/")), of="the files", by="a test", seconds=60, remedy="none"))
     with pytest.raises(ComponentFailed, match=r"the files: its node is gone \(.*\); none"):
-        ask_shard(start_node_files(gone).sees.remote(Path("/")), of="the files", by="a test", seconds=60, remedy="none")
+        ask_blocking(start_node_files(gone).sees.remote(Path("/")), of="the files", by="a test", seconds=60, remedy="none")
 
 
 def test_a_call_of_a_shard_whose_answer_is_lost_is_made_again(nodes, shards):

@@ -141,7 +141,7 @@ def test_a_copy_of_a_model_that_was_made_for_a_run_goes_with_it_and_other_copies
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("asyncrl.run.nodes.model_folder.ask_shard", lambda answer, **_: answer)
+    monkeypatch.setattr("asyncrl.run.nodes.model_folder.ask_blocking", lambda answer, **_: answer)
 
     def model_of_another_node(name: str) -> ModelFolder:
         there, here = tmp_path / "another node" / name, tmp_path / name

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.nodes.node_files_actor import RemoteNodeFiles
+from asyncrl.run.nodes.node_files import RemoteNodeFiles
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.placement import NoRoom
 from asyncrl.run.nodes.process_kinds import LEARNER, parts_of

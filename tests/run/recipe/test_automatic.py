@@ -7,13 +7,14 @@ from msgspec.structs import replace
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import AUTOMATIC_KEYS
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.cluster_nodes import Nodes
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.placement import Node
 from asyncrl.run.recipe import automatic
 from asyncrl.run.recipe.automatic import MICRO_BATCH_TOKENS
-from asyncrl.run.recipe.compose import compose, compose_for, resolved_yaml
+from asyncrl.run.recipe.compose import compose, compose_for
 
 LAPTOP = Machine(memory=16 << 30, free=12 << 30, cores=2)
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.models.hub import is_hub_id
-from asyncrl.run.recipe.compose import compose, resolved_yaml, shipped_recipes
+from asyncrl.run.recipe.compose import compose, shipped_recipes
 
 
 @pytest.fixture

@@ -19,10 +19,11 @@ from asyncrl.episodes.files import evaluation_file, training_file
 from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind
 from asyncrl.episodes.writer import table, write
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import ROOM_BYTES
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status
-from asyncrl.run.recipe.compose import compose, resolved_yaml
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking import tracker as tracker_module
 from asyncrl.run.tracking.further_trackers import check_further_trackers
 from asyncrl.run.tracking.metric_history import metric_history
