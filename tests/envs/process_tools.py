@@ -32,6 +32,16 @@ class Computing(ToolEnvironment):
         print("what a tool prints goes to the log")
         return number * number
 
+    @tool(process=True)
+    @staticmethod
+    def print_in_vain(text: str) -> str:
+        """A tool that prints into a log on a full disk."""
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, 1)
+        os.close(full)
+        print(text, flush=True)
+        return text
+
     @staticmethod
     @tool(process=True)
     async def process_number() -> int:

@@ -15,12 +15,32 @@ def standard_stream(number: int) -> TextIO:
 
 
 def logged_stream(number: int) -> TextIO:
-    """Return a :func:`standard_stream` that spells control characters out, for a log: what is printed may be a model's text."""
+    """Return a :func:`standard_stream` for a log: what is printed may be a model's text, so control characters are spelled out.
+
+    It raises no error if the disk refuses to be written. Whoever prints is a tool or an environment, whose fault that is not: the
+    output is lost, and the next that can be written says so.
+    """
     binary = open(number, "wb", closefd=False)  # noqa: SIM115 - it lives as long as the process
-    return _WithoutControls(binary, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return _LoggedStream(binary, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-class _WithoutControls(io.TextIOWrapper):
+class _LoggedStream(io.TextIOWrapper):
+    _refused = ""
+
     def write(self, text: str) -> int:
-        super().write(text.translate(_UNSEEN))
+        written = text.translate(_UNSEEN)
+        try:
+            if self._refused:
+                super().flush()  # fails as long as the disk refuses
+                written = f"[output is missing here: {self._refused}]\n{written}"
+                self._refused = ""
+            super().write(written)
+        except OSError as error:
+            self._refused = error.strerror or str(error)
         return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._refused = error.strerror or str(error)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.plug_ins.users_error import UsersError
+from asyncrl.core.process.standard_streams import logged_stream
 from asyncrl.envs.tool_results import is_pending, settled, text_of_result
 
 HEADER_BYTES = 4
@@ -80,6 +81,7 @@ def find_class(load: Load) -> Any:
 
 def main(descriptor: int) -> None:
     """Answer the requests that come over the socket, until the worker closes it."""
+    sys.stdout, sys.stderr = logged_stream(1), logged_stream(2)  # the worker's log
     connection = socket.socket(fileno=descriptor)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, requests), name="reading requests", daemon=True).start()

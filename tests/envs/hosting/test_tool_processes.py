@@ -89,6 +89,10 @@ async def test_what_a_tool_raises_or_does_to_its_process_is_told_to_the_model(pr
     assert texts(await play(processes, ToolCall("square", {"number": 4}))) == ["16"]
 
 
+async def test_a_log_that_cannot_be_written_is_no_fault_of_the_tool(processes: ToolProcesses):
+    assert texts(await play(processes, ToolCall("print_in_vain", {"text": "a"}))) == ["a"]
+
+
 async def test_outside_a_run_such_a_tool_starts_a_process_of_its_own():
     assert texts(await play(None, ToolCall("square", {"number": 5}), ToolCall("square", {"number": 6}))) == ["25", "36"]
 
