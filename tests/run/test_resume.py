@@ -9,23 +9,23 @@ from whole_run import Run, lives
 
 from asyncrl.run.measures.summary import Status
 
-STEPS = 14
+STEPS = 11
 
 pytestmark = pytest.mark.timeout(560)
 
 
 def test_a_run_killed_twice_ends_as_if_it_had_not_been(tiny_model: Path, tmp_path: Path):
     """And its only generator is killed beside that: another one takes its place, and nothing is left of its engine."""
-    settings = [f"steps={STEPS}", "checkpoint.every=3", f"evaluation.every={STEPS}", "generators.count=1"]
+    settings = [f"steps={STEPS}", "checkpoint.every=2", f"evaluation.every={STEPS}", "generators.count=1"]
     first = Run.launch(tiny_model, tmp_path, *settings)
-    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000003")), 300, "the first checkpoint")
+    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000002")), 300, "the first checkpoint")
     first.kill()
     folder = first.folder
 
     second = Run.resume(folder)
-    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000006")), 200, "the second checkpoint")
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000004")), 200, "the second checkpoint")
     _kill_generator(second)
-    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000009")), 200, "the third checkpoint")
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000006")), 200, "the third checkpoint")
     for learner in second.descendants("LearnerActor"):
         learner.kill()
     assert second.end(60) == 1
@@ -41,10 +41,10 @@ def test_a_run_killed_twice_ends_as_if_it_had_not_been(tiny_model: Path, tmp_pat
     assert f"has completed its {STEPS} training steps, so there is nothing to resume" in again.output
 
     recipe = folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {STEPS + 3}\n"))
+    recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {STEPS + 1}\n"))
     longer = Run.resume(folder)
     assert longer.end(200) == 0, longer.output
-    _check_whole(longer, folder, STEPS + 3, resumes=3)
+    _check_whole(longer, folder, STEPS + 1, resumes=3)
 
 
 def _kill_generator(run: Run) -> None:

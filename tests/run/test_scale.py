@@ -23,7 +23,7 @@ from asyncrl.envs.builtin.calculator import Calculator
 
 class Unhurried(Calculator):
     async def reset(self, task):
-        await asyncio.sleep(2)
+        await asyncio.sleep(1)
         return await super().reset(task)
 """
 """Its episodes wait for something, as real ones do. Else engines and learner would take the cores from one that comes up."""
@@ -103,7 +103,7 @@ def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_f
         sent = terminate(others)
         assert lasting <= sent.keys()
         before = steps(run)
-        run.wait_for(lambda: steps(run) >= before + 2 * BEGUN_SINCE, 120, "training to go on although others were sent SIGTERM")
+        run.wait_for(lambda: steps(run) >= before + BEGUN_SINCE, 120, "training to go on although others were sent SIGTERM")
         assert [name for name in lasting if not lives(sent[name])] == []
         everything = run.descendants()
         run.process.terminate()

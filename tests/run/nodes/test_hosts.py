@@ -81,7 +81,7 @@ def _launch(head: Host, cluster: RayCluster) -> FarRun:
     engines = ["generators.count=1", "generators.placement.resources={node-0: 1}"]
     engines += ["generators.pools={far: {count: 1, placement: {resources: {node-2: 1}}}}"]
     served = ["buffer.shards=2", f"+reward={{kind: model, path: {REWARD_MODEL}}}", "+tracking.trajectories.keep=all"]
-    kept = ["evaluation.every=10", "network.tls.kind=run"]
+    kept = ["evaluation.every=4", "network.tls.kind=run"]
     return FarRun(head, cluster, "launch", "quickstart", *small, *engines, *served, *kept)
 
 
