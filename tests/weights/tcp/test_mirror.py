@@ -108,7 +108,7 @@ def test_what_arrives_is_what_was_written(tmp_path_factory: pytest.TempPathFacto
     """For any number of files of any size; chunks are of 64 bytes here."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         for module in ("chunk_fetch", "held_files"):
-            patch.setattr(f"asyncrl.weights.{module}.CHUNK_BYTES", 64)
+            patch.setattr(f"asyncrl.weights.tcp.{module}.CHUNK_BYTES", 64)
         nodes = Nodes(tmp_path_factory.mktemp("nodes"), stack)
         for version in (V1, V2, V3):
             contents = [random_bytes(size, seed + version) for size in sizes]
