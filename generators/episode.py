@@ -213,6 +213,7 @@ async def _play(
     await tools.share.turn()
     with environment.blamed("reset"):  # the observation may hold something that no template can render
         stream.append_given(await tools.chat.prompt(observation.messages, observation.tools))
+        reader = tools.reader.knowing(observation.tools)
     if len(stream) >= limits.max_context:
         raise EnvironmentBroken(
             f"task {task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; "
@@ -236,10 +237,10 @@ async def _play(
         sampled_tokens += len(completion.token_ids)
         text = tools.chat.turn_text(completion.token_ids.tolist())
         if not completion.finished_by_stop:
-            if await tools.reader.is_cut_within_call(text):
+            if await reader.is_cut_within_call(text):
                 stream.answer_turn(0.0, (_truncated_call(needs_more),), 0.0)
             return needs_more
-        action = await tools.reader.action(text)
+        action = await reader.action(text)
         calls += len(action.calls)
         if limits.max_calls is not None and calls > limits.max_calls:
             return StopReason.MAX_CALLS

@@ -9,6 +9,20 @@ from collections.abc import Collection
 import msgspec
 
 
+class ValueMarks(msgspec.Struct, frozen=True):
+    """What surrounds the values of arguments that are written as text, as regular expressions.
+
+    Attributes:
+        begin: what comes before a value.
+        end: what comes after it, with what must follow, so that the same text within a value ends nothing.
+        call: what follows the mark that begins a call; no value holds both.
+    """
+
+    begin: str
+    end: str
+    call: str
+
+
 class CallFormat(msgspec.Struct, frozen=True):
     """One format of tool calls.
 
@@ -18,7 +32,8 @@ class CallFormat(msgspec.Struct, frozen=True):
         begin: the text that begins a call, or the list of a turn's calls.
         end: the text that ends what ``begin`` began; empty where calls end with their JSON.
         without: texts that a template of this format does not hold.
-        json: whether ``begin`` and ``end`` enclose one JSON value: it tells where a call ends even if ``end`` is missing.
+        json: whether ``begin`` and ``end`` enclose JSON values: they tell where a call ends even if ``end`` is missing.
+        value: what surrounds the value of an argument, where values are text; None where they are JSON.
     """
 
     parsers: tuple[str, ...]
@@ -27,6 +42,12 @@ class CallFormat(msgspec.Struct, frozen=True):
     end: str
     without: tuple[str, ...] = ()
     json: bool = False
+    value: ValueMarks | None = None
+
+    @property
+    def single(self) -> bool:
+        """Whether ``begin`` and ``end`` enclose one call, not the list of a turn's calls."""
+        return self.json or self.value is not None
 
     @property
     def parser(self) -> str:
@@ -36,13 +57,16 @@ class CallFormat(msgspec.Struct, frozen=True):
 
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")  # noqa: RUF001 - DeepSeek writes fullwidth bars
 _TAG = ("<tool_call>", "</tool_call>")
+_PARAMETER = ValueMarks(r"<parameter=[^>\n]+>", r"</parameter>(?=\s*(?:<parameter=|</function>))", r"\s*<function=")
+_NAMED_PARAMETER = ValueMarks(r'<parameter name="[^"\n]+">', r"</parameter>(?=\s*(?:<parameter |</invoke>))", r"\s*<invoke ")
+_ARG_VALUE = ValueMarks(r"<arg_value>", r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))", r"[\w.-]+\s*<arg_key>")
 
 FORMATS = (
-    CallFormat(("qwen3_coder", "qwen3_xml"), ("<tool_call>", "<function=", "<parameter="), *_TAG),
-    CallFormat(("glm45", "glm47"), ("<tool_call>", "<arg_key>", "<arg_value>"), *_TAG),
+    CallFormat(("qwen3_coder", "qwen3_xml"), ("<tool_call>", "<function=", "<parameter="), *_TAG, value=_PARAMETER),
+    CallFormat(("glm45", "glm47"), ("<tool_call>", "<arg_key>", "<arg_value>"), *_TAG, value=_ARG_VALUE),
     CallFormat(("granite4",), ("<tool_call>", "<|start_of_role|>"), *_TAG, json=True),
-    CallFormat(("minimax_m2",), ("<minimax:tool_call>",), "<minimax:tool_call>", "</minimax:tool_call>"),
-    CallFormat(("seed_oss",), ("<seed:tool_call>",), "<seed:tool_call>", "</seed:tool_call>"),
+    CallFormat(("minimax_m2",), ("<minimax:tool_call>",), "<minimax:tool_call>", "</minimax:tool_call>", value=_NAMED_PARAMETER),
+    CallFormat(("seed_oss",), ("<seed:tool_call>",), "<seed:tool_call>", "</seed:tool_call>", value=_PARAMETER),
     CallFormat(("hermes", "qwen3_json"), ("<tool_call>",), *_TAG, json=True),
     CallFormat(("deepseek_v3",), (_DEEPSEEK[0], "```json"), *_DEEPSEEK),
     CallFormat(("deepseek_v31",), (_DEEPSEEK[0],), *_DEEPSEEK, without=("```json",)),
@@ -54,6 +78,12 @@ FORMATS = (
     CallFormat(("llama3_json", "llama4_json"), ("<|start_header_id|>", "<|python_tag|>"), "<|python_tag|>", ""),
 )
 """Formats that are recognised. A parser of any other format is named in the recipe."""
+
+
+JSON_PARSERS = frozenset({"llama3_json", "llama4_json", "xlam", "granite", "jamba", "phi4_mini_json"})
+"""Parsers that take JSON without any mark for a call."""
+PYTHON_PARSERS = frozenset({"pythonic", "llama4_pythonic", "olmo3", "lfm2"})
+"""Parsers that take a list of Python calls for calls."""
 
 
 def format_of(template: str, added_tokens: Collection[str] = ()) -> tuple[CallFormat, str] | None:

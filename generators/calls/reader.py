@@ -11,15 +11,21 @@ What always holds:
 import json
 import logging
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asyncrl.core.messages import MalformedCall, ToolCall
+import msgspec
+
+from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
 from asyncrl.core.text import class_name, writable
 from asyncrl.envs.base import Action
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from generators.calls.formats import format_named
+from generators.calls.blocks import blocks, unshielded
+from generators.calls.formats import JSON_PARSERS, PYTHON_PARSERS, format_named
+from generators.calls.json_calls import MISTRAL, json_calls, mistral_calls
 from generators.calls.reasoning import Reasoning
+from generators.calls.schemas import without_references
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,6 +38,13 @@ _END = ("tool_call_end_token", "", "tool_calls_end_token", "tool_end_token", "")
 _LONG = 4_000
 """A turn of this many characters or more is read in a thread: the time of some of vLLM's parsers grows with the square of its
 length, and takes seconds for 100 KB."""
+_JSON_CALL = (
+    r"""^\s*(?:```(?:json)?\s*)?\[?\s*\{{(?:[^{{]*["'](?:parameters|arguments)["']\s*:"""
+    r"""|\s*["'](?:name|function)["']\s*:\s*["'](?:{names})["'])"""
+)
+_PYTHON_CALL = r"\[\s*[A-Za-z_][\w.]*\s*\(|(?:{names})\s*\("
+_TOOL_SETS = 64
+"""Sets of tools whose readers are kept: the episodes of an environment mostly share one."""
 _CUT_PROBLEM = 300
 """The most characters that are told of an error that a parser raised: it may quote a whole turn."""
 
@@ -41,26 +54,47 @@ class ToolCallReader:
 
     Args:
         reasoning: tells reasoning from what is said aloud; None if turns hold no reasoning.
+        tools: the tools that the model may call. Where a format writes every argument as text, their schemas say what it means.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", parser_name: str, reasoning: Reasoning | None = None) -> None:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        parser_name: str,
+        reasoning: Reasoning | None = None,
+        tools: Sequence[ToolSpec] = (),
+    ) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
         from vllm.tool_parsers import ToolParserManager
 
         self._name = parser_name
         self._make = ToolParserManager.get_tool_parser(parser_name)
         self._tokenizer = tokenizer
-        self._parser = self._make(tokenizer)
+        self._tools = tools
+        self._described = [
+            ChatCompletionToolsParam.model_validate(without_references(tool).as_template_input()) for tool in tools
+        ]
+        self._parser = self._make(tokenizer, self._described)
         self._reasoning = reasoning
-        # Parsers read at most the tools of a request. A valid request for each turn would cost more than parsing.
-        self._request = ChatCompletionRequest.model_construct(messages=[], tools=None, tool_choice="auto")
-        known = format_named(parser_name)
+        self._knowing: dict[bytes, ToolCallReader] = {}
+        # A valid request for each turn would cost more than parsing.
+        self._request = ChatCompletionRequest.model_construct(messages=[], tools=self._described or None, tool_choice="auto")
+        self._format = known = format_named(parser_name)
         self._is_json = known is not None and known.json
         found = ((self._text(begin), self._text(end)) for begin, end in zip(_BEGIN, _END, strict=True))
         self._begin, self._end = (known.begin, known.end) if known else next((marks for marks in found if marks[0]), ("", ""))
         # vLLM logs a traceback for each turn that it cannot read, and a model in training writes thousands of those.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         logging.getLogger("vllm.parser").setLevel(logging.CRITICAL)
+
+    def knowing(self, tools: Sequence[ToolSpec]) -> "ToolCallReader":
+        """Return a reader of the same model's turns that knows these tools; the same one for the same tools."""
+        key = msgspec.msgpack.encode(tools)
+        if key not in self._knowing:
+            if len(self._knowing) >= _TOOL_SETS:
+                self._knowing.pop(next(iter(self._knowing)))
+            self._knowing[key] = ToolCallReader(self._tokenizer, self._name, self._reasoning, tools)
+        return self._knowing[key]
 
     async def action(self, text: str) -> Action:
         """Read a turn as :meth:`read` does, without holding up other episodes."""
@@ -77,24 +111,57 @@ class ToolCallReader:
         return await run_in_daemon_thread(lambda: method(self._again(), text), name="reading a turn")
 
     def _again(self) -> "ToolCallReader":
-        return ToolCallReader(self._tokenizer, self._name, None if self._reasoning is None else self._reasoning.again())
+        reasoning = None if self._reasoning is None else self._reasoning.again()
+        return ToolCallReader(self._tokenizer, self._name, reasoning, self._tools)
 
     def read(self, text: str) -> Action:
         """Read the content and the calls from the text of a turn, which comes without the token that ended the turn."""
         text = self._spoken(text)
+        if self._format is None or not self._format.single or self._begin not in text:
+            return self._read_whole(text)
+        content, calls = "", list[ToolCall | MalformedCall]()
+        for block in blocks(text, self._format):
+            if not block.readable:
+                content += block.text
+                continue
+            found = self._read_whole(block.readable).calls or self._unreadable(block.text).calls
+            for call in found:
+                if isinstance(call, ToolCall):
+                    calls.append(ToolCall(call.name, unshielded(call.arguments)))
+                else:
+                    calls.append(MalformedCall(writable(block.text), call.problem))
+        return Action(content, tuple(calls))
+
+    def _read_whole(self, text: str) -> Action:
+        """Read a text at once: by our own reader where the format is JSON without marks, else by vLLM's parser."""
+        if self._begin == MISTRAL and MISTRAL in text:
+            said, found_here = mistral_calls(text)
+            calls = [self._unreadable(call).calls[0] if isinstance(call, str) else _decode(call) for call in found_here]
+            return Action(said, tuple(calls))
+        if self._name in JSON_PARSERS and (own := json_calls(text)):
+            return Action(own[0], tuple(map(_decode, own[1])))
         try:
-            found = self._parser.extract_tool_calls(text, self._request)
+            found = self._parser.extract_tool_calls(text.strip() if self._name in PYTHON_PARSERS else text, self._request)
         except Exception as error:  # noqa: BLE001 - a parser that trips over what the model wrote could not read it
-            self._parser = self._make(self._tokenizer)  # it may hold half a turn
+            self._parser = self._make(self._tokenizer, self._described)  # it may hold half a turn
             return self._unreadable(text, f"{class_name(error)}: {error}"[:_CUT_PROBLEM])
         if found.tools_called and found.tool_calls:
             calls = [_decode(call.function) for call in found.tool_calls]
             if self._is_half(text) and isinstance(calls[-1], ToolCall):
                 calls[-1] = MalformedCall(writable(f"{calls[-1].name}({calls[-1].arguments})"), self._no_end)
             return Action(found.content or "", tuple(calls))
-        if not self._begin or self._begin not in text:
-            return Action(text, ())
-        return self._unreadable(text)
+        if (self._begin and self._begin in text) or self._is_meant_as_call(text):
+            return self._unreadable(text)
+        return Action(text, ())
+
+    def _is_meant_as_call(self, text: str) -> bool:
+        """Whether a text without marks, in which the parser found no call, is a call that went wrong, and no answer."""
+        names = "|".join(re.escape(tool.name) for tool in self._tools) or "(?!)"
+        if self._name in JSON_PARSERS:
+            return bool(re.search(_JSON_CALL.format(names=names), text, re.MULTILINE))
+        if self._name in PYTHON_PARSERS:
+            return bool(re.match(_PYTHON_CALL.format(names=names), text.strip()))
+        return False
 
     def ends_within_call(self, text: str) -> bool:
         """Whether a turn that a limit cut off ends in the middle of a call, as far as the format tells where calls end."""
@@ -135,11 +202,15 @@ def _decode(function: Any) -> ToolCall | MalformedCall:
     text = writable(f"{function.name}({function.arguments})")
     try:
         arguments = json.loads(function.arguments, parse_constant=_refused, parse_float=_finite)
+        if isinstance(arguments, str) and arguments.lstrip().startswith("{"):  # JSON within a JSON string
+            arguments = json.loads(arguments, parse_constant=_refused, parse_float=_finite)
         json.dumps([function.name, arguments], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         return MalformedCall(text, f"it contains invalid Unicode: {error}")
     except (ValueError, RecursionError) as error:
         return MalformedCall(text, f"the arguments are not JSON: {error}")
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         return MalformedCall(text, "the arguments are not a JSON object")
     if not isinstance(function.name, str) or not function.name:

@@ -16,6 +16,7 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import EvaluationConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import LogprobConvention, Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
+from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Fault
 from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -292,3 +293,21 @@ async def test_a_dead_engine_is_no_fault_of_the_environment() -> None:
     stage.engine.dead = True
     with pytest.raises(ComponentFailed, match="died"):
         await stage.run(task())
+
+
+class Doubling(ToolEnvironment):
+    @tool
+    async def double(self, number: int) -> int:
+        return 2 * number
+
+    def reward(self, task: Task, answer: str) -> float:
+        return float(answer == "42")
+
+
+async def test_a_format_that_writes_every_argument_as_text_calls_typed_tools() -> None:
+    call = "<tool_call>\n<function=double>\n<parameter=number>\n21\n</parameter>\n</function>\n</tool_call>"
+    engine = FakeEngine(lambda row: "42" if "<tool_response>" in row else call)
+    reader = ToolCallReader(engine.chat.tokenizer, "qwen3_coder")
+    trajectory = await run_episode(task(), NAME, LIMITS, EpisodeTools(engine, engine.chat, reader, lambda task: Doubling()))
+    assert [record.outcome for turn in trajectory.turns for record in turn.calls] == [CallOutcome.OK]
+    assert trajectory.reward == 1.0

@@ -57,7 +57,6 @@ def test_reads_content_and_calls_in_order(reader: ToolCallReader) -> None:
         (call('{"name": "add", "arguments": {"a": ' + "[" * 3000 + "]" * 3000 + "}}"), "recursion"),
         ("<tool_call>" + "[" * 3000, "recursion"),
         ("<tool_call>", "not in the format hermes"),
-        (call(ADD) + call("{"), "not JSON|needs a name"),
     ],
 )
 def test_an_unreadable_call_is_data(reader: ToolCallReader, text: str, problem: str) -> None:

@@ -1,0 +1,86 @@
+"""Turns of model families are told apart as a person would tell them: calls, malformed calls and answers."""
+
+from typing import Any
+
+import pytest
+from calls_corpus import IN_TAGS, MALFORMED, TOOLS, TYPED_BY_TEXT, WRITERS, Calls, corpus
+from chat_tokenizers import make_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.core.messages import MalformedCall, ToolCall
+from asyncrl.envs.base import Action
+from generators.calls.reader import ToolCallReader
+
+_MARKS = (  # each family's, which its parser looks for in the vocabulary
+    *("<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),  # noqa: RUF001
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_end|>", "<minimax:tool_call>", "</minimax:tool_call>", "<seed:tool_call>", "</seed:tool_call>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+
+
+@pytest.fixture(scope="module")
+def readers() -> dict[str, ToolCallReader]:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(list(_MARKS))
+    return {parser: ToolCallReader(tokenizer, parser).knowing(TOOLS) for parser in WRITERS}
+
+
+def held(action: Action) -> Calls | str:
+    if any(isinstance(call, MalformedCall) for call in action.calls):
+        return MALFORMED
+    return [(call.name, call.arguments) for call in action.calls if isinstance(call, ToolCall)]
+
+
+@pytest.mark.parametrize("parser", WRITERS)
+def test_each_turn_is_what_a_person_would_say_it_is(readers: dict[str, ToolCallReader], parser: str) -> None:
+    wrong = []
+    for which, what, text, expected in corpus():
+        if which != parser:
+            continue
+        action = readers[parser].read(text)
+        if held(action) != expected:
+            wrong.append(f"{what}: {text!r} is {expected}, but was read as {action.calls}")
+        elif not expected:
+            assert action.content == text
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(list(corpus())) >= 300
+
+
+@pytest.mark.parametrize("parser", IN_TAGS)
+def test_a_broken_call_leaves_the_good_ones_beside_it(readers: dict[str, ToolCallReader], parser: str) -> None:
+    write = WRITERS[parser]
+    good, cut = write("say", {"t": "a"}), write("add", {"a": 1, "b": 2})
+    begin = good[: good.index(">") + 1]
+    for broken in (f"{begin}\nadd them\n{begin.replace('<', '</')}", cut[: cut.rindex("2") - 3]):
+        first, second, third = readers[parser].read(f"So: {good}\n{broken}\n{good}").calls
+        assert first == third == ToolCall("say", {"t": "a"})
+        assert isinstance(second, MalformedCall)
+
+
+VALUE = st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\ufdd0\ufdd1\ufdd3"), max_size=40)
+
+
+@pytest.mark.parametrize("parser", [parser for parser in WRITERS if parser not in TYPED_BY_TEXT])
+@given(text=VALUE, number=st.integers(-(10**18), 10**18))
+def test_what_a_format_writes_is_read_back(readers: dict[str, ToolCallReader], parser: str, text: str, number: int) -> None:
+    call: dict[str, Any] = {"a": number, "b": 2}
+    assert held(readers[parser].read(WRITERS[parser]("add", call))) == [("add", call)]
+    assert held(readers[parser].read(WRITERS[parser]("say", {"t": text}))) == [("say", {"t": text})]
+
+
+@pytest.mark.parametrize("parser", TYPED_BY_TEXT)
+@given(text=VALUE, number=st.integers(-(10**18), 10**18))
+def test_arguments_that_are_written_as_text_get_their_types(
+    readers: dict[str, ToolCallReader], parser: str, text: str, number: int
+) -> None:
+    call: dict[str, Any] = {"a": number, "b": 2}
+    assert held(readers[parser].read(WRITERS[parser]("add", call))) == [("add", call)]
+    (read,) = readers[parser].read(WRITERS[parser]("say", {"t": text})).calls
+    assert isinstance(read, ToolCall)
+    assert read.arguments["t"].strip() == text.strip()
