@@ -341,7 +341,8 @@ class PayloadStore:
                 self._punch(file, merged)
                 self._emptied.add(segment)
             else:
-                os.ftruncate(file, 0)  # a reader that has the file open would otherwise keep its space in use
+                with naming(self._folder / segment):
+                    os.ftruncate(file, 0)  # a reader that has the file open would otherwise keep its space in use
                 (self._folder / segment).unlink()
                 self._forget(segment)
         finally:

@@ -16,7 +16,7 @@ import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import explained
+from asyncrl.core.files.file_errors import explained, naming
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, signatures
@@ -56,7 +56,7 @@ async def controlled(folder: RunFolder, control: RunControl) -> AsyncIterator[No
     path.unlink(missing_ok=True)  # of a driver that was killed
     written = path.with_name(f".{path.name}.new")
     written.unlink(missing_ok=True)
-    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with naming(path), os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(msgspec.json.encode(address))
     written.rename(path)
     try:

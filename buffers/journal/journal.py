@@ -20,6 +20,7 @@ from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.durable import sync
+from asyncrl.core.files.file_errors import naming
 from buffers.journal import frames, journal_files
 from buffers.journal.disk import append_whole, disk_full
 from buffers.journal.frames import Header
@@ -226,6 +227,7 @@ def _lock(path: Path, wait_s: float) -> int:
                 os.close(file)
                 raise JournalInUse(path.parent, holder, wait_s) from None
             time.sleep(_LOCK_RETRY_S)
-    os.ftruncate(file, 0)
-    os.pwrite(file, str(os.getpid()).encode(), 0)
+    with naming(path):
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
     return file

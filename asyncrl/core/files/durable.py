@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from asyncrl.core.files.file_errors import naming
+
 
 def sync(path: Path) -> None:
     """Wait until a file's content is on disk, or, of a folder, the names that were given or taken in it.
@@ -12,6 +14,7 @@ def sync(path: Path) -> None:
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -16,6 +16,7 @@ _REMEDIES = {
     errno.EPERM: "give yourself permission",
     errno.EMFILE: "allow this process more open files (ulimit -n 65536)",
     errno.ENFILE: "allow this machine more open files (sysctl fs.file-max)",
+    errno.EFBIG: "allow this process larger files (ulimit -f unlimited), or name a folder on another file system",
     errno.ENAMETOOLONG: "name a folder with a shorter path",
 }
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import naming
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder, claim
@@ -61,5 +62,6 @@ class EvaluationFolder:
         """
         folder = RunFolder(self.path / f"{number}-{_UNUSUAL.sub('-', name).strip('-')}")
         folder.logs.mkdir(parents=True)
-        folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
+        with naming(folder.recipe):
+            folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
         return folder

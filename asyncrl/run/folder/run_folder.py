@@ -33,6 +33,7 @@ from itertools import count
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import naming
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.whole_file import write_whole
@@ -210,7 +211,7 @@ class RunFolder:
         Raises:
             OSError: the file cannot be written.
         """
-        with self._resumes.open("a", encoding="utf-8") as file:
+        with naming(self._resumes), self._resumes.open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} process {os.getpid()}\n")
 
     @property

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from asyncrl.core.files.file_errors import naming
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, in place of what is there.
@@ -12,7 +14,8 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_bytes(content)
+        with naming(path):
+            draft.write_bytes(content)
         draft.replace(path)
     except OSError:
         draft.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.core.files.file_errors import naming
 from asyncrl.run.host.ray_calls import ask_blocking
 from asyncrl.run.nodes.model_identity import ModelFile, model_files
 from learners.tiny.cache import default_cache_root
@@ -97,7 +98,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
         for file in self.files:
             path = folder / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as copy:
+            with naming(path), path.open("wb") as copy:
                 for content in self._chunks(file):
                     copy.write(content)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from asyncrl.core.errors import AsyncRLError, NodeLost, ProcessDied, ProcessUnreachable
+from asyncrl.core.files.file_errors import naming
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.host.ray_calls import ask
@@ -206,7 +207,7 @@ class _LogCopy:
 
     def append(self, content: bytes) -> None:
         """Add what comes next."""
-        with self.path.open("ab") as log:
+        with naming(self.path), self.path.open("ab") as log:
             log.write(content)
         self.copied += len(content)
 

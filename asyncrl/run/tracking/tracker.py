@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.files.file_errors import explained, naming
 from asyncrl.core.flatten import flatten
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
@@ -146,6 +147,8 @@ class Tracker:
         if self._failure is not None:
             if isinstance(self._failure, TrackingFailed):
                 raise self._failure
+            if isinstance(self._failure, OSError) and self._failure.filename is not None:
+                raise TrackingFailed(explained(self._failure)) from self._failure
             remedy = "check tracking.uri, or leave it empty to track beside the run folder"
             if not self._recipe.tracking.uri:
                 remedy = f"put {self._folder.database} back as it was, or {elsewhere(self._folder)}"
@@ -272,7 +275,7 @@ class Tracker:
         for chunk in _chunks(parameters, PARAMETERS_A_CALL):
             self._with_room(partial(client.log_batch, run_id, params=chunk))
         self._keep_text(client, run_id, "recipe.yaml", resolved_yaml(self._recipe))
-        self._folder.tracked_as.write_text(run_id, encoding="utf-8")
+        self._with_room(partial(_write_text, self._folder.tracked_as, run_id))
         return run_id
 
     def _own_artifacts(self, run_id: str) -> None:
@@ -352,7 +355,8 @@ def _change(file: Path, statement: str, values: tuple[str, ...]) -> None:
 
 def _write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def _log_further(tracker: FurtherTracker, records: Sequence[_Values]) -> None:

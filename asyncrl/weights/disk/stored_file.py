@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.files.file_errors import naming
 from asyncrl.core.publication import ShardRecord
 
 BLOCK_BYTES = 4096
@@ -134,7 +135,7 @@ def changed_blocks(before: np.ndarray, now: np.ndarray) -> np.ndarray:
 
 
 def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    with path.open("xb", buffering=0) as file:
+    with naming(path), path.open("xb", buffering=0) as file:
         for part in parts:
             left = memoryview(part)
             while left:

@@ -15,6 +15,7 @@ import msgspec
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.files.durable import sync
+from asyncrl.core.files.file_errors import naming
 from asyncrl.core.ids import PolicyVersion
 
 _MANIFEST = "manifest.json"
@@ -67,7 +68,7 @@ class StoredVersions:
         Versions that are not older are removed: they are of the run that this one resumes.
         """
         new, path = self.new(manifest.version), self.path(manifest.version)
-        with (new / _MANIFEST).open("wb") as file:
+        with naming(new / _MANIFEST), (new / _MANIFEST).open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,8 @@ hold."""
 
 import contextlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.weight_files import check_tensor, stored_tensors
 from asyncrl.core.publication import Shard
 
@@ -52,6 +55,20 @@ class HuggingFaceTensors(contextlib.ExitStack):
         stored = self._open[file].get_slice(name)
         read: Tensor = stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
         return read
+
+
+def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: the disk refuses. The library raises an error of its own, which names no file.
+    """
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) from error
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -163,18 +180,23 @@ def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Pat
         content = dict(next(tensors) for _ in range(count))
         dtype = str(next(iter(content.values())).dtype).removeprefix("torch.")
         file_of |= dict.fromkeys(content, file)
-        save_file(content, partial / file, metadata={"format": "pt"})
+        save_tensors(content, partial / file)
     if len(counts) > 1:
-        (partial / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}, indent=2))
+        _write_json(partial / _INDEX, {"metadata": {}, "weight_map": file_of})
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in _SOURCE_SUFFIXES and path.name != _INDEX:
             shutil.copy(path, partial / path.name)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
-    (partial / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2))
+    _write_json(partial / "config.json", {**config, "dtype": dtype})
 
 
 def _write_adapter(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:
     folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+    save_tensors(tensors, folder / "adapter_model.safetensors")
+    _write_json(folder / "adapter_config.json", config)
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    with naming(file):
+        file.write_text(json.dumps(content, indent=2))

@@ -349,6 +349,16 @@ def test_a_database_that_refuses_a_record_is_told_in_a_sentence(beside_others):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_beside_the_database_that_cannot_be_written_is_told_as_such(beside_others):
+    recipe, folder = make(beside_others)
+    folder.tracked_as.mkdir()
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    with pytest.raises(TrackingFailed) as caught:
+        tracker.finish(Status.COMPLETED, seconds=120)
+    assert str(caught.value) == f"{folder.tracked_as}: Is a directory"
+
+
 def test_a_store_that_cannot_be_opened_is_told_to_the_owner(tmp_path):
     recipe, folder = make(tmp_path, "tracking.uri=nowhere://x")
     tracker = Tracker(recipe, folder)

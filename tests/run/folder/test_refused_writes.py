@@ -1,0 +1,70 @@
+"""Where the disk refuses what a run writes, the error names the file and a remedy."""
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.core.files.durable import sync
+from asyncrl.core.files.file_errors import explained
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.whole_file import write_whole
+from asyncrl.weights.disk import stored_file
+from buffers.payload import PayloadStore, PayloadWriter
+from learners.megatron.state.hugging_face import save_tensors
+
+
+@contextmanager
+def no_writes() -> Iterator[None]:
+    """Have the system refuse every write of this process to a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("summary.json", lambda file: write_whole(file, b"{}")),
+        ("resumes", lambda file: RunFolder(file.parent).count_resume()),
+        ("model.safetensors", lambda file: save_tensors({"norm": torch.zeros(2)}, file)),
+        ("weights", lambda file: stored_file.write_whole(file, memoryview(bytes(4096)), [])),
+    ],
+)
+def test_a_refused_write_names_its_file(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:
+    file = tmp_path / name
+    with pytest.raises(OSError, match="File too large") as caught, no_writes():
+        write(file)
+    told = explained(caught.value)
+    assert told.startswith(f"{file}: File too large; ")
+    assert "ulimit -f" in told
+
+
+def test_a_file_that_does_not_reach_the_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        sync(tmp_path)
+    assert explained(caught.value).startswith(f"{tmp_path}: Input/output error; the disk, ")
+
+
+def test_a_segment_that_cannot_be_freed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = PayloadWriter(tmp_path, 0, "worker", segment_bytes=4096, fsync=False)
+    refs = writer.append([b"payload"])
+    writer.close()
+    monkeypatch.setattr(os, "ftruncate", refused)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        PayloadStore(tmp_path).free(refs)
+    assert explained(caught.value).startswith(f"{tmp_path / refs[0].segment}: Input/output error; the disk, ")
+
+
+def refused(*_: object) -> None:
+    """What the system answers for a disk that fails."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
