@@ -63,14 +63,23 @@ class TemplateUnsuitable(AsyncRLError):
     """The model's chat template cannot be continued token by token."""
 
 
+class _Ends(msgspec.Struct):
+    """What a configuration says of where a turn ends."""
+
+    eos_token_id: int | list[int] | None = None
+
+
 class ChatFormat:
     """How one model's chat template turns messages into token ids.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
+        further_ends: ids of tokens that end a turn as well, of the model's configuration.
 
     Attributes:
-        end_of_turn: id of the token that ends an assistant turn; sampling stops there.
+        end_of_turn: id of the token with which the template ends an assistant turn.
+        ends_of_turn: ids of all tokens at which sampling stops: the template's first, then those that the model's configuration
+            names. The one that was sampled stays in the row, and is followed by what the template writes after its own.
         turn_start: ids of what follows the last message's content and begins the assistant's turn.
 
     Raises:
@@ -78,7 +87,7 @@ class ChatFormat:
             messages; the message says why.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", further_ends: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         if not tokenizer.chat_template:
             raise self._unsuitable("there is none")
@@ -90,6 +99,8 @@ class ChatFormat:
         self._remembered = RememberedIds(_REMEMBERED_BYTES)
         self._tokenizing = asyncio.Lock()
         self._end_name, self.end_of_turn = self._find_end_of_turn()
+        eos = tokenizer.eos_token_id
+        self.ends_of_turn = tuple(dict.fromkeys((self.end_of_turn, *further_ends, *(() if eos is None else (int(eos),)))))
         self.turn_start = self._check_delta()
         self._check_tokens()
 
@@ -111,7 +122,7 @@ class ChatFormat:
             tokenizer = AutoTokenizer.from_pretrained(model_path)
         except Exception as error:
             raise TemplateUnsuitable(f"the tokenizer in {model_path} cannot be loaded: {_first_line(error)}; {remedy}") from error
-        return cls(tokenizer)
+        return cls(tokenizer, _named_ends(Path(model_path)))
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Return the first tokens of an episode: messages, tools, and the start of an assistant turn."""
@@ -131,8 +142,8 @@ class ChatFormat:
         return text
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of one sampled turn without the token that ends it."""
-        ended = len(token_ids) > 0 and token_ids[-1] == self.end_of_turn
+        """Return the text of one sampled turn without the token that ended it."""
+        ended = len(token_ids) > 0 and token_ids[-1] in self.ends_of_turn
         return self.decode(token_ids[:-1] if ended else token_ids)
 
     async def _tokenize(self, key: bytes, render: Callable[[], str]) -> list[int]:
@@ -253,6 +264,26 @@ class ChatFormat:
             f"{problem}; put a template into the model's folder (chat_template.jinja) that ends each turn with one special token "
             "and knows the roles system, user, assistant and tool"
         )
+
+
+def _named_ends(folder: Path) -> list[int]:
+    """Return the ids at which the model's own configuration stops: ``eos_token_id`` of generation_config.json and config.json.
+
+    Raises:
+        TemplateUnsuitable: one of the files cannot be read, or names something that is no id.
+    """
+    ends: list[int] = []
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        if not file.is_file():
+            continue
+        try:
+            named = msgspec.json.decode(file.read_bytes(), type=_Ends).eos_token_id
+        except (OSError, msgspec.DecodeError) as error:
+            raise TemplateUnsuitable(
+                f"{file} cannot be read: {error}; its eos_token_id must be a token id or a list of them"
+            ) from error
+        ends += [] if named is None else [named] if isinstance(named, int) else named
+    return ends
 
 
 def _first_line(error: Exception) -> str:

@@ -18,11 +18,11 @@ class Completion(msgspec.Struct, frozen=True):
     """The tokens sampled in one turn.
 
     Attributes:
-        token_ids: int32 [T], including the stop token.
+        token_ids: int32 [T], including the stop token, if there is one.
         logprobs: float32 [T], log-probabilities in nats under the distribution that was sampled from; see
             :attr:`asyncrl.core.trajectory.Sampling.convention`.
         spans: which policy version sampled which tokens; they cover ``[0, T)``, counted from the first sampled token.
-        finished_by_stop: whether the last token is the stop token; if not, the turn reached ``max_tokens``.
+        finished_by_stop: whether the last token is one of the stop tokens; if not, the turn reached ``max_tokens``.
     """
 
     token_ids: np.ndarray
@@ -74,7 +74,9 @@ class EngineUse(msgspec.Struct, frozen=True):
 class Sampler(Protocol):
     """Samples turns."""
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+    ) -> Completion:
         """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
 
         Raises:

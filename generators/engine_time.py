@@ -175,10 +175,14 @@ class TimedSampler:
     def __init__(self, sampler: Sampler, time: EngineTime, what: Doing) -> None:
         self._sampler, self._time, self._what = sampler, time, what
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+    ) -> Completion:
         """See :meth:`generators.completion.Sampler.generate`."""
         with self._time.doing(self._what):
-            return await self._sampler.generate(token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id)
+            return await self._sampler.generate(
+                token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
+            )
 
 
 class TimedEngine(TimedSampler):

@@ -230,7 +230,7 @@ async def _play(
             stream.token_ids,
             max_tokens=room,
             sampling=limits.sampling,
-            stop_token_id=tools.chat.end_of_turn,
+            stop_token_ids=tools.chat.ends_of_turn,
         )
         sampled = time.perf_counter()
         stream.append_turn(completion, sampled - asked)

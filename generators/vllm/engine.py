@@ -148,7 +148,7 @@ class VllmEngine:
                             range(1, 1 + length),
                             max_tokens=length,
                             sampling=Sampling(float(number % 2)),
-                            stop_token_id=0,
+                            stop_token_ids=(0,),
                         )
                     )
         self._reset_counters()
@@ -174,11 +174,13 @@ class VllmEngine:
         finally:
             self._slots.leave(slot)
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+    ) -> Completion:
         """Sample one turn after ``token_ids`` with the newest version; see :class:`generators.completion.Sampler`."""
         with self._ranks.used() as rank:
             return await self.generate_in(
-                self._slots.newest, rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id
+                self._slots.newest, rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
             )
 
     async def generate_in(
@@ -189,7 +191,7 @@ class VllmEngine:
         *,
         max_tokens: int,
         sampling: Sampling,
-        stop_token_id: int,
+        stop_token_ids: tuple[int, ...],
         computed: int | None = None,
     ) -> Completion:
         """Sample one turn after ``token_ids``; see :class:`generators.completion.Sampler`.
@@ -199,7 +201,7 @@ class VllmEngine:
             rank: the data-parallel rank that samples.
             computed: the first tokens of ``token_ids`` that the turn before it in the same conversation had computed, if any.
         """
-        params = self._params(max_tokens, sampling, stop_token_id)
+        params = self._params(max_tokens, sampling, stop_token_ids)
         settings = TurnSettings(params, self._adapter(slot), self._salt(slot))
         turn = await self._answered(self._turns.ask(token_ids, settings, computed, rank))
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
@@ -350,7 +352,9 @@ class _EpisodeSampler:
         self._engine, self._slot, self._rank = engine, slot, rank
         self._computed: int | None = None
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+    ) -> Completion:
         """See :meth:`generators.completion.Sampler.generate`."""
         completion = await self._engine.generate_in(
             self._slot,
@@ -358,7 +362,7 @@ class _EpisodeSampler:
             token_ids,
             max_tokens=max_tokens,
             sampling=sampling,
-            stop_token_id=stop_token_id,
+            stop_token_ids=stop_token_ids,
             computed=self._computed,
         )
         self._computed = len(token_ids) + len(completion.token_ids) - 1  # all but the last one that was sampled

@@ -40,7 +40,9 @@ def scoring_params() -> "SamplingParams":
     )
 
 
-def sampling_params(processor: "InputProcessor", max_tokens: int, sampling: Sampling, stop_token_id: int) -> "SamplingParams":
+def sampling_params(
+    processor: "InputProcessor", max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+) -> "SamplingParams":
     """Return how a turn is sampled, as vLLM's front end checks and completes it. Requests share it, so it must not be changed."""
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
@@ -53,11 +55,11 @@ def sampling_params(processor: "InputProcessor", max_tokens: int, sampling: Samp
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         max_tokens=max_tokens,
-        stop_token_ids=[stop_token_id],
+        stop_token_ids=list(stop_token_ids),
         ignore_eos=True,
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    return processor.process_inputs("params", tokens_input([stop_token_id]), params, ("generate",)).sampling_params
+    return processor.process_inputs("params", tokens_input(list(stop_token_ids[:1])), params, ("generate",)).sampling_params

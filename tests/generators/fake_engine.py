@@ -40,14 +40,16 @@ class FakeEngine:
     def episode(self) -> AbstractContextManager["FakeEngine"]:
         return nullcontext(self)
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+    ) -> Completion:
         self.prompts.append(list(token_ids))
         self.temperatures.append(sampling.temperature)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
             text = self.script(self.chat.decode(token_ids))
-            ids = [*self.chat.tokenizer.encode(text, add_special_tokens=False), stop_token_id][:max_tokens]
+            ids = [*self.chat.tokenizer.encode(text, add_special_tokens=False), stop_token_ids[0]][:max_tokens]
             versions = []
             for _ in ids:
                 await self.gate.wait()
@@ -60,7 +62,7 @@ class FakeEngine:
         self.tokens += len(ids)
         changes = [0, *(i for i in range(1, len(ids)) if versions[i] != versions[i - 1]), len(ids)]
         spans = tuple(VersionSpan(a, b, versions[a]) for a, b in pairwise(changes))
-        return Completion(np.array(ids, np.int32), pseudo_logprobs(ids), spans, ids[-1] == stop_token_id)
+        return Completion(np.array(ids, np.int32), pseudo_logprobs(ids), spans, ids[-1] in stop_token_ids)
 
     async def install(self, publication: Publication) -> int:
         self.gate.clear()

@@ -1,5 +1,7 @@
 import asyncio
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +115,25 @@ def test_a_template_that_asks_for_the_date_gets_the_same_one_every_day() -> None
     today = "{{- '<|im_start|>system\\n' + strftime_now('%d %b %Y') + '<|im_end|>' -}}"
     chat = ChatFormat(make_tokenizer(today + CHAT_ML))
     assert chat.decode(prompt_ids(chat, PROMPT)).startswith("<|im_start|>system\n01 Jan 2026<|im_end|>")
+
+
+def test_a_turn_ends_at_each_token_that_the_models_configuration_names(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<|eom_id|>", "<|eot_id|>"], special_tokens=True)
+    first, second = tokenizer.convert_tokens_to_ids(["<|eom_id|>", "<|eot_id|>"])
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [first, second]}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": first, "model_type": "qwen3"}))
+    chat = ChatFormat.load(str(tmp_path))
+    assert chat.ends_of_turn == (chat.end_of_turn, first, second)
+    ids = chat.tokenizer.encode("ok", add_special_tokens=False)
+    assert {chat.turn_text([*ids, end]) for end in chat.ends_of_turn} == {"ok"}
+    assert delta_ids(chat, REPLIES[0]) == delta_ids(ChatFormat(make_tokenizer()), REPLIES[0])
+
+
+@pytest.mark.parametrize("named", ['"</s>"', "[1, null]", "{"])
+def test_ends_that_are_no_ids_are_refused(tmp_path: Path, named: str) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {named}}}')
+    with pytest.raises(TemplateUnsuitable, match=r"generation_config\.json cannot be read"):
+        ChatFormat.load(str(tmp_path))

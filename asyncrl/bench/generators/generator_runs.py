@@ -115,11 +115,15 @@ class RecordingEngine:
         """See :meth:`Engine.episode`; the engine keeps its first version."""
         return nullcontext(self)
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+    ) -> Completion:
         """Sample a turn, and keep what was asked."""
         prompt = list(token_ids)
         episode = self._episodes.setdefault(asyncio.current_task(), len(self._episodes))
-        completion = await self._engine.generate(token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id)
+        completion = await self._engine.generate(
+            token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
+        )
         self.requests.append(Request(episode, prompt, len(completion.token_ids)))
         return completion
 

@@ -131,7 +131,7 @@ async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
                 prompt,
                 max_tokens=settings.new_tokens,
                 sampling=Sampling(temperature=1.0),
-                stop_token_id=0,
+                stop_token_ids=(0,),
             )
             for prompt in prompts
         ]

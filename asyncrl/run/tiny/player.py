@@ -98,7 +98,7 @@ class _Request(msgspec.Struct):
 
     token_ids: Sequence[int]
     max_tokens: int
-    stop_token_id: int
+    stop_token_ids: tuple[int, ...]
     answer: "asyncio.Future[list[int]]"
 
 
@@ -116,10 +116,12 @@ class _TorchEngine:
         """See :meth:`generators.completion.Engine.episode`; there is one version."""
         return nullcontext(self)
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+    ) -> Completion:
         """See :meth:`generators.completion.Engine.generate`; log-probabilities are 0, as nothing is trained on them."""
         loop = asyncio.get_running_loop()
-        request = _Request(list(token_ids), max_tokens, stop_token_id, loop.create_future())
+        request = _Request(list(token_ids), max_tokens, stop_token_ids, loop.create_future())
         if not self._waiting:
             loop.call_later(_GATHERING_S, self._sample)
         self._waiting.append(request)
@@ -128,7 +130,7 @@ class _TorchEngine:
             np.array(sampled, np.int32),
             np.zeros(len(sampled), np.float32),
             (VersionSpan(0, len(sampled), PolicyVersion(0)),),
-            finished_by_stop=sampled[-1] == stop_token_id,
+            finished_by_stop=sampled[-1] in stop_token_ids,
         )
 
     def _sample(self) -> None:
@@ -156,19 +158,19 @@ class _TorchEngine:
         padding = [longest - len(each.token_ids) for each in requests]
         token_ids = torch.tensor([[0] * pad + list(each.token_ids) for pad, each in zip(padding, requests, strict=True)])
         attended = torch.tensor([[0] * pad + [1] * len(each.token_ids) for pad, each in zip(padding, requests, strict=True)])
-        stops = {each.stop_token_id for each in requests}
+        stops = {token_id for each in requests for token_id in each.stop_token_ids}
         written = self._model.generate(
             token_ids,
             attention_mask=attended,
             do_sample=False,
             max_new_tokens=max(each.max_tokens for each in requests),
             eos_token_id=list(stops),
-            pad_token_id=requests[0].stop_token_id,
+            pad_token_id=requests[0].stop_token_ids[0],
         )
         sampled = []
         for request, row in zip(requests, written[:, longest:].tolist(), strict=True):
-            ended = row.index(request.stop_token_id) + 1 if request.stop_token_id in row else len(row)
-            sampled.append(row[: min(ended, request.max_tokens)])
+            ends = (place + 1 for place, token_id in enumerate(row) if token_id in request.stop_token_ids)
+            sampled.append(row[: min(next(ends, len(row)), request.max_tokens)])
         return sampled
 
 

@@ -89,7 +89,7 @@ def expected(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray) ->
 
 
 def sample(sampler: Sampler, prompt: list[int], tokens: int) -> asyncio.Task[Completion]:
-    return asyncio.create_task(sampler.generate(prompt, max_tokens=tokens, sampling=Sampling(1.0), stop_token_id=NO_STOP))
+    return asyncio.create_task(sampler.generate(prompt, max_tokens=tokens, sampling=Sampling(1.0), stop_token_ids=(NO_STOP,)))
 
 
 async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base, writer) -> None:

@@ -41,7 +41,7 @@ async def engine(model: Qwen3MoeForCausalLM, tmp_path_factory: pytest.TempPathFa
 
 
 async def turn(sampler: Sampler, prompt: list[int], tokens: int) -> Completion:
-    return await sampler.generate(prompt, max_tokens=tokens, sampling=Sampling(1.0), stop_token_id=NO_STOP)
+    return await sampler.generate(prompt, max_tokens=tokens, sampling=Sampling(1.0), stop_token_ids=(NO_STOP,))
 
 
 def gap(model: Qwen3MoeForCausalLM, prompt: list[int], completion: Completion) -> float:

@@ -68,7 +68,7 @@ def sample(
     engine: VllmEngine, prompt: list[int], tokens: int, temperature: float = 1.0, **truncation: float
 ) -> asyncio.Task[Completion]:
     sampling = Sampling(temperature, **truncation)
-    return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, sampling=sampling, stop_token_id=NO_STOP))
+    return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, sampling=sampling, stop_token_ids=(NO_STOP,)))
 
 
 async def received(engine: VllmEngine, requests: int) -> None:
@@ -151,7 +151,7 @@ async def test_the_turns_of_an_episode_go_on_where_the_turn_before_ended(engine,
     tokens, computed = list(range(50, 88)), []
     with engine.episode() as sampler:
         for length in (7, 1, 30, 12):
-            turn = await sampler.generate(tokens, max_tokens=length, sampling=Sampling(1.0), stop_token_id=NO_STOP)
+            turn = await sampler.generate(tokens, max_tokens=length, sampling=Sampling(1.0), stop_token_ids=(NO_STOP,))
             expected = reference_logprobs(model, tokens, turn.token_ids)
             assert np.abs(turn.logprobs - expected).max() < 1e-3
             computed.append(len(tokens) + length - 1)
@@ -162,7 +162,7 @@ async def test_the_turns_of_an_episode_go_on_where_the_turn_before_ended(engine,
 async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEngine) -> None:
     prompt = list(range(5, 45))
     (first,) = (await sample(engine, prompt, 1, 0.0)).token_ids.tolist()
-    stopped = await engine.generate(prompt, max_tokens=9, sampling=Sampling(0.0), stop_token_id=first)
+    stopped = await engine.generate(prompt, max_tokens=9, sampling=Sampling(0.0), stop_token_ids=(first,))
     assert (stopped.token_ids.tolist(), stopped.finished_by_stop) == ([first], True)
 
 

@@ -69,7 +69,7 @@ class Failing:
 async def test_an_error_in_sampling_reaches_every_episode_and_an_ended_one_holds_nobody_up():
     engine = _TorchEngine(cast(PreTrainedModel, Failing()))
     turns = [
-        asyncio.create_task(engine.generate([1, 2], max_tokens=4, sampling=Sampling(temperature=0.0), stop_token_id=0))
+        asyncio.create_task(engine.generate([1, 2], max_tokens=4, sampling=Sampling(temperature=0.0), stop_token_ids=(0,)))
         for _ in range(3)
     ]
     await asyncio.sleep(0)

@@ -97,7 +97,7 @@ def reference_logprobs(model: Qwen3ForCausalLM, completion: Completion) -> np.nd
 
 
 async def sample(engine: VllmEngine, tokens: int) -> Completion:
-    return await engine.generate(PROMPT, max_tokens=tokens, sampling=Sampling(1.0), stop_token_id=0)
+    return await engine.generate(PROMPT, max_tokens=tokens, sampling=Sampling(1.0), stop_token_ids=(0,))
 
 
 @pytest.mark.timeout(400)
