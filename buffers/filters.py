@@ -5,10 +5,10 @@ A filter decides by what is known when the group is complete; :mod:`buffers.stal
 
 from collections.abc import Sequence
 
-from asyncrl.core.recipe.buffer import AccuracyWindowFilter, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
 from asyncrl.core.spread import has_spread
 
-Filter = ZeroVarianceFilter | AccuracyWindowFilter
+Filter = ZeroVarianceFilterConfig | AccuracyWindowFilterConfig
 
 
 def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], parts: Sequence[Sequence[float]]) -> str:
@@ -21,10 +21,10 @@ def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], parts: Sequ
     """
     for chosen in filters:
         match chosen:
-            case ZeroVarianceFilter():
+            case ZeroVarianceFilterConfig():
                 if not any(map(has_spread, [rewards, *zip(*parts, strict=True)])):
                     return "zero variance"
-            case AccuracyWindowFilter(low=low, high=high):
+            case AccuracyWindowFilterConfig(low=low, high=high):
                 if not low <= sum(rewards) / len(rewards) <= high:
                     return "mean reward outside the window"
     return ""

@@ -8,13 +8,13 @@ from typing import Self
 
 import msgspec
 
-from asyncrl.core.recipe.buffer import AccuracyWindowFilter, BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, BufferConfig, ZeroVarianceFilterConfig
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of section ``buffer`` of the same names."""
 
-    filters: tuple[ZeroVarianceFilter | AccuracyWindowFilter, ...]
+    filters: tuple[ZeroVarianceFilterConfig | AccuracyWindowFilterConfig, ...]
     max_attempts: int
     max_failures: int
 

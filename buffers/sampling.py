@@ -17,11 +17,11 @@ from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.plug_ins.plug_in import load_class, users_code
 from asyncrl.core.recipe.buffer import (
     BufferConfig,
-    CustomSampler,
-    FifoSampler,
-    FreshestSampler,
-    PrioritisedSampler,
-    StratifiedSampler,
+    CustomSamplerConfig,
+    FifoSamplerConfig,
+    FreshestSamplerConfig,
+    PrioritisedSamplerConfig,
+    StratifiedSamplerConfig,
 )
 from buffers.ready import Ready, ReadyGroup
 from buffers.systematic import inclusion_probabilities, systematic_hits
@@ -70,15 +70,15 @@ def make_sampler(buffer: BufferConfig, source_weights: Mapping[str, float]) -> S
     """
     max_reuse = buffer.max_reuse
     match buffer.sampler:
-        case FifoSampler():
+        case FifoSamplerConfig():
             return Fifo(max_reuse)
-        case FreshestSampler():
+        case FreshestSamplerConfig():
             return Freshest(max_reuse)
-        case PrioritisedSampler() as options:
+        case PrioritisedSamplerConfig() as options:
             return Prioritised(options, max_reuse)
-        case StratifiedSampler():
+        case StratifiedSamplerConfig():
             return Stratified(source_weights, max_reuse)
-        case CustomSampler() as options:
+        case CustomSamplerConfig() as options:
             return Checked(_load(options), options.name, max_reuse)
 
 
@@ -119,7 +119,7 @@ class Prioritised:
     _RESOLUTION = 2**32
     """Priorities are rounded to this many steps of the largest, so that the rest of the arithmetic is exact."""
 
-    def __init__(self, options: PrioritisedSampler, max_reuse: int) -> None:
+    def __init__(self, options: PrioritisedSamplerConfig, max_reuse: int) -> None:
         self._options, self._max_reuse = options, max_reuse
 
     def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
@@ -242,7 +242,7 @@ def _common_integers(numbers: Sequence[Fraction]) -> list[int]:
     return [int(number * denominator) for number in numbers]
 
 
-def _load(options: CustomSampler) -> Sampler:
+def _load(options: CustomSamplerConfig) -> Sampler:
     place = "buffer.sampler.name"
     loaded = load_class(options.name, place)
     if not callable(getattr(loaded, "sample", None)):

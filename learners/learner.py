@@ -20,8 +20,8 @@ from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.advantage import GaeAdvantage
-from asyncrl.core.recipe.algorithm import AdaptiveKl, AlgorithmConfig, NoKl
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
+from asyncrl.core.recipe.algorithm import AdaptiveKlConfig, AlgorithmConfig, NoKlConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.trajectory import Trajectory
@@ -97,7 +97,7 @@ class Learner:
             algorithm, config, deadlines, temperature=temperature, seed=seed, model_path=model_path, spec=rank
         )
         self.preparation = Preparation(algorithm, config, temperature, rank, self._trainer)
-        self._kl_coefficient = 0.0 if isinstance(algorithm.kl, NoKl) else algorithm.kl.coefficient
+        self._kl_coefficient = 0.0 if isinstance(algorithm.kl, NoKlConfig) else algorithm.kl.coefficient
         self._saving: Saving | None = None
         self.version = PolicyVersion(0)
 
@@ -150,7 +150,7 @@ class Learner:
                 continue
             micro_batches, loss = parts[number].micro_batches, self._loss(parts[number], len(norms), records)
             tally: Tally = {}
-            if isinstance(algorithm.advantage, GaeAdvantage):
+            if isinstance(algorithm.advantage, GaeAdvantageConfig):
                 critic_loss = self._critic_loss(parts[number], algorithm.advantage)
                 critic = self._trainer.critic_step(micro_batches, critic_loss, algorithm.advantage.critic_lr, batch.version)
                 critic_norms.append(critic.grad_norm)
@@ -182,7 +182,7 @@ class Learner:
                 Reading(metrics.STEP_SECONDS, seconds),
                 *self._speed(flops / seconds / self._rank.layout.ranks),
             ]
-            if not isinstance(algorithm.kl, NoKl):
+            if not isinstance(algorithm.kl, NoKlConfig):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
             if algorithm.overlong is not None:
                 lost = overlong_penalties(torch.tensor([row.length for row in batch.trained().rows]), algorithm.overlong)
@@ -277,7 +277,7 @@ class Learner:
         progress = self._trainer.load_checkpoint(folder)
         self.version = progress.version
         kl = self._algorithm.kl
-        if not isinstance(kl, NoKl) and isinstance(kl.control, AdaptiveKl) and progress.kl_coefficient is not None:
+        if not isinstance(kl, NoKlConfig) and isinstance(kl.control, AdaptiveKlConfig) and progress.kl_coefficient is not None:
             self._kl_coefficient = progress.kl_coefficient
         return self.version
 
@@ -301,7 +301,7 @@ class Learner:
 
         return loss
 
-    def _critic_loss(self, part: MiniBatch, config: GaeAdvantage) -> "MicroBatchLoss":
+    def _critic_loss(self, part: MiniBatch, config: GaeAdvantageConfig) -> "MicroBatchLoss":
         def loss(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tally]:
             assert micro_batch.values is not None
             assert micro_batch.returns is not None
@@ -326,12 +326,12 @@ class Learner:
 
     def _only_critic(self, version: int) -> bool:
         advantage = self._algorithm.advantage
-        return isinstance(advantage, GaeAdvantage) and version < advantage.critic_warmup_steps
+        return isinstance(advantage, GaeAdvantageConfig) and version < advantage.critic_warmup_steps
 
     def _adapt_kl(self, tally: Tally | None) -> None:
         """Adapt the coefficient on all ranks to the divergence that the reporting rank measured."""
         kl = self._algorithm.kl
-        if isinstance(kl, NoKl) or not isinstance(kl.control, AdaptiveKl):
+        if isinstance(kl, NoKlConfig) or not isinstance(kl.control, AdaptiveKlConfig):
             return
         total, tokens = (0.0, 0.0) if tally is None else tally[metrics.KL_REFERENCE].tolist()
         # A batch all of whose tokens were left out says nothing about the divergence.

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -20,7 +20,7 @@ class RewardModel:
         RecipeError: if its folder lacks some of the model's weights, for example those of the score.
     """
 
-    def __init__(self, reward: ModelReward, device: torch.device) -> None:
+    def __init__(self, reward: ModelRewardConfig, device: torch.device) -> None:
         self._path, self._batch_tokens, self._device = reward.path, reward.batch_tokens, device
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             Path(reward.path),

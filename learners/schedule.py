@@ -1,6 +1,6 @@
 """The learning rate as a pure function of the training step, so that a resume needs no stored state."""
 
-from asyncrl.core.recipe.custom import CustomSchedule
+from asyncrl.core.recipe.custom import CustomScheduleConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from learners.custom.calls import call_schedule, loaded
 from learners.custom.inputs import ScheduleInputs
@@ -12,7 +12,7 @@ def learning_rate(step: int, steps: int, config: LearnerConfig) -> float:
     It rises linearly over ``warmup_steps`` and reaches the peak at the last of them. Then it falls linearly to
     ``lr * min_lr_ratio`` at the last step. A schedule of kind custom is a function of the user's own instead.
     """
-    if isinstance(config.schedule, CustomSchedule):
+    if isinstance(config.schedule, CustomScheduleConfig):
         return call_schedule(
             loaded(config.schedule),
             ScheduleInputs(

@@ -19,7 +19,7 @@ from far_run import RUNS, FarRun
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from two_nodes import Host, RayCluster, hosts
 
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from learners.tiny import ensure_tiny_model
 from learners.tiny.settings import WarmUp
 
@@ -184,7 +184,7 @@ PLAYS: dict[str, Callable[[Stage], None]] = {each.__name__: each for each in (fu
 
 def make_model(folder: Path) -> Path:
     """Make a model of seven million parameters that reads and writes as the tiny model does."""
-    tiny = ensure_tiny_model({"": ClassEnvironment(name="calculator")}, 0, lambda progress: None, folder / "cache", SHORT)
+    tiny = ensure_tiny_model({"": ClassEnvironmentConfig(name="calculator")}, 0, lambda progress: None, folder / "cache", SHORT)
     config = AutoConfig.from_pretrained(tiny)
     config.hidden_size, config.intermediate_size, config.num_hidden_layers = 256, 1024, 8
     config.layer_types = ["full_attention"] * config.num_hidden_layers

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.run.models.model_shape import ModelShape
 from learners.tiny.tokenizer_alone import tiny_tokenizer
 
@@ -46,7 +46,7 @@ def write_tokenizer(folder: Path) -> None:
 
 @cache
 def _tokenizer() -> PreTrainedTokenizerFast:
-    return tiny_tokenizer({"": ClassEnvironment(name="calculator")}, 0)
+    return tiny_tokenizer({"": ClassEnvironmentConfig(name="calculator")}, 0)
 
 
 def write_weights(folder: Path, config: dict[str, Any], **more: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from two_nodes import SHARED, Host, RayCluster, encrypted, hosts
 
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.run.measures.summary import Status, Summary
 from learners.tiny import ensure_tiny_model
 
@@ -51,7 +51,7 @@ class Stage:
         self._tls = ["network.tls.kind=run"] if tls else []
         self.runs = OWN
         self._began = time.monotonic()
-        model = ensure_tiny_model({"": ClassEnvironment(name="calculator")}, 0, lambda progress: None)
+        model = ensure_tiny_model({"": ClassEnvironmentConfig(name="calculator")}, 0, lambda progress: None)
         shutil.copytree(model, self.outside(TINY))
         _make_experts(self.outside(TINY), self.outside(EXPERTS))
 

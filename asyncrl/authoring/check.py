@@ -19,7 +19,7 @@ from asyncrl.authoring.subject import Subject, subjects_of
 from asyncrl.authoring.task_checks import check_tasks
 from asyncrl.authoring.template_checks import check_size, check_template
 from asyncrl.core.errors import AsyncRLError, EnvironmentBroken, RecipeError
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import told
@@ -80,7 +80,7 @@ def check(recipe: Recipe, model: str | None, note: Callable[[str], None]) -> tup
 
 def _check(subject: Subject, model: str | None, note: Callable[[str], None]) -> Checked:
     findings = Findings()
-    if isinstance(subject.spec, ClassEnvironment):
+    if isinstance(subject.spec, ClassEnvironmentConfig):
         note(f"{subject.name}: reading its source")
         check_source(environment_class(subject.spec.name), findings)
     note(f"{subject.name}: making its tasks")

@@ -13,7 +13,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import MemberConfig
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.tasks import FileTasks
+from asyncrl.core.recipe.tasks import FileTasksConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.load import BUILT_IN
 from asyncrl.run.buffer.tasks import load_sources
@@ -127,4 +127,4 @@ def tasks_of(subject: Subject, split: str) -> list[Task]:
 
 def has_task_files(recipe: Recipe) -> bool:
     """Whether the tasks come from files."""
-    return isinstance(recipe.tasks, FileTasks)
+    return isinstance(recipe.tasks, FileTasksConfig)

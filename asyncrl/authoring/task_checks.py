@@ -11,7 +11,7 @@ from asyncrl.authoring.findings import Findings
 from asyncrl.authoring.source_checks import place_of
 from asyncrl.authoring.subject import TASKS, Subject, has_task_files, tasks_of
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import environment_class, make_tasks
@@ -22,10 +22,10 @@ AGAIN_S = 120.0
 _AGAIN = """
 import sys, msgspec
 sys.path.append("")
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.envs.load import make_tasks
 asked = msgspec.json.decode(sys.stdin.buffer.read())
-spec = ClassEnvironment(name=asked["name"], options=asked["options"])
+spec = ClassEnvironmentConfig(name=asked["name"], options=asked["options"])
 tasks = [make_tasks(spec, split, asked["count"], asked["seed"]) for split in ("train", "evaluation")]
 sys.stdout.buffer.write(b"\\n" + msgspec.json.encode(tasks))
 """
@@ -40,9 +40,9 @@ def check_tasks(subject: Subject, findings: Findings) -> tuple[list[Task], list[
     train, evaluation = (tasks_of(subject, split) for split in ("train", "evaluation"))
     place = _place(subject)
     _check_splits(train, evaluation, place, findings)
-    if isinstance(subject.spec, ClassEnvironment) and not has_task_files(subject.recipe):
+    if isinstance(subject.spec, ClassEnvironmentConfig) and not has_task_files(subject.recipe):
         _check_determinism(subject, (train, evaluation), place, findings)
-    if isinstance(subject.spec, ClassEnvironment):
+    if isinstance(subject.spec, ClassEnvironmentConfig):
         _check_lessons(subject, findings)
     for split, tasks in (("train", train), ("evaluation", evaluation)):
         if not tasks:
@@ -55,14 +55,14 @@ def check_tasks(subject: Subject, findings: Findings) -> tuple[list[Task], list[
 
 
 def _place(subject: Subject) -> str:
-    if isinstance(subject.spec, ClassEnvironment) and not has_task_files(subject.recipe):
+    if isinstance(subject.spec, ClassEnvironmentConfig) and not has_task_files(subject.recipe):
         return place_of(environment_class(subject.spec.name).make_tasks)
     return "tasks"
 
 
 def _check_lessons(subject: Subject, findings: Findings) -> None:
     """See whether the tiny model can be taught."""
-    assert isinstance(subject.spec, ClassEnvironment)
+    assert isinstance(subject.spec, ClassEnvironmentConfig)
     try:
         check_lessons(subject.spec, subject.name, subject.recipe.seed)
     except RecipeError as error:
@@ -91,7 +91,7 @@ def _content(task: Task) -> bytes:
 
 def _check_determinism(subject: Subject, made: tuple[list[Task], list[Task]], place: str, findings: Findings) -> None:
     spec, seed = subject.spec, subject.recipe.seed
-    assert isinstance(spec, ClassEnvironment)
+    assert isinstance(spec, ClassEnvironmentConfig)
     remedy = "take every choice from random.Random(f'{split} {seed}'), and sort what comes from sets, folders or the network"
     for split, before in zip(("train", "evaluation"), made, strict=True):
         if (differing := _differing(before, make_tasks(spec, split, len(before), seed))) is not None:
@@ -122,7 +122,7 @@ def _differing(before: Sequence[Task], after: Sequence[Task]) -> int | None:
     return None if len(before) == len(after) else min(len(before), len(after))
 
 
-def _made_in_another_process(spec: ClassEnvironment, seed: int) -> list[list[Task]]:
+def _made_in_another_process(spec: ClassEnvironmentConfig, seed: int) -> list[list[Task]]:
     asked = msgspec.json.encode({"name": spec.name, "options": spec.options, "count": TASKS, "seed": seed})
     variables = os.environ | {"PYTHONHASHSEED": "1"}
     try:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, launch_here
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.metrics import EVALUATION_REWARD
@@ -225,7 +225,7 @@ def recipe(row: LearningVariant, seed: int, settings: LearningSettings, model: P
 
 
 def _make_model(seed: int) -> Path:
-    return ensure_tiny_model({"": ClassEnvironment(name="calculator")}, seed, _silently)
+    return ensure_tiny_model({"": ClassEnvironmentConfig(name="calculator")}, seed, _silently)
 
 
 def _silently(progress: TinyProgress) -> None:

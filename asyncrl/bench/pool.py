@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.core.errors import LedgerError
-from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
@@ -69,7 +69,7 @@ def world(engines: int) -> tuple[BatchConfig, BufferConfig, Shape]:
     limits = BufferConfig(
         max_staleness=MAX_STALENESS,
         pipeline_depth=PIPELINE_DEPTH,
-        filters=(ZeroVarianceFilter(),),
+        filters=(ZeroVarianceFilterConfig(),),
         capacity_mb=1_000_000,
         max_failures=1_000_000_000,
     )

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
@@ -91,7 +91,7 @@ def _measure(on_stale: Literal["mask", "wait", "drop"], *, admission_only: bool 
         max_staleness=MAX_STALENESS,
         pipeline_depth=PIPELINE_DEPTH,
         on_stale=on_stale,
-        filters=(ZeroVarianceFilter(),),
+        filters=(ZeroVarianceFilterConfig(),),
         max_failures=1_000_000_000,
     )
     tasks, varied = simulated_tasks(100_000, seed=0), Varied(0.4)

@@ -19,11 +19,11 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in import import_module, name_of_module, users_code
 from asyncrl.core.recipe.describe import quote_it
 from asyncrl.core.recipe.environment import (
-    ClassEnvironment,
+    ClassEnvironmentConfig,
     EnvironmentConfig,
-    McpEnvironment,
+    McpEnvironmentConfig,
     MemberConfig,
-    RemoteEnvironment,
+    RemoteEnvironmentConfig,
     member_place,
 )
 from asyncrl.core.task import Task
@@ -78,13 +78,13 @@ def load_member(spec: MemberConfig, place: str = "environment") -> Member:
         RecipeError: there is no such environment, or its options do not fit.
     """
     match spec:
-        case ClassEnvironment():
+        case ClassEnvironmentConfig():
             return ClassMember(spec, place)
-        case RemoteEnvironment():
+        case RemoteEnvironmentConfig():
             from asyncrl.envs.remote.member import RemoteMember
 
             return RemoteMember(spec, place)
-        case McpEnvironment():
+        case McpEnvironmentConfig():
             from asyncrl.envs.mcp.member import McpMember
 
             return McpMember(spec, place)
@@ -108,7 +108,7 @@ class ClassMember(Member):
             than an episode.
     """
 
-    def __init__(self, spec: ClassEnvironment, place: str) -> None:
+    def __init__(self, spec: ClassEnvironmentConfig, place: str) -> None:
         super().__init__(spec, place)
         self._name, self._tool_timeout_s = spec.name, spec.tool_timeout_s
         problem = f"inspecting environment {spec.name!r} and its options failed with"
@@ -225,7 +225,7 @@ def _choices(wrong: str, choices: list[str]) -> str:
     return f"known are {', '.join(f'`{choice}`' for choice in choices)}" if choices else "none is defined there"
 
 
-def _checked_options(spec: ClassEnvironment, environment: type[Environment], place: str) -> dict[str, object]:
+def _checked_options(spec: ClassEnvironmentConfig, environment: type[Environment], place: str) -> dict[str, object]:
     constructor = environment.__init__
     if constructor is object.__init__:
         if spec.options:

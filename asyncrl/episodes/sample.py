@@ -10,16 +10,16 @@ import numpy as np
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
-from asyncrl.core.recipe.trajectories import NoTrajectories, SampledTrajectories, TrajectoriesConfig
+from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig, SampledTrajectoriesConfig, TrajectoriesConfig
 
 
 def kept_rows(batch: Batch, config: TrajectoriesConfig) -> list[tuple[GroupId, int]]:
     """Return group and sample index of the rows that are kept, in the order of the batch."""
     names = [(row.group_id, row.sample_index) for row in batch.rows]
     match config:
-        case NoTrajectories():
+        case NoTrajectoriesConfig():
             return []
-        case SampledTrajectories(count=count) if count < len(names):
+        case SampledTrajectoriesConfig(count=count) if count < len(names):
             chosen = set(_spread(names, count, batch.version))
             return [name for name in names if name in chosen]
         case _:

@@ -21,7 +21,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, RankLost
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
@@ -103,7 +103,7 @@ class Cluster:
         self.far_files = FarFiles(folder, lambda: places.others | self._shards_on)
 
         self._reward_model: Any | None = None
-        if isinstance(recipe.reward, ModelReward):
+        if isinstance(recipe.reward, ModelRewardConfig):
             where_to = places.take(REWARD_MODEL, REWARD_MODEL)
             self._reward_model = RemoteRewardModel.options(**where_to.options).remote(
                 recipe.reward,

@@ -19,7 +19,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.file_errors import explained
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.buffer import AppendOnlyJournal
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import counted
@@ -158,7 +158,7 @@ async def _run(
     here = msgspec.structs.replace(recipe.model, path=str(model_path))
     check_model_weights(msgspec.structs.replace(recipe, model=here))  # of a model of the hub, the plan may not have seen them
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
-        journaled = isinstance(recipe.buffer.journal, AppendOnlyJournal)
+        journaled = isinstance(recipe.buffer.journal, AppendOnlyJournalConfig)
         config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators
         checkpointer = Checkpointer(config, recipe.steps, folder, cluster, buffer, totals, view)
         statistics = await buffer.statistics()

@@ -6,7 +6,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.beginning import begin_from, totals_at
 from asyncrl.run.buffer.tasks import make_task_stream
@@ -49,7 +49,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
             gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; its
             MLflow database cannot be used; it has completed and ``steps`` was not raised; or a process is driving it.
     """
-    if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
+    if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
     folder.check_not_driven()
     ended, unreadable = _how_it_ended(folder)

@@ -13,7 +13,7 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket
 from buffers.tasks.task_stream import TaskStream
@@ -34,7 +34,7 @@ class AdmissionOnly:
     def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream) -> None:
         self._size, self._tasks = batch.group_size, tasks
         self._most = (limits.largest_depth + 1) * batch.groups_per_step
-        self._filters = any(isinstance(chosen, ZeroVarianceFilter) for chosen in limits.filters)
+        self._filters = any(isinstance(chosen, ZeroVarianceFilterConfig) for chosen in limits.filters)
         self.batches = self
         self._issued = 0
         self._running: dict[GroupId, _Group] = {}

@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.tasks import FileTasks
+from asyncrl.core.recipe.tasks import FileTasksConfig
 from buffers.limits import Limits
 from buffers.tasks.recorded_tasks import RecordedSource, recorded_sources
 from buffers.tasks.task_stream import TaskStream
@@ -65,7 +65,7 @@ def _keys_of(recipe: Recipe) -> dict[str, Any]:
     del values["buffer"]["journal"], values["tasks"]["evaluation"]
     for name in Limits.__struct_fields__:  # a resume may change these
         del values["buffer"][name]
-    if isinstance(recipe.tasks, FileTasks):
+    if isinstance(recipe.tasks, FileTasksConfig):
         for source in values["tasks"]["train"]:
             del source["path"]
     return values

@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.buffer import AppendOnlyJournal
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from buffers import commands
 from buffers.commands import Command
 from buffers.journal.frames import UnknownFormat
@@ -132,7 +132,7 @@ class Takeover:
 def recover(
     buffer: ReplayBuffer,
     identity: Identity,
-    settings: AppendOnlyJournal,
+    settings: AppendOnlyJournalConfig,
     folder: Path,
     stores: Mapping[int, Store],
     *,

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.tasks import TaskFile
+from asyncrl.core.recipe.tasks import TaskFileConfig
 from buffers.tasks.arrow_table import PARQUET_MAGIC, ArrowTable
 from buffers.tasks.json_lines import BYTE_ORDER_MARK, JsonLines
 from buffers.tasks.task_rows import LabelledFile, TaskRows
@@ -31,7 +31,7 @@ _SHARD = re.compile(r"-\d+(-of-\d+)?(-[0-9a-f]+)?$")
 """End of the name of a file with one part of a split: train-00000-of-00002, train-00000-of-00002-4f3a9c."""
 
 
-def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["refuse", "skip"]) -> list[TaskSource]:
+def read_sources(files: Sequence[TaskFileConfig], place: str, on_malformed: Literal["refuse", "skip"]) -> list[TaskSource]:
     """Read the sources, in order. Task ids are unique over all of them: with several sources, ids begin with the source's name.
 
     Args:
@@ -59,7 +59,7 @@ def remarks_on_skipped(sources: Iterable[TaskSource], split: str) -> Iterator[st
 
 
 def _read_source(
-    file: TaskFile, name: str, place: str, on_malformed: Literal["refuse", "skip"], id_prefix: str, taken: set[str]
+    file: TaskFileConfig, name: str, place: str, on_malformed: Literal["refuse", "skip"], id_prefix: str, taken: set[str]
 ) -> TaskSource:
     root = Path(file.path)
     files = []

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.tasks import TaskFile
+from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
 from buffers.tasks.curriculum import CheckedCurriculum, Curriculum
 from buffers.tasks.mixing import Mixer, shares_of
@@ -188,7 +188,7 @@ def _digest(source: TaskSource) -> str:
     return source.digest or blake2b(msgspec.msgpack.encode(tasks), digest_size=16).hexdigest()
 
 
-def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
+def source_names(files: Sequence[TaskFileConfig], place: str) -> list[str]:
     """Return a name for each source: the end of its path, long enough to be unique, and ``:split`` if it has one.
 
     In a mixture of environments it begins with the member and a slash.

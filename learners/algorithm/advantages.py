@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.recipe.advantage import (
-    Advantage,
-    BestOfGroupAdvantage,
-    GaeAdvantage,
-    GdpoAdvantage,
-    GpgAdvantage,
-    GrpoAdvantage,
-    MaxRlAdvantage,
-    OpoAdvantage,
-    PassAtKAdvantage,
-    ReinforcePlusPlusAdvantage,
-    RemaxAdvantage,
-    RlooAdvantage,
+    AdvantageConfig,
+    BestOfGroupAdvantageConfig,
+    GaeAdvantageConfig,
+    GdpoAdvantageConfig,
+    GpgAdvantageConfig,
+    GrpoAdvantageConfig,
+    MaxRlAdvantageConfig,
+    OpoAdvantageConfig,
+    PassAtKAdvantageConfig,
+    ReinforcePlusPlusAdvantageConfig,
+    RemaxAdvantageConfig,
+    RlooAdvantageConfig,
 )
-from asyncrl.core.recipe.custom import CustomAdvantage
+from asyncrl.core.recipe.custom import CustomAdvantageConfig
 from asyncrl.core.spread import has_spread, reaches
 from learners.algorithm.segments import Segments
 
@@ -50,7 +50,7 @@ class Returns(msgspec.Struct, frozen=True):
     rewards: Tensor | None = None
 
 
-def advantages(returns: Returns, config: Advantage) -> Tensor:
+def advantages(returns: Returns, config: AdvantageConfig) -> Tensor:
     """Compute the advantages of the recipe's kind, float32 [u]. The function of each kind states its formula and
     source.
 
@@ -61,29 +61,29 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
     """
     groups = _Groups(returns)
     match config:
-        case GrpoAdvantage(normalize=normalize):
+        case GrpoAdvantageConfig(normalize=normalize):
             result = groups.standardised() if normalize == "mean_std" else groups.centred()
-        case RlooAdvantage():
+        case RlooAdvantageConfig():
             result = _leave_one_out(groups)
-        case ReinforcePlusPlusAdvantage(baseline=baseline):
+        case ReinforcePlusPlusAdvantageConfig(baseline=baseline):
             result = batch_normalised(groups.centred() if baseline == "group" else groups.values, returns.tokens)
-        case OpoAdvantage():
+        case OpoAdvantageConfig():
             result = _length_weighted(groups)
-        case GpgAdvantage():
+        case GpgAdvantageConfig():
             result = _scaled_for_groups_without_spread(groups)
-        case PassAtKAdvantage(k=k, success=success):
+        case PassAtKAdvantageConfig(k=k, success=success):
             result = pass_at_k_advantages(returns.values, returns.group, k, success)
-        case MaxRlAdvantage(success=success):
+        case MaxRlAdvantageConfig(success=success):
             result = _over_the_rate_of_success(groups, success)
-        case BestOfGroupAdvantage():
+        case BestOfGroupAdvantageConfig():
             result = _lead_over_the_others(groups)
-        case GaeAdvantage():
+        case GaeAdvantageConfig():
             raise ValueError("advantages of kind gae need a critic's values")
-        case GdpoAdvantage():
+        case GdpoAdvantageConfig():
             raise ValueError("advantages of kind gdpo need several rewards")
-        case RemaxAdvantage():
+        case RemaxAdvantageConfig():
             raise ValueError("advantages of kind remax need a greedy episode's reward")
-        case CustomAdvantage():
+        case CustomAdvantageConfig():
             raise ValueError("advantages of kind custom are computed by a function of the user's own")
     return result.float()
 

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.recipe.algorithm import (
-    Aggregation,
-    ConstantAggregation,
-    SequenceMeanTokenMean,
-    SequenceMeanTokenSum,
-    TokenMean,
+    AggregationConfig,
+    ConstantAggregationConfig,
+    SequenceMeanTokenMeanConfig,
+    SequenceMeanTokenSumConfig,
+    TokenMeanConfig,
 )
-from asyncrl.core.recipe.custom import CustomAggregation
+from asyncrl.core.recipe.custom import CustomAggregationConfig
 from learners.custom.calls import RowShares, call_aggregation, loaded
 from learners.custom.inputs import AggregationInputs
 
 
-def row_shares(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> Tensor:
+def row_shares(loss_tokens: Tensor, weights: Tensor, config: AggregationConfig) -> Tensor:
     """float64 [rows], the factor that multiplies each row's loss terms.
 
     Args:
@@ -27,15 +27,15 @@ def row_shares(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> Ten
         weights: float64 [rows], the sampler's weights, which multiply the terms besides.
     """
     match config:
-        case CustomAggregation():
+        case CustomAggregationConfig():
             return _custom(loss_tokens, weights, config).shares
-        case SequenceMeanTokenMean():
+        case SequenceMeanTokenMeanConfig():
             return 1.0 / loss_tokens.clamp(min=1).double()
-        case TokenMean() | SequenceMeanTokenSum() | ConstantAggregation():
+        case TokenMeanConfig() | SequenceMeanTokenSumConfig() | ConstantAggregationConfig():
             return torch.ones_like(loss_tokens, dtype=torch.float64)
 
 
-def denominator(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> float:
+def denominator(loss_tokens: Tensor, weights: Tensor, config: AggregationConfig) -> float:
     """The number that divides the sum of the loss terms over the batch. Rows without a token in the loss do not count.
 
     Each row is weighted here as its terms are weighted in the sum. So the loss is a ratio of two estimates, both
@@ -48,17 +48,17 @@ def denominator(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> fl
     """
     rows = float(weights[loss_tokens > 0].sum())
     match config:
-        case CustomAggregation():
+        case CustomAggregationConfig():
             return _custom(loss_tokens, weights, config).denominator
-        case TokenMean():
+        case TokenMeanConfig():
             return float((weights * loss_tokens).sum())
-        case SequenceMeanTokenSum() | SequenceMeanTokenMean():
+        case SequenceMeanTokenSumConfig() | SequenceMeanTokenMeanConfig():
             return rows
-        case ConstantAggregation(tokens=tokens):
+        case ConstantAggregationConfig(tokens=tokens):
             return rows * tokens
 
 
-def _custom(loss_tokens: Tensor, weights: Tensor, config: CustomAggregation) -> RowShares:
+def _custom(loss_tokens: Tensor, weights: Tensor, config: CustomAggregationConfig) -> RowShares:
     """Have a function of the user's own aggregate, unless no token may enter the loss."""
     if not int(loss_tokens.sum()):
         return RowShares(torch.ones_like(loss_tokens, dtype=torch.float64), 0.0)

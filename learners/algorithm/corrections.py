@@ -12,16 +12,16 @@ from torch import Tensor
 
 from asyncrl.core.recipe.correction import (
     CorrectionConfig,
-    MaskBound,
-    NormalizedBound,
-    RejectDivergence,
-    Rejection,
-    RejectOffPolicySequence,
-    RejectRatio,
-    RejectSecondMoment,
-    TruncateBound,
+    MaskBoundConfig,
+    NormalizedBoundConfig,
+    RejectDivergenceConfig,
+    RejectionConfig,
+    RejectOffPolicySequenceConfig,
+    RejectRatioConfig,
+    RejectSecondMomentConfig,
+    TruncateBoundConfig,
 )
-from asyncrl.core.recipe.custom import CustomWeight
+from asyncrl.core.recipe.custom import CustomWeightConfig
 from learners.algorithm.kl import divergence, guarded
 from learners.algorithm.loss_tokens import LossTokens
 from learners.algorithm.segments import Segments
@@ -75,12 +75,12 @@ def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, confi
         rejected |= _rejected(to_proximal, to_theta, tokens, criterion)
     weight = _importance(to_anchor, tokens, config.weight)
     match config.bound:
-        case TruncateBound(upper=upper):
+        case TruncateBoundConfig(upper=upper):
             return Corrected(logp_anchor, weight.clamp(max=upper), weight > upper, torch.zeros_like(rejected), rejected)
-        case NormalizedBound(upper=upper):
+        case NormalizedBoundConfig(upper=upper):
             normalised = weight.clamp(max=upper) / tokens.mean_weight
             return Corrected(logp_anchor, normalised, weight > upper, torch.zeros_like(rejected), rejected)
-        case MaskBound(lower=lower, upper=upper):
+        case MaskBoundConfig(lower=lower, upper=upper):
             masked = (weight < lower) | (weight > upper)
             return Corrected(logp_anchor, torch.where(masked, 0.0, weight), torch.zeros_like(rejected), masked, rejected)
 
@@ -115,8 +115,8 @@ def _anchor(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, ancho
             return logp_proximal
 
 
-def _importance(log_ratio: Tensor, tokens: LossTokens, level: str | CustomWeight) -> Tensor:
-    if isinstance(level, CustomWeight):
+def _importance(log_ratio: Tensor, tokens: LossTokens, level: str | CustomWeightConfig) -> Tensor:
+    if isinstance(level, CustomWeightConfig):
         return call_weight(loaded(level), _inputs(log_ratio, tokens))
     if level == "none":
         return torch.ones_like(log_ratio)
@@ -138,7 +138,7 @@ def _inputs(log_ratio: Tensor, tokens: LossTokens) -> WeightInputs:
     )
 
 
-def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion: Rejection) -> Tensor:
+def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion: RejectionConfig) -> Tensor:
     """bool [n], the tokens that a criterion rejects. Ratios are compared as logarithms, so that a sum over a long row
     cannot overflow.
 
@@ -147,19 +147,19 @@ def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion
             that of the policy being optimised.
     """
     match criterion:
-        case RejectSecondMoment():
+        case RejectSecondMomentConfig():
             if tokens.outliers is None:
                 raise ValueError("a reject of kind second_moment needs outliers; find them over the whole batch beforehand")
             return tokens.mask & tokens.outliers
-        case RejectOffPolicySequence(upper=upper):
+        case RejectOffPolicySequenceConfig(upper=upper):
             return tokens.mask & (tokens.advantages < 0) & (_reduced(-to_theta, tokens, "sequence", "mean") > upper)
-        case RejectRatio(level=level, reduce=reduce, lower=lower, upper=upper):
+        case RejectRatioConfig(level=level, reduce=reduce, lower=lower, upper=upper):
             low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log().unbind()
             largest = _reduced(log_ratio, tokens, level, reduce)
             # The lower bound applies to the smallest value.
             smallest = -_reduced(-log_ratio, tokens, level, reduce)
             return tokens.mask & ((largest > high) | (smallest < low))
-        case RejectDivergence(estimator=estimator, level=level, reduce=reduce, upper=upper):
+        case RejectDivergenceConfig(estimator=estimator, level=level, reduce=reduce, upper=upper):
             return tokens.mask & (_reduced(divergence(-log_ratio, estimator), tokens, level, reduce) > upper)
 
 

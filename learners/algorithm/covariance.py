@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.loss import ClipCovLoss, KlCovLoss
+from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
 from learners.batches.micro_batch import MicroBatch
 
 
@@ -22,7 +22,7 @@ def single_out(
     advantages: Tensor,
     mask: Tensor,
     draw: Tensor,
-    config: ClipCovLoss | KlCovLoss,
+    config: ClipCovLossConfig | KlCovLossConfig,
     add: Callable[[Tensor], Tensor],
     gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
@@ -48,9 +48,9 @@ def single_out(
     covariance = (logp - logp_sum / count) * (chosen - advantage_sum / count)
     number = max(1, int(config.share * count.item()))
     match config:
-        case KlCovLoss():
+        case KlCovLossConfig():
             value, eligible = covariance, mask
-        case ClipCovLoss(low=low, high=high):
+        case ClipCovLossConfig(low=low, high=high):
             value, eligible = torch.zeros_like(covariance), mask & (covariance > low) & (covariance < high)
     mine = torch.stack([torch.where(eligible, value, -torch.inf), draw])
     # Each rank's best ``number`` include the batch's best. All ranks send equally many, as gather needs.

@@ -5,19 +5,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, KlInLoss
-from asyncrl.core.recipe.custom import CustomLoss
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, KlInLossConfig
+from asyncrl.core.recipe.custom import CustomLossConfig
 from asyncrl.core.recipe.loss import (
-    CispoLoss,
-    ClipCovLoss,
-    DivergenceMaskLoss,
-    GmpoLoss,
-    GspoLoss,
-    KlCovLoss,
-    Loss,
-    PpoClipLoss,
-    ReinforceLoss,
-    SapoLoss,
+    CispoLossConfig,
+    ClipCovLossConfig,
+    DivergenceMaskLossConfig,
+    GmpoLossConfig,
+    GspoLossConfig,
+    KlCovLossConfig,
+    LossConfig,
+    PpoClipLossConfig,
+    ReinforceLossConfig,
+    SapoLossConfig,
 )
 from learners.algorithm.corrections import Corrected, correct, held_ratio
 from learners.algorithm.kl import OVERFLOW_GUARD, divergence, guarded, straight_through
@@ -95,9 +95,9 @@ def policy_loss(
     narrowing = decay ** tokens.staleness.float() if decay < 1 else 1.0
     kept = tokens.mask & ~correction.masked & ~correction.rejected
     surrogate = _surrogate(moved, torch.where(tokens.mask, logp_theta, 0.0), tokens, kept, config.loss, narrowing)
-    weight = _mean_weight(correction.weight, tokens, kept) if isinstance(config.loss, GmpoLoss) else correction.weight
+    weight = _mean_weight(correction.weight, tokens, kept) if isinstance(config.loss, GmpoLossConfig) else correction.weight
     value = weight * surrogate.value
-    if isinstance(config.kl, KlInLoss):
+    if isinstance(config.kl, KlInLossConfig):
         weighed = correction.weight * held_ratio(log_ratio, config.correction)
         value = value - kl_coefficient * weighed * _divergence_from_reference(logp_theta, tokens, config.kl)
     if config.entropy_bonus:
@@ -107,7 +107,7 @@ def policy_loss(
     return Outcome(loss, log_ratio.detach(), clipped, correction, torch.where(kept, weight, 0.0))
 
 
-def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: KlInLoss) -> Tensor:
+def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: KlInLossConfig) -> Tensor:
     if tokens.logp_reference is None:
         raise ValueError("the tokens have no log-probabilities under the reference policy that algorithm.kl measures from")
     log_ratio = torch.where(tokens.mask, logp_theta - tokens.logp_reference, 0.0)
@@ -116,7 +116,7 @@ def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: K
 
 
 def _surrogate(
-    moved: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor, config: Loss, narrowing: Tensor | float
+    moved: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor, config: LossConfig, narrowing: Tensor | float
 ) -> Surrogate:
     """The surrogate of each of the ``kept`` tokens (bool [n]).
 
@@ -126,44 +126,44 @@ def _surrogate(
     """
     advantages, log_ratio = tokens.advantages, guarded(moved)
     match config:
-        case PpoClipLoss(clip_low=low, clip_high=high, dual_clip=dual_clip):
+        case PpoClipLossConfig(clip_low=low, clip_high=high, dual_clip=dual_clip):
             return _dual(_clip(log_ratio.exp(), advantages, low * narrowing, high * narrowing), advantages, dual_clip)
-        case GspoLoss(clip_low=low, clip_high=high):
+        case GspoLossConfig(clip_low=low, clip_high=high):
             return _clip(_row_ratio(log_ratio, tokens, kept), advantages, low * narrowing, high * narrowing)
-        case CispoLoss(clip_low=low, clip_high=high):
+        case CispoLossConfig(clip_low=low, clip_high=high):
             # Only the upper end narrows: a lower end nearer to 1 would make staler tokens weigh more.
             weight = _held(log_ratio.detach().exp(), low, high * narrowing)
             return Surrogate(weight * advantages * logp, torch.zeros_like(tokens.mask))
-        case SapoLoss(tau_positive=positive, tau_negative=negative):
+        case SapoLossConfig(tau_positive=positive, tau_negative=negative):
             tau = torch.where(advantages > 0, positive, negative)
             gate = 4.0 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1.0))
             return Surrogate(gate * advantages, torch.zeros_like(tokens.mask))
-        case GmpoLoss(clip=clip):
+        case GmpoLossConfig(clip=clip):
             return _geometric_mean(log_ratio, tokens, kept, clip * narrowing)
-        case DivergenceMaskLoss():
+        case DivergenceMaskLossConfig():
             return _divergence_mask(log_ratio, logp, advantages, config, narrowing)
-        case ClipCovLoss(clip_low=low, clip_high=high):
+        case ClipCovLossConfig(clip_low=low, clip_high=high):
             clipped = _clip(log_ratio.exp(), advantages, low * narrowing, high * narrowing)
             value = torch.where(tokens.singled_out, clipped.value.detach(), clipped.value)
             return Surrogate(value, clipped.clipped | tokens.singled_out)
-        case KlCovLoss(coefficient=coefficient):
+        case KlCovLossConfig(coefficient=coefficient):
             # Not clamped: it is finite anyway, and it is what leads a token back that has moved too far.
             penalty = torch.where(tokens.singled_out, coefficient * moved.abs(), 0.0)
             return Surrogate(log_ratio.exp() * advantages - penalty, torch.zeros_like(tokens.mask))
-        case ReinforceLoss():
+        case ReinforceLossConfig():
             return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
-        case CustomLoss():
+        case CustomLossConfig():
             custom = call_loss(loaded(config), _inputs(log_ratio, logp, tokens, kept))
             return Surrogate(-custom.losses, custom.clipped)
 
 
-def _cut_by_the_guard(moved: Tensor, tokens: LossTokens, config: Loss) -> Tensor:
+def _cut_by_the_guard(moved: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor:
     """bool [n], tokens that would have a gradient, had their log-ratio not been clamped."""
     match config:
-        case CispoLoss() | DivergenceMaskLoss() | ReinforceLoss() | CustomLoss():
+        case CispoLossConfig() | DivergenceMaskLossConfig() | ReinforceLossConfig() | CustomLossConfig():
             # Their gradient does not pass through the ratio; a function of the user's says itself what it cut.
             return torch.zeros_like(tokens.mask)
-        case KlCovLoss():
+        case KlCovLossConfig():
             through_ratio = ~tokens.singled_out
         case _:
             through_ratio = tokens.mask
@@ -236,7 +236,7 @@ def _mean_weight(weight: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
 
 
 def _divergence_mask(
-    log_ratio: Tensor, logp: Tensor, advantages: Tensor, config: DivergenceMaskLoss, narrowing: Tensor | float
+    log_ratio: Tensor, logp: Tensor, advantages: Tensor, config: DivergenceMaskLossConfig, narrowing: Tensor | float
 ) -> Surrogate:
     """``min(ratio, max_ratio) * A * log pi``, with no gradient through the ratio; 0 for tokens that have already moved
     too far in the direction of ``A``."""

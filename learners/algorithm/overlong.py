@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from asyncrl.core.recipe.algorithm import OverlongPenalty
+from asyncrl.core.recipe.algorithm import OverlongPenaltyConfig
 
 
-def overlong_penalties(lengths: Tensor, config: OverlongPenalty) -> Tensor:
+def overlong_penalties(lengths: Tensor, config: OverlongPenaltyConfig) -> Tensor:
     """float64 [n], what is subtracted from the reward: 0 up to ``limit - ramp`` tokens, then rising linearly to
     ``penalty`` at ``limit``.
 

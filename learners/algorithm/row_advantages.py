@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.advantage import Advantage, GdpoAdvantage, RemaxAdvantage
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, OverlongPenalty, TurnCredit
-from asyncrl.core.recipe.custom import CustomAdvantage
+from asyncrl.core.recipe.advantage import AdvantageConfig, GdpoAdvantageConfig, RemaxAdvantageConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, OverlongPenaltyConfig, TurnCreditConfig
+from asyncrl.core.recipe.custom import CustomAdvantageConfig
 from learners.algorithm.advantages import Returns, advantages, against_greedy, decoupled_advantages
 from learners.algorithm.credit import turn_groups, turn_places, turn_returns
 from learners.algorithm.overlong import overlong_penalties
@@ -24,16 +24,16 @@ def row_advantages(batch: Batch, config: AlgorithmConfig) -> list[list[float]]:
             record has a different number of them.
     """
     match config.credit:
-        case EpisodeCredit():
+        case EpisodeCreditConfig():
             return [[advantage] for advantage in _of_episodes(batch, config)]
-        case TurnCredit(discount=discount):
+        case TurnCreditConfig(discount=discount):
             return _of_turns(batch, config, discount)
 
 
-def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCredit | TurnCredit) -> Batch:
+def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCreditConfig | TurnCreditConfig) -> Batch:
     """Return the batch with ``penalties`` subtracted from the rewards that ``credit`` uses: one penalty for each row,
     or one for each turn."""
-    if isinstance(credit, EpisodeCredit):
+    if isinstance(credit, EpisodeCreditConfig):
         rows = [msgspec.structs.replace(row, reward=row.reward - one) for row, (one,) in zip(batch.rows, penalties, strict=True)]
     else:
         rows = [
@@ -43,10 +43,10 @@ def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCr
     return msgspec.structs.replace(batch, rows=tuple(rows))
 
 
-def with_overlong_penalty(batch: Batch, config: OverlongPenalty, credit: EpisodeCredit | TurnCredit) -> Batch:
+def with_overlong_penalty(batch: Batch, config: OverlongPenaltyConfig, credit: EpisodeCreditConfig | TurnCreditConfig) -> Batch:
     """Return the batch with the penalty for long rows subtracted from the rewards that ``credit`` uses: the row's, or
     its last turn's."""
-    by_row = isinstance(credit, EpisodeCredit)
+    by_row = isinstance(credit, EpisodeCreditConfig)
     of_rows = overlong_penalties(torch.tensor([row.length for row in batch.rows]), config).tolist()
     penalties = [
         [penalty] if by_row else [*[0.0] * (len(row.turn_rewards) - 1), penalty]
@@ -62,19 +62,19 @@ def _groups(batch: Batch) -> list[int]:
 
 def _of_episodes(batch: Batch, config: AlgorithmConfig) -> list[float]:
     group, tokens = torch.tensor(_groups(batch)), torch.tensor([row.loss_tokens for row in batch.rows])
-    if isinstance(config.advantage, GdpoAdvantage):
+    if isinstance(config.advantage, GdpoAdvantageConfig):
         weights = [config.advantage.rewards[name] for name in config.reward_names]
         several = _named_rewards(batch, config.reward_names)
         return decoupled_advantages(several, torch.tensor(weights, dtype=torch.float64), group, tokens).tolist()
     rewards = torch.tensor([row.reward for row in batch.rows], dtype=torch.float64)
-    if isinstance(config.advantage, RemaxAdvantage):
+    if isinstance(config.advantage, RemaxAdvantageConfig):
         return against_greedy(rewards, _greedy_rewards(batch)).tolist()
     named = _named_rewards(batch, config.reward_names) if config.reward_names else None
     return _advantages(Returns(rewards, group, tokens, named), config.advantage).tolist()
 
 
-def _advantages(returns: Returns, config: Advantage) -> Tensor:
-    return call_advantage(loaded(config), returns) if isinstance(config, CustomAdvantage) else advantages(returns, config)
+def _advantages(returns: Returns, config: AdvantageConfig) -> Tensor:
+    return call_advantage(loaded(config), returns) if isinstance(config, CustomAdvantageConfig) else advantages(returns, config)
 
 
 def _greedy_rewards(batch: Batch) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import BatchRow
-from asyncrl.core.recipe.advantage import GaeAdvantage
-from asyncrl.core.recipe.algorithm import EpisodeCredit, TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
+from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, TurnCreditConfig
 from asyncrl.core.spread import has_spread
 from learners.algorithm.gae import generalised_advantages, length_adaptive_lambdas
 from learners.algorithm.kl import kl_in_reward
@@ -24,8 +24,8 @@ def token_credit(
     values: Tensor,
     divergences: Tensor,
     kl_coefficient: float,
-    advantage: GaeAdvantage,
-    credit: EpisodeCredit | TurnCredit,
+    advantage: GaeAdvantageConfig,
+    credit: EpisodeCreditConfig | TurnCreditConfig,
 ) -> tuple[Tensor, Tensor]:
     """Compute the advantage of each token (float64 [n], not yet normalised) and its return (float32 [n]). What tools
     wrote between sampled tokens is ignored.
@@ -45,7 +45,7 @@ def token_credit(
     Raises:
         ValueError: if turns are credited and a record has no turn rewards.
     """
-    by_turn = isinstance(credit, TurnCredit)
+    by_turn = isinstance(credit, TurnCreditConfig)
     units = (part.turns if by_turn else part.rows).index
     ends = _last_tokens(units)
     earned: list[float] = []

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId
-from asyncrl.core.recipe.advantage import GaeAdvantage
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, KlInReward, NoKl
-from asyncrl.core.recipe.correction import NormalizedBound, RejectSecondMoment
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, KlInRewardConfig, NoKlConfig
+from asyncrl.core.recipe.correction import NormalizedBoundConfig, RejectSecondMomentConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.loss import ClipCovLoss, KlCovLoss
+from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.algorithm.aggregation import denominator, row_shares
 from learners.algorithm.batch_correction import mean_weight, second_moment_outliers
@@ -102,12 +102,12 @@ class Preparation:
         parts = mini_batches(batch.trained(), algorithm.minibatches)
         if algorithm.overlong is not None:
             batch = with_overlong_penalty(batch, algorithm.overlong, algorithm.credit)
-        with_critic = isinstance(algorithm.advantage, GaeAdvantage)
+        with_critic = isinstance(algorithm.advantage, GaeAdvantageConfig)
         advantages = _by_name(batch, [[0.0] for _ in batch.rows] if with_critic else row_advantages(batch, algorithm))
         packed = [self._with_policies(self._packed(part, rows, advantages)) for part in parts]
         if with_critic:
             packed = self._valued(mini_batches(batch, algorithm.minibatches), packed, kl_coefficient)
-        elif isinstance(algorithm.kl, KlInReward) and self._trainer.on_last_stage:
+        elif isinstance(algorithm.kl, KlInRewardConfig) and self._trainer.on_last_stage:
             packed = self._rated_less_divergence(batch, parts, packed, kl_coefficient)
         prepared = []
         for part, micro_batches in zip(parts, packed, strict=True):
@@ -159,11 +159,11 @@ class Preparation:
         themselves."""
         algorithm = self._algorithm
         in_correction = algorithm.correction.anchor == "proximal_recomputed" or algorithm.correction.reject
-        of_batch = algorithm.correction.looks_at_whole_batch or isinstance(algorithm.kl, KlInReward)
+        of_batch = algorithm.correction.looks_at_whole_batch or isinstance(algorithm.kl, KlInRewardConfig)
         if of_batch or (algorithm.optimizer_steps > 1 and in_correction):
             proximal = self._trainer.log_probabilities(packed)
             packed = [msgspec.structs.replace(part, logp_proximal=logp) for part, logp in zip(packed, proximal, strict=True)]
-        if not isinstance(algorithm.kl, NoKl):
+        if not isinstance(algorithm.kl, NoKlConfig):
             reference = self._trainer.reference_log_probabilities(packed)
             packed = [msgspec.structs.replace(part, logp_reference=logp) for part, logp in zip(packed, reference, strict=True)]
         return packed
@@ -171,7 +171,7 @@ class Preparation:
     def _valued(self, parts: list[Batch], packed: list[list[MicroBatch]], kl_coefficient: float) -> list[list[MicroBatch]]:
         """Add the critic's values, and the returns and advantages computed from them."""
         algorithm = self._algorithm
-        assert isinstance(algorithm.advantage, GaeAdvantage)
+        assert isinstance(algorithm.advantage, GaeAdvantageConfig)
         values = iter([value for micro_batches in packed for value in self._trainer.values(micro_batches)])
         if not self._trainer.on_last_stage:
             return packed
@@ -181,7 +181,7 @@ class Preparation:
             assert value is not None
             before = value.cpu()
             divergences = torch.zeros_like(before)
-            if isinstance(algorithm.kl, KlInReward):
+            if isinstance(algorithm.kl, KlInRewardConfig):
                 assert micro_batch.logp_proximal is not None
                 assert micro_batch.logp_reference is not None
                 log_ratio = (micro_batch.logp_proximal - micro_batch.logp_reference).cpu()
@@ -200,8 +200,8 @@ class Preparation:
         """Recompute the advantages from rewards that each row's, or each turn's, divergence from the reference has been
         subtracted from."""
         algorithm = self._algorithm
-        assert isinstance(algorithm.kl, KlInReward)
-        by_row = isinstance(algorithm.credit, EpisodeCredit)
+        assert isinstance(algorithm.kl, KlInRewardConfig)
+        by_row = isinstance(algorithm.credit, EpisodeCreditConfig)
         counts = [1 if by_row else len(record.turn_rewards) for record in batch.rows]
         places = dict(zip(map(_name, batch.rows), accumulate(counts, initial=0), strict=False))
         penalties = torch.zeros(sum(counts), dtype=torch.float64)
@@ -235,9 +235,9 @@ class Preparation:
         if not correction.looks_at_whole_batch or not self._trainer.on_last_stage:
             return packed
         for criterion in correction.reject:
-            if isinstance(criterion, RejectSecondMoment):
+            if isinstance(criterion, RejectSecondMomentConfig):
                 packed = self._with_outliers(packed, criterion)
-        if isinstance(correction.bound, NormalizedBound):
+        if isinstance(correction.bound, NormalizedBoundConfig):
             parts = []
             for part in packed:
                 proximal = _proximal(part)
@@ -246,7 +246,7 @@ class Preparation:
             packed = [msgspec.structs.replace(part, mean_weight=mean) for part in packed]
         return packed
 
-    def _with_outliers(self, packed: list[MicroBatch], criterion: RejectSecondMoment) -> list[MicroBatch]:
+    def _with_outliers(self, packed: list[MicroBatch], criterion: RejectSecondMomentConfig) -> list[MicroBatch]:
         """Mark the tokens that the criterion rejects, in addition to those already marked."""
         log_ratios = [_proximal(part) - part.logp_behaviour for part in packed]
         masks = [part.mask for part in packed]
@@ -260,7 +260,7 @@ class Preparation:
     def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
         """Mark the tokens that a covariance loss treats differently."""
         config = self._algorithm.loss
-        if not isinstance(config, ClipCovLoss | KlCovLoss):
+        if not isinstance(config, ClipCovLossConfig | KlCovLossConfig):
             return packed
         singled_out = single_out(
             torch.cat([part.logp_behaviour for part in packed]),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.plug_ins.plug_in_function import UserFunction, load_function
-from asyncrl.core.recipe.custom import Custom
+from asyncrl.core.recipe.custom import CustomConfig
 from learners.algorithm.advantages import Returns
 from learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
 
@@ -33,7 +33,7 @@ class RowShares(NamedTuple):
     denominator: float
 
 
-def loaded(config: Custom) -> UserFunction:
+def loaded(config: CustomConfig) -> UserFunction:
     """Load the function that a section of the recipe names.
 
     Raises:

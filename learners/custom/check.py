@@ -12,14 +12,14 @@ from torch import Tensor
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in_function import FunctionBroken, UserFunction
-from asyncrl.core.recipe.algorithm import NoKl
+from asyncrl.core.recipe.algorithm import NoKlConfig
 from asyncrl.core.recipe.custom import (
-    Custom,
-    CustomAdvantage,
-    CustomAggregation,
-    CustomLoss,
-    CustomSchedule,
-    CustomWeight,
+    CustomAdvantageConfig,
+    CustomAggregationConfig,
+    CustomConfig,
+    CustomLossConfig,
+    CustomScheduleConfig,
+    CustomWeightConfig,
 )
 from asyncrl.core.recipe.schema import Recipe
 from learners.algorithm.advantages import Returns
@@ -49,17 +49,17 @@ def check_customs(recipe: Recipe) -> list[str]:
     return remarks
 
 
-def _checked(section: Custom, function: UserFunction, recipe: Recipe) -> Iterator[str]:
+def _checked(section: CustomConfig, function: UserFunction, recipe: Recipe) -> Iterator[str]:
     match section:
-        case CustomAdvantage():
+        case CustomAdvantageConfig():
             yield from _check_advantage(function, len(section.rewards))
-        case CustomLoss():
-            yield from check_loss(function, recipe, with_reference=not isinstance(recipe.algorithm.kl, NoKl))
-        case CustomAggregation():
+        case CustomLossConfig():
+            yield from check_loss(function, recipe, with_reference=not isinstance(recipe.algorithm.kl, NoKlConfig))
+        case CustomAggregationConfig():
             _check_aggregation(function)
-        case CustomWeight():
+        case CustomWeightConfig():
             _check_weight(function, is_anchored=recipe.algorithm.correction.anchor != "behaviour")
-        case CustomSchedule():
+        case CustomScheduleConfig():
             _check_schedule(function, recipe)
 
 

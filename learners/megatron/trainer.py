@@ -12,8 +12,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.advantage import GaeAdvantage
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, NoKl
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, NoKlConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.device.pinning import HostArena
@@ -98,10 +98,10 @@ class Trainer:
         self.peak_flops: float | None = None
         if self._device.type == "cuda" and learner.dtype == "bfloat16":
             self.peak_flops = peak_flops(torch.cuda.get_device_name(self._device))
-        critic = algorithm.advantage if isinstance(algorithm.advantage, GaeAdvantage) else None
+        critic = algorithm.advantage if isinstance(algorithm.advantage, GaeAdvantageConfig) else None
         with self._waiting("building the model"), cuda_means_cpu():
             self._chunks = build(config, learner.virtual_pipeline)
-            named = "" if isinstance(algorithm.kl, NoKl) else algorithm.kl.reference
+            named = "" if isinstance(algorithm.kl, NoKlConfig) else algorithm.kl.reference
             other = self._loaded_reference(Path(named)) if named else None
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
                 placement.load(self._chunks, spec, tensors)
@@ -118,7 +118,7 @@ class Trainer:
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, shape, spec, HostArena())
         self._references: list[LowRank | ReferenceWeights] = []
-        if not isinstance(algorithm.kl, NoKl):
+        if not isinstance(algorithm.kl, NoKlConfig):
             # With adapters, the frozen weights without them are the reference, or those of a named one in their place.
             self._references = [each for each in (self._lora, other) if each is not None]
             if not self._references:
@@ -275,7 +275,7 @@ class Trainer:
             shape, adapters=self._lora.description, frozen_weights=lora.bit_sum(self._chunks, self._spec)
         )
 
-    def _new_critic(self, learner: LearnerConfig, advantage: GaeAdvantage, temperature: float) -> Network:
+    def _new_critic(self, learner: LearnerConfig, advantage: GaeAdvantageConfig, temperature: float) -> Network:
         # The critic needs a configuration of its own, because Megatron stores things that belong to one model in it.
         config = policy_config(self._source, learner)
         chunks = [ValueModel(config, chunk, chunk.vp_stage) for chunk in self._chunks]

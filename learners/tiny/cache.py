@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncrl.core.files.cache_folder import cache_folder
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.envs import signature
 from asyncrl.envs.builtin import demonstrations
 from asyncrl.envs.load import load_member
@@ -45,7 +45,7 @@ def default_cache_root() -> Path:
 
 
 def ensure_tiny_model(
-    environments: Mapping[str, ClassEnvironment],
+    environments: Mapping[str, ClassEnvironmentConfig],
     seed: int,
     progress: Callable[[TinyProgress], None],
     cache_root: Path | None = None,
@@ -86,13 +86,13 @@ def ensure_tiny_model(
     return entry
 
 
-def found_tiny_model(environments: Mapping[str, ClassEnvironment], seed: int) -> Path | None:
+def found_tiny_model(environments: Mapping[str, ClassEnvironmentConfig], seed: int) -> Path | None:
     """Return the folder of the tiny model if it is in the cache. Arguments and errors: see :func:`ensure_tiny_model`."""
     entry = default_cache_root() / _key(environments, seed, _DEFAULT_WARM_UP)
     return entry if _is_whole(entry) else None
 
 
-def _key(environments: Mapping[str, ClassEnvironment], seed: int, settings: WarmUp) -> str:
+def _key(environments: Mapping[str, ClassEnvironmentConfig], seed: int, settings: WarmUp) -> str:
     """Digest of everything that determines the model: names and options of the environments, their code and that of their
     lessons, seed, settings, the code that makes the model, and the versions of its libraries."""
     named = [(name, each.name, each.options, load_member(each).lessons_digest()) for name, each in environments.items()]

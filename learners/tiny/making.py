@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from learners.tiny.conversations import encode
 from learners.tiny.material import Kind, demonstrations_of, kinds_of, subjects_of
@@ -25,7 +25,7 @@ Judge = Callable[[Path, Mapping[str, Sequence[Task]]], Mapping[str, Sequence[flo
 
 def make(
     folder: Path,
-    environments: Mapping[str, ClassEnvironment],
+    environments: Mapping[str, ClassEnvironmentConfig],
     seed: int,
     settings: WarmUp,
     progress: Callable[[float, str], None],

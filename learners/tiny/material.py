@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.demonstrations import TRIES, Demonstration, demonstrate_in
 from asyncrl.envs.builtin.lessons import Lessons, Script
@@ -50,13 +50,13 @@ class Subject(msgspec.Struct, frozen=True):
     """
 
     member: str
-    environment: ClassEnvironment
+    environment: ClassEnvironmentConfig
     lessons: Lessons
     train: Sequence[Task]
     held_out: Sequence[Task]
 
 
-def subjects_of(environments: Mapping[str, ClassEnvironment], seed: int, settings: WarmUp) -> dict[str, Subject]:
+def subjects_of(environments: Mapping[str, ClassEnvironmentConfig], seed: int, settings: WarmUp) -> dict[str, Subject]:
     """Make the tasks of each environment; keys are the names of the recipe's members.
 
     Raises:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from learners.tiny.conversations import render
 from learners.tiny.material import Subject, shown, subjects_of
 from learners.tiny.settings import CONTEXT_LENGTH, WarmUp
 from learners.tiny.tokenizer import fit_tokenizer
 
 
-def tiny_tokenizer(environments: Mapping[str, ClassEnvironment], seed: int) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(environments: Mapping[str, ClassEnvironmentConfig], seed: int) -> PreTrainedTokenizerFast:
     """Make the tokenizer that the tiny model of these environments will have.
 
     Raises:

@@ -6,7 +6,7 @@ from made_buffers import buffer_of
 
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.buffer import BufferConfig
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
@@ -20,7 +20,7 @@ def make_recipe(steps=100, groups_per_step=2, group_size=2, min_group=None, seed
         name="test",
         steps=steps,
         model=ModelConfig(path="nowhere"),
-        environment=ClassEnvironment(name="none"),
+        environment=ClassEnvironmentConfig(name="none"),
         batch=BatchConfig(groups_per_step=groups_per_step, group_size=group_size, min_group=min_group),
         buffer=BufferConfig(**buffer),
         seed=seed,

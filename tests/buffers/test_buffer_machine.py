@@ -18,7 +18,13 @@ from samples import make_recipe, make_tasks, sample
 
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.recipe.buffer import FifoSampler, FreshestSampler, PrioritisedSampler, StratifiedSampler, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import (
+    FifoSamplerConfig,
+    FreshestSamplerConfig,
+    PrioritisedSamplerConfig,
+    StratifiedSamplerConfig,
+    ZeroVarianceFilterConfig,
+)
 from asyncrl.core.ticket import Ticket
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL
@@ -27,7 +33,12 @@ WORKERS = ("u", "v", "w")
 LIVE = [state for state in GroupState if state not in TERMINAL]
 TASKS = 10_000
 """More than a run draws, so that a task that comes twice is one that was issued again."""
-SAMPLERS = (FifoSampler(), FreshestSampler(), PrioritisedSampler(staleness_decay=0.5), StratifiedSampler())
+SAMPLERS = (
+    FifoSamplerConfig(),
+    FreshestSamplerConfig(),
+    PrioritisedSamplerConfig(staleness_decay=0.5),
+    StratifiedSamplerConfig(),
+)
 
 
 OFTEN = {
@@ -58,7 +69,7 @@ class BufferMachine(RuleBasedStateMachine):
         groups=st.integers(1, 3),
         size=st.integers(2, 3),
         partial=st.booleans(),
-        filters=st.sampled_from([(), (ZeroVarianceFilter(),)]),
+        filters=st.sampled_from([(), (ZeroVarianceFilterConfig(),)]),
         sampler=st.sampled_from(SAMPLERS),
         steps=st.integers(4, 12),
         bytes_per_row=st.sampled_from([100, 300_000]),
@@ -499,7 +510,7 @@ def test_a_long_life(on_stale, seed):
         groups=rng.randint(1, 3),
         size=rng.randint(2, 3),
         partial=rng.random() < 0.5,
-        filters=rng.choice([(), (ZeroVarianceFilter(),)]),
+        filters=rng.choice([(), (ZeroVarianceFilterConfig(),)]),
         sampler=rng.choice(SAMPLERS),
         steps=rng.randint(10, 30),
         bytes_per_row=rng.choice([100, 300_000]),

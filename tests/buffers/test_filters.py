@@ -2,25 +2,25 @@
 
 import pytest
 
-from asyncrl.core.recipe.buffer import AccuracyWindowFilter, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
 from buffers.filters import left_out_by
 
-WINDOW = AccuracyWindowFilter(low=0.25, high=0.75)
+WINDOW = AccuracyWindowFilterConfig(low=0.25, high=0.75)
 
 
 @pytest.mark.parametrize(
     ("filters", "rewards", "why"),
     [
         ((), (1.0, 1.0), ""),
-        ((ZeroVarianceFilter(),), (1.0, 1.0), "zero variance"),
-        ((ZeroVarianceFilter(),), (1.0,), "zero variance"),
-        ((ZeroVarianceFilter(),), (1.0, 0.0), ""),
+        ((ZeroVarianceFilterConfig(),), (1.0, 1.0), "zero variance"),
+        ((ZeroVarianceFilterConfig(),), (1.0,), "zero variance"),
+        ((ZeroVarianceFilterConfig(),), (1.0, 0.0), ""),
         ((WINDOW,), (1.0, 1.0), "mean reward outside the window"),
         ((WINDOW,), (0.0, 0.0), "mean reward outside the window"),
         ((WINDOW,), (1.0, 0.0, 0.0, 0.0), ""),
         ((WINDOW,), (1.0, 1.0, 1.0, 0.0), ""),
-        ((WINDOW, ZeroVarianceFilter()), (0.5, 0.5), "zero variance"),
-        ((ZeroVarianceFilter(), WINDOW), (0.0, 0.0), "zero variance"),
+        ((WINDOW, ZeroVarianceFilterConfig()), (0.5, 0.5), "zero variance"),
+        ((ZeroVarianceFilterConfig(), WINDOW), (0.0, 0.0), "zero variance"),
     ],
 )
 def test_the_first_filter_that_says_no_is_the_reason(filters, rewards, why):
@@ -28,12 +28,12 @@ def test_the_first_filter_that_says_no_is_the_reason(filters, rewards, why):
 
 
 def test_equal_sums_of_unlike_rewards_have_variance():
-    assert left_out_by((ZeroVarianceFilter(),), (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)]) == ""
-    assert left_out_by((ZeroVarianceFilter(),), (1.0, 1.0), [(1.0, 0.0), (1.0, 0.0)]) == "zero variance"
+    assert left_out_by((ZeroVarianceFilterConfig(),), (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)]) == ""
+    assert left_out_by((ZeroVarianceFilterConfig(),), (1.0, 1.0), [(1.0, 0.0), (1.0, 0.0)]) == "zero variance"
 
 
 def test_rewards_that_differ_by_rounding_have_no_variance():
     sums = (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1)
-    assert left_out_by((ZeroVarianceFilter(),), sums, [()] * 2) == "zero variance"
-    assert left_out_by((ZeroVarianceFilter(),), (1.0, 1.0), [(sums[0], 0.4), (sums[1], 0.4)]) == "zero variance"
-    assert left_out_by((ZeroVarianceFilter(),), (0.6, 0.6 + 1e-6), [()] * 2) == ""
+    assert left_out_by((ZeroVarianceFilterConfig(),), sums, [()] * 2) == "zero variance"
+    assert left_out_by((ZeroVarianceFilterConfig(),), (1.0, 1.0), [(sums[0], 0.4), (sums[1], 0.4)]) == "zero variance"
+    assert left_out_by((ZeroVarianceFilterConfig(),), (0.6, 0.6 + 1e-6), [()] * 2) == ""

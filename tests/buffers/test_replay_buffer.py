@@ -7,7 +7,7 @@ from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.recipe.buffer import ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import ZeroVarianceFilterConfig
 from asyncrl.core.trajectory import StopReason
 
 INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA
@@ -154,7 +154,7 @@ def test_a_group_of_which_only_the_greedy_episode_is_fresh_is_let_go():
 
 
 def test_a_greedy_episode_is_one_of_its_group_to_a_filter():
-    buffer = make_buffer(groups_per_step=1, filters=(ZeroVarianceFilter(),))
+    buffer = make_buffer(groups_per_step=1, filters=(ZeroVarianceFilterConfig(),))
     for (rewards, filtered), ticket in zip([((1.0, 0.0), 0), ((1.0, 1.0), 1)], buffer.lease("w", 2, 0.0), strict=True):
         greedy, sampled = (sample(ticket, index, reward=reward) for index, reward in enumerate(rewards))
         buffer.commit([msgspec.structs.replace(greedy, greedy=True), sampled], 0.0)
@@ -450,7 +450,7 @@ def test_an_episode_without_sampled_tokens_is_a_failed_attempt():
 
 
 def test_filtered_groups_are_counted_and_replaced():
-    buffer = make_buffer(groups_per_step=1, pipeline_depth=0, filters=(ZeroVarianceFilter(),))
+    buffer = make_buffer(groups_per_step=1, pipeline_depth=0, filters=(ZeroVarianceFilterConfig(),))
     (ticket,) = buffer.lease("w", 9, 0.0)
     finish(buffer, ticket, reward=1.0)
     counts = buffer.statistics().ledger

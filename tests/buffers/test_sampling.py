@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.buffer import (
     BufferConfig,
-    CustomSampler,
-    FifoSampler,
-    FreshestSampler,
-    PrioritisedSampler,
-    StratifiedSampler,
+    CustomSamplerConfig,
+    FifoSamplerConfig,
+    FreshestSamplerConfig,
+    PrioritisedSamplerConfig,
+    StratifiedSamplerConfig,
 )
 from buffers import sampling
 from buffers.ready import Ready, ReadyGroup
 from buffers.sampling import BadSelection, Selection, make_sampler
 
 SAMPLERS = [
-    FifoSampler(),
-    FreshestSampler(),
-    PrioritisedSampler(),
-    PrioritisedSampler(exponent=3, floor=0.01, staleness_decay=0.5),
-    StratifiedSampler(),
+    FifoSamplerConfig(),
+    FreshestSamplerConfig(),
+    PrioritisedSamplerConfig(),
+    PrioritisedSamplerConfig(exponent=3, floor=0.01, staleness_decay=0.5),
+    StratifiedSamplerConfig(),
 ]
 WEIGHTS = {"a.jsonl": 5.0, "b.jsonl": 3.0, "c.jsonl": 0.5}
 
@@ -90,8 +90,8 @@ def test_n_different_ready_groups_the_same_for_the_same_seed_and_consumed_with_t
 def test_fifo_takes_the_oldest_and_freshest_the_newest_tokens():
     groups = [group(7, oldest=5), group(3, oldest=1, newest=6), group(9, oldest=2, newest=6), group(4, oldest=0, newest=4)]
     ready = ready_of(groups)
-    assert sampler_of(FifoSampler()).sample(ready, 3, 6, random.Random(0)).sampled == (3, 4, 7)
-    assert sampler_of(FreshestSampler()).sample(ready, 3, 6, random.Random(0)).sampled == (9, 3, 7)
+    assert sampler_of(FifoSamplerConfig()).sample(ready, 3, 6, random.Random(0)).sampled == (3, 4, 7)
+    assert sampler_of(FreshestSamplerConfig()).sample(ready, 3, 6, random.Random(0)).sampled == (9, 3, 7)
 
 
 class EveryStart:
@@ -127,7 +127,7 @@ def test_prioritised_weights_make_the_mean_of_the_sample_an_unbiased_estimate(gr
     n = data.draw(st.integers(1, len(groups)))
     values = {g.group_id: data.draw(st.integers(-5, 5)) for g in groups}
     ready = ready_of(groups)
-    options = PrioritisedSampler(exponent=data.draw(st.sampled_from([0.0, 1.0, 2.0])), staleness_decay=0.7)
+    options = PrioritisedSamplerConfig(exponent=data.draw(st.sampled_from([0.0, 1.0, 2.0])), staleness_decay=0.7)
     estimate, certain = 0.0, Fraction(0)
     for chosen, probability in outcomes(sampler_of(options), ready, n, 8):
         pairs = zip(chosen.sampled, chosen.weights, strict=True)
@@ -141,7 +141,7 @@ def test_prioritised_weights_make_the_mean_of_the_sample_an_unbiased_estimate(gr
 @given(ready_groups(min_size=3, max_size=8), st.data())
 def test_prioritised_includes_in_proportion_to_priority_capped_at_one(groups, data):
     n = data.draw(st.integers(1, len(groups) - 1))
-    options = PrioritisedSampler(exponent=2.0, floor=0.1, staleness_decay=0.8)
+    options = PrioritisedSamplerConfig(exponent=2.0, floor=0.1, staleness_decay=0.8)
     included = Counter()
     for chosen, probability in outcomes(sampler_of(options), ready_of(groups), n, 8):
         for group_id in chosen.sampled:
@@ -157,15 +157,15 @@ def test_prioritised_includes_in_proportion_to_priority_capped_at_one(groups, da
 
 def test_prioritised_weights_of_equal_groups_are_one_and_extremes_do_not_overflow():
     equal = ready_of([group(i) for i in range(10)])
-    assert sampler_of(PrioritisedSampler()).sample(equal, 4, 3, random.Random(1)).weights == (1.0,) * 4
+    assert sampler_of(PrioritisedSamplerConfig()).sample(equal, 4, 3, random.Random(1)).weights == (1.0,) * 4
     extreme = ready_of([group(0, advantage=1e6), group(1, advantage=0), group(2, oldest=-10_000)])
-    options = PrioritisedSampler(exponent=500, floor=1e-9, staleness_decay=1e-9)
+    options = PrioritisedSamplerConfig(exponent=500, floor=1e-9, staleness_decay=1e-9)
     assert len(sampler_of(options).sample(extreme, 2, 10_000, random.Random(1)).sampled) == 2
 
 
 def test_stratified_gives_each_source_its_share_over_versions_and_never_off_by_one_within_one():
     groups = [group(i, source="abc"[i % 3] + ".jsonl") for i in range(60)]
-    sampler, ready, n = sampler_of(StratifiedSampler()), ready_of(groups), 8
+    sampler, ready, n = sampler_of(StratifiedSamplerConfig()), ready_of(groups), 8
     share = {"a.jsonl": 5 / 8.5, "b.jsonl": 3 / 8.5, "c.jsonl": 0.5 / 8.5}
     so_far, worst = Counter(), 0.0
     for version in range(3000):
@@ -180,8 +180,10 @@ def test_stratified_gives_each_source_its_share_over_versions_and_never_off_by_o
 
 def test_stratified_takes_the_oldest_of_each_and_fills_in_from_the_others():
     groups = [group(i, source="b.jsonl") for i in range(6)] + [group(6 + i, source="a.jsonl") for i in range(2)]
-    assert sampler_of(StratifiedSampler()).sample(ready_of(groups), 6, 0, random.Random(0)).sampled == (0, 1, 2, 3, 6, 7)
-    of_one_source = sampler_of(StratifiedSampler(), weights={"generated": 1.0}).sample(ready_of(groups), 3, 0, random.Random(0))
+    assert sampler_of(StratifiedSamplerConfig()).sample(ready_of(groups), 6, 0, random.Random(0)).sampled == (0, 1, 2, 3, 6, 7)
+    of_one_source = sampler_of(StratifiedSamplerConfig(), weights={"generated": 1.0}).sample(
+        ready_of(groups), 3, 0, random.Random(0)
+    )
     assert of_one_source.sampled == (0, 1, 2)
 
 
@@ -226,7 +228,9 @@ def plug_in(monkeypatch):
 
 @pytest.mark.usefixtures("plug_in")
 def test_a_sampler_of_ones_own():
-    chosen = sampler_of(CustomSampler(name="my_sampler:Newest")).sample(ready_of(map(group, range(5))), 2, 0, random.Random(0))
+    chosen = sampler_of(CustomSamplerConfig(name="my_sampler:Newest")).sample(
+        ready_of(map(group, range(5))), 2, 0, random.Random(0)
+    )
     assert chosen.sampled == (4, 3)
 
 
@@ -245,7 +249,7 @@ def test_a_sampler_of_ones_own():
     ],
 )
 def test_a_sampler_of_ones_own_that_is_wrong(mistake, told):
-    sampler = sampler_of(CustomSampler(name="my_sampler:Newest", options={"mistake": mistake}))
+    sampler = sampler_of(CustomSamplerConfig(name="my_sampler:Newest", options={"mistake": mistake}))
     with pytest.raises(BadSelection, match=told):
         sampler.sample(ready_of(map(group, range(5))), 2, 0, random.Random(0))
 
@@ -264,4 +268,4 @@ def test_a_sampler_of_ones_own_that_is_wrong(mistake, told):
 )
 def test_a_sampler_that_cannot_be_loaded_is_refused_with_the_remedy(name, options, told):
     with pytest.raises(RecipeError, match=told):
-        sampler_of(CustomSampler(name=name, options=options))
+        sampler_of(CustomSamplerConfig(name=name, options=options))

@@ -12,8 +12,8 @@ from made_buffers import buffer_of, restored
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig, NoJournal, ZeroVarianceFilter
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig, NoJournalConfig, ZeroVarianceFilterConfig
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
@@ -32,7 +32,7 @@ def recipe(**buffer):
         name="test",
         steps=100,
         model=ModelConfig(path="tiny"),
-        environment=ClassEnvironment(name="calculator"),
+        environment=ClassEnvironmentConfig(name="calculator"),
         batch=BatchConfig(groups_per_step=2, group_size=2),
         buffer=BufferConfig(**{"pipeline_depth": 1, "max_staleness": 2, **buffer}),
         deadlines=DeadlinesConfig(batch=100.0, lease=30.0),
@@ -120,7 +120,7 @@ def journaled(tmp_path):
 
 def _drive(scenario, folder, **buffer):
     async def main():
-        made = recipe(**{"journal": NoJournal() if folder is None else AppendOnlyJournal(), **buffer})
+        made = recipe(**{"journal": NoJournalConfig() if folder is None else AppendOnlyJournalConfig(), **buffer})
         journal = None if folder is None else FullJournal.open(folder / "journal", fsync=False, segment_bytes=1 << 20)[0]
         bench = Bench(made, journal)
         try:
@@ -280,7 +280,7 @@ class TestTake:
                     await bench.service.commit(finished(ticket, reward=1.0))
             return await bench.service.statistics()
 
-        told = either(scenario, filters=(ZeroVarianceFilter(),)).in_vain
+        told = either(scenario, filters=(ZeroVarianceFilterConfig(),)).in_vain
         assert (told != "") == (batches >= 2)
         assert not told or told.startswith(f"buffer.filters left out the last {2 * batches} groups, one after the other")
 
@@ -322,7 +322,7 @@ class TestTake:
             generating.cancel()
             return str(caught.value)
 
-        told = either(scenario, filters=(ZeroVarianceFilter(),))
+        told = either(scenario, filters=(ZeroVarianceFilterConfig(),))
         assert "every finished group was filtered" in told
         assert "loosen buffer.filters" in told
         assert "filtered: zero variance" in told, told

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import Interrupted, RecipeError
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.load import environment_class, load_member, make_tasks
@@ -113,8 +113,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_library"
 
 
-def spec(name: str, **options: object) -> ClassEnvironment:
-    return ClassEnvironment(name=name, options=options, tool_timeout_s=3.0)
+def spec(name: str, **options: object) -> ClassEnvironmentConfig:
+    return ClassEnvironmentConfig(name=name, options=options, tool_timeout_s=3.0)
 
 
 def test_built_in_with_options_and_deadline():
@@ -231,11 +231,11 @@ def test_ctrl_c_while_tasks_are_made_is_nobodys_fault(module: str, monkeypatch: 
 
 DRIVER = """
 import os, sys
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.envs.load import make_tasks
 
 for name in sys.argv[1:]:
-    (task,) = make_tasks(ClassEnvironment(name=f"my_hostile:{name}"), "train", 1, 0)
+    (task,) = make_tasks(ClassEnvironmentConfig(name=f"my_hostile:{name}"), "train", 1, 0)
     print(name, task.id, flush=True)
     print("heard", file=sys.stderr, flush=True)
 """
@@ -257,7 +257,7 @@ def test_options_called_like_what_the_run_gives_are_refused_by_name(module: str,
         "    @classmethod\n"
         "    def share(cls, secrets, **options): ...\n"
     )
-    member = load_member(ClassEnvironment(name=f"{own.stem}:Own"))
+    member = load_member(ClassEnvironmentConfig(name=f"{own.stem}:Own"))
     method = "share" if option == "secrets" else "make_tasks"
     with pytest.raises(RecipeError, match=rf"environment\.name: {method} of 'my_{option}:Own' gets its own '{option}'"):
         member.share(Secrets({})) if option == "secrets" else member.make_tasks("train", 1, 0)
@@ -265,7 +265,7 @@ def test_options_called_like_what_the_run_gives_are_refused_by_name(module: str,
 
 def test_a_number_where_an_option_is_text_is_to_be_quoted(module: str) -> None:
     with pytest.raises(RecipeError, match=r'shelf: False does not fit: .* quote it, as in shelf: "no" \(use'):
-        load_member(ClassEnvironment(name=f"{module}:Library", options={"shelf": False}))
+        load_member(ClassEnvironmentConfig(name=f"{module}:Library", options={"shelf": False}))
 
 
 @pytest.mark.parametrize(("name", "owner"), [("buffers", "asyncrl"), ("random", "Python"), ("generators.chat", "asyncrl")])

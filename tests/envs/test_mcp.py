@@ -18,7 +18,7 @@ import pytest
 from asyncrl.core.errors import EnvironmentLost, EnvironmentUnreachable, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, Message, ToolCall, ToolSpec
-from asyncrl.core.recipe.environment import McpEnvironment as McpConfig
+from asyncrl.core.recipe.environment import McpEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, ToolError
 from asyncrl.envs.builtin.calculator import Calculator
@@ -348,7 +348,7 @@ async def test_a_server_with_hostile_schemas_is_refused_when_its_session_begins_
     with pytest.raises(NoSession, match=r"the schema of tool remote refers to 'http://127.0.0.1:1/s.json'.*leave this tool out"):
         async with session_with(stdio(command=command)):
             pass
-    refused = McpConfig(command=command, reward="asyncrl.envs.mcp.calculator:reward")
+    refused = McpEnvironmentConfig(command=command, reward="asyncrl.envs.mcp.calculator:reward")
     with pytest.raises(RecipeError, match=r"environment\.tools: the schema of tool remote refers to"):
         load_member(refused).check({})
     async with session_with(stdio("bomb", command=command)) as session, asyncio.timeout(30):
@@ -376,7 +376,7 @@ def test_structured_content_is_shown_where_the_text_does_not_say_it(texts: list[
 
 
 def test_launch_checks_the_server_the_reward_and_the_tasks() -> None:
-    fine = McpConfig(command=(sys.executable, SERVER), reward="asyncrl.envs.mcp.calculator:reward", tools=("echo",))
+    fine = McpEnvironmentConfig(command=(sys.executable, SERVER), reward="asyncrl.envs.mcp.calculator:reward", tools=("echo",))
     load_member(fine).check({})
 
     def refused(**keys: Any) -> str:

@@ -34,14 +34,14 @@ def test_the_example_has_no_findings(tmp_path: Path, monkeypatch):
 
 async def test_the_example_plays(tmp_path: Path, monkeypatch):
     from asyncrl.core.messages import ToolCall
-    from asyncrl.core.recipe.environment import ClassEnvironment
+    from asyncrl.core.recipe.environment import ClassEnvironmentConfig
     from asyncrl.envs.base import Action
     from asyncrl.envs.load import load_member, make_tasks
 
     (module,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (tmp_path / "guess.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    spec = ClassEnvironment(name="guess:Guess")
+    spec = ClassEnvironmentConfig(name="guess:Guess")
     (task, *_) = make_tasks(spec, "train", 3, seed=0)
     number = task.data["answer"]
     environment = load_member(spec).make()

@@ -22,7 +22,7 @@ from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentU
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall
 from asyncrl.core.network import listener
-from asyncrl.core.recipe.environment import RemoteEnvironment as RemoteConfig
+from asyncrl.core.recipe.environment import RemoteEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault
 from asyncrl.envs.builtin.calculator import Calculator
@@ -573,12 +573,12 @@ async def test_launch_checks_servers_options_and_tasks(monkeypatch: pytest.Monke
     async with served("calculator") as (_, url), served() as (_, other):
 
         async def refused(*urls: str, **keys: Any) -> str:
-            member = load_member(RemoteConfig(urls=urls, **keys))
+            member = load_member(RemoteEnvironmentConfig(urls=urls, **keys))
             with pytest.raises(RecipeError) as wrong:
                 await asyncio.to_thread(member.check, os.environ)
             return str(wrong.value)
 
-        fine = load_member(RemoteConfig(urls=(url,), options={"max_operations": 1}))
+        fine = load_member(RemoteEnvironmentConfig(urls=(url,), options={"max_operations": 1}))
         await asyncio.to_thread(fine.check, os.environ)
         tasks = await asyncio.to_thread(fine.make_tasks, "train", 5, 1)
         assert list(tasks) == list(Calculator.make_tasks("train", 5, 1, max_operations=1))
@@ -590,4 +590,4 @@ async def test_launch_checks_servers_options_and_tasks(monkeypatch: pytest.Monke
         assert "the environment variable NO_TOKEN is not set" in await refused(url, token_variable="NO_TOKEN")
         for wrong in ("http://a:1", "ws://", "ws://user:secret@a:1", "ws://a:b"):
             with pytest.raises(RecipeError, match=r"environment\.urls.*ws://host:port"):
-                load_member(RemoteConfig(urls=(wrong,)))
+                load_member(RemoteEnvironmentConfig(urls=(wrong,)))

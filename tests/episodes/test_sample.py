@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.trajectories import AllTrajectories, NoTrajectories, SampledTrajectories
+from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, NoTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.core.trajectory import StopReason
 from asyncrl.episodes.sample import kept_rows
 
@@ -40,21 +40,21 @@ sizes = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 def test_a_sample_is_spread_over_the_groups(sizes, count, version):
     of = batch(sizes, version)
     names = [(row.group_id, row.sample_index) for row in of.rows]
-    kept = kept_rows(of, SampledTrajectories(count=count))
+    kept = kept_rows(of, SampledTrajectoriesConfig(count=count))
     assert len(kept) == min(count, len(names))
     assert kept == [name for name in names if name in set(kept)], "in the order of the batch, each once"
     of_group = Counter(group for group, _ in kept)
     most = max(of_group.values())
     assert all(of_group[group] >= min(size, most - 1) for group, size in enumerate(sizes))
-    assert kept == kept_rows(of, SampledTrajectories(count=count)), "a step done again keeps the same"
+    assert kept == kept_rows(of, SampledTrajectoriesConfig(count=count)), "a step done again keeps the same"
 
 
 def test_other_steps_keep_other_samples():
-    chosen = {tuple(kept_rows(batch([4] * 8, version), SampledTrajectories(count=4))) for version in range(20)}
+    chosen = {tuple(kept_rows(batch([4] * 8, version), SampledTrajectoriesConfig(count=4))) for version in range(20)}
     assert len(chosen) > 10
 
 
 def test_all_and_none_are_what_they_say():
     of = batch([2, 1])
-    assert kept_rows(of, AllTrajectories()) == [(0, 0), (0, 1), (1, 0)]
-    assert kept_rows(of, NoTrajectories()) == []
+    assert kept_rows(of, AllTrajectoriesConfig()) == [(0, 0), (0, 1), (1, 0)]
+    assert kept_rows(of, NoTrajectoriesConfig()) == []

@@ -12,7 +12,7 @@ from virtual_time import in_virtual_time
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.messages import CallOutcome, Message
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import EvaluationConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import LogprobConvention, Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
@@ -23,7 +23,7 @@ from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_epi
 from generators.finished_episodes import FinishedEpisodes
 
 NAME = EpisodeName(GroupId(7), 2, 1)
-RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e"))
+RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironmentConfig(name="e"))
 LIMITS = EpisodeLimits.of(RECIPE)
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 

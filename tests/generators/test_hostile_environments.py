@@ -16,7 +16,7 @@ from virtual_time import in_virtual_time
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import Message
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
@@ -27,7 +27,7 @@ from asyncrl.envs.rewards.base import RewardUnavailable
 from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 
-LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e")))
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironmentConfig(name="e")))
 
 IN_ORDER: contextvars.ContextVar[str] = contextvars.ContextVar("in order", default="")
 

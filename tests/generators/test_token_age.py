@@ -22,8 +22,8 @@ from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.publication import Publication, WeightFile
-from asyncrl.core.recipe.buffer import BufferConfig, NoJournal
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.buffer import BufferConfig, NoJournalConfig
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
@@ -43,9 +43,9 @@ RECIPE = Recipe(
     name="r",
     steps=STEPS,
     model=ModelConfig(path="m"),
-    environment=ClassEnvironment(name="e"),
+    environment=ClassEnvironmentConfig(name="e"),
     batch=BatchConfig(groups_per_step=3, group_size=2),
-    buffer=BufferConfig(journal=NoJournal(), pipeline_depth=2, max_staleness=3),
+    buffer=BufferConfig(journal=NoJournalConfig(), pipeline_depth=2, max_staleness=3),
     generators=GeneratorsConfig(count=2, max_running=4),
     deadlines=DeadlinesConfig(straggler=2.0, publish=30.0, lease=20.0, batch=500.0),
 )

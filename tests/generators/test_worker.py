@@ -15,9 +15,9 @@ from virtual_time import in_virtual_time
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.advantage import GdpoAdvantage, RemaxAdvantage
+from asyncrl.core.recipe.advantage import GdpoAdvantageConfig, RemaxAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
@@ -38,7 +38,7 @@ RECIPE = Recipe(
     name="r",
     steps=1,
     model=ModelConfig(path="m"),
-    environment=ClassEnvironment(name="e"),
+    environment=ClassEnvironmentConfig(name="e"),
     batch=BatchConfig(group_size=4),
     generators=GeneratorsConfig(max_running=6),
     deadlines=DeadlinesConfig(lease=0.04),
@@ -598,7 +598,7 @@ async def test_an_evaluation_episode_that_breaks_has_no_reward() -> None:
 
 
 async def test_the_first_sample_of_each_group_is_greedy_if_the_advantage_compares_with_it() -> None:
-    remax = AlgorithmConfig(advantage=RemaxAdvantage())
+    remax = AlgorithmConfig(advantage=RemaxAdvantageConfig())
     shop = Shop([task("t0"), task("t1")], recipe=msgspec.structs.replace(RECIPE, algorithm=remax))
     async with shop.open():
         await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 8)
@@ -608,7 +608,7 @@ async def test_the_first_sample_of_each_group_is_greedy_if_the_advantage_compare
 
 
 async def test_an_episode_without_a_reward_that_the_recipe_names_is_given_back() -> None:
-    several = AlgorithmConfig(advantage=GdpoAdvantage(rewards={"steps": 1.0, "polite": 1.0}))
+    several = AlgorithmConfig(advantage=GdpoAdvantageConfig(rewards={"steps": 1.0, "polite": 1.0}))
     shop = Shop([task("t", rewards=[1.0])], recipe=msgspec.structs.replace(RECIPE, algorithm=several))
     async with shop.open():
         await shop.ticket_client.until(lambda: len(shop.ticket_client.failures) == 4)

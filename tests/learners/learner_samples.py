@@ -22,7 +22,7 @@ from transformers import (
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
@@ -99,7 +99,7 @@ def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int =
         name="test",
         steps=10,
         model=ModelConfig(path=str(folder)),
-        environment=ClassEnvironment(name="calculator"),
+        environment=ClassEnvironmentConfig(name="calculator"),
         sampling=SamplingConfig(temperature=0.8),
         learner=LearnerConfig(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data, **options),
         algorithm=decoupled_ppo(),

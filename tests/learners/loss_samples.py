@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
-from asyncrl.core.recipe.loss import PpoClipLoss
+from asyncrl.core.recipe.loss import PpoClipLossConfig
 from learners.algorithm.loss_tokens import LossTokens
 from learners.algorithm.segments import Segments
 
@@ -18,7 +18,7 @@ def decoupled(**options):
 
 def decoupled_ppo(**options):
     """PPO's clip around the policy before the step, with weights for having sampled with others."""
-    return AlgorithmConfig(**({"loss": PpoClipLoss(), "correction": decoupled()} | options))
+    return AlgorithmConfig(**({"loss": PpoClipLossConfig(), "correction": decoupled()} | options))
 
 
 LOGP = st.floats(-6, -0.02)

@@ -4,7 +4,13 @@ import torch
 
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
-from asyncrl.core.recipe.custom import CustomAdvantage, CustomAggregation, CustomLoss, CustomSchedule, CustomWeight
+from asyncrl.core.recipe.custom import (
+    CustomAdvantageConfig,
+    CustomAggregationConfig,
+    CustomLossConfig,
+    CustomScheduleConfig,
+    CustomWeightConfig,
+)
 from learners.algorithm.advantages import Returns
 from learners.algorithm.segments import Segments
 from learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
@@ -46,13 +52,13 @@ def linear(at: ScheduleInputs) -> float:
 
 
 OWN = AlgorithmConfig(
-    advantage=CustomAdvantage(name="own_functions:grpo"),
-    loss=CustomLoss(name="own_functions:ppo_clip", options={"low": 0.2, "high": 0.28}),
-    aggregation=CustomAggregation(name="own_functions:sequence_mean"),
-    correction=CorrectionConfig(anchor="proximal_recomputed", weight=CustomWeight(name="own_functions:importance")),
+    advantage=CustomAdvantageConfig(name="own_functions:grpo"),
+    loss=CustomLossConfig(name="own_functions:ppo_clip", options={"low": 0.2, "high": 0.28}),
+    aggregation=CustomAggregationConfig(name="own_functions:sequence_mean"),
+    correction=CorrectionConfig(anchor="proximal_recomputed", weight=CustomWeightConfig(name="own_functions:importance")),
     minibatches=2,
 )
-LINEAR = CustomSchedule(name="own_functions:linear")
+LINEAR = CustomScheduleConfig(name="own_functions:linear")
 
 
 def difference_of_rewards(returns: Returns) -> torch.Tensor:

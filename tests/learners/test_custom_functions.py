@@ -18,26 +18,26 @@ from ranks import run_ranks
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import GrpoAdvantage
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, SequenceMeanTokenMean
-from asyncrl.core.recipe.custom import CustomLoss, CustomWeight, LinearSchedule
+from asyncrl.core.recipe.advantage import GrpoAdvantageConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, SequenceMeanTokenMeanConfig
+from asyncrl.core.recipe.custom import CustomLossConfig, CustomWeightConfig, LinearScheduleConfig
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.loss import GspoLoss, PpoClipLoss
+from asyncrl.core.recipe.loss import GspoLossConfig, PpoClipLossConfig
 from learners.algorithm.losses import policy_loss
 from learners.custom.check import check_customs
 from learners.schedule import learning_rate
 
 BUILT_IN = AlgorithmConfig(
-    advantage=GrpoAdvantage(),
-    loss=PpoClipLoss(clip_low=0.2, clip_high=0.28),
-    aggregation=SequenceMeanTokenMean(),
+    advantage=GrpoAdvantageConfig(),
+    loss=PpoClipLossConfig(clip_low=0.2, clip_high=0.28),
+    aggregation=SequenceMeanTokenMeanConfig(),
     correction=decoupled(),
     minibatches=2,
 )
 PAIRS = [
-    (PpoClipLoss(clip_low=0.2, clip_high=0.28), "ppo_clip", {"low": 0.2, "high": 0.28}),
-    (GspoLoss(clip_low=0.02, clip_high=0.03), "gspo", {"low": 0.02, "high": 0.03}),
+    (PpoClipLossConfig(clip_low=0.2, clip_high=0.28), "ppo_clip", {"low": 0.2, "high": 0.28}),
+    (GspoLossConfig(clip_low=0.02, clip_high=0.03), "gspo", {"low": 0.02, "high": 0.03}),
 ]
 
 
@@ -46,11 +46,11 @@ PAIRS = [
 def test_the_same_loss_and_gradient_to_the_bit(rows, pair, weighted):
     built_in, name, options = pair
     correction = decoupled(weight="token" if weighted else "none")
-    own = decoupled(weight=CustomWeight(name="own_functions:importance") if weighted else "none")
+    own = decoupled(weight=CustomWeightConfig(name="own_functions:importance") if weighted else "none")
     found = []
     for config in (
         AlgorithmConfig(loss=built_in, correction=correction),
-        AlgorithmConfig(loss=CustomLoss(name=f"own_functions:{name}", options=options), correction=own),
+        AlgorithmConfig(loss=CustomLossConfig(name=f"own_functions:{name}", options=options), correction=own),
     ):
         theta, proximal, tokens = pack_tokens(rows)
         outcome = policy_loss(theta.requires_grad_(), proximal, torch.zeros_like(theta), tokens, config, 3.0)
@@ -62,7 +62,7 @@ def test_the_same_loss_and_gradient_to_the_bit(rows, pair, weighted):
 
 def test_the_same_rate_in_every_step():
     own = LearnerConfig(lr=2e-4, warmup_steps=3, min_lr_ratio=0.1, schedule=LINEAR)
-    built_in = msgspec.structs.replace(own, schedule=LinearSchedule())
+    built_in = msgspec.structs.replace(own, schedule=LinearScheduleConfig())
     assert [learning_rate(step, 20, own) for step in range(25)] == [learning_rate(step, 20, built_in) for step in range(25)]
 
 
@@ -70,7 +70,7 @@ def test_a_learner_takes_the_same_steps_to_the_bit_on_two_ranks(tmp_path: Path):
     folder = make_model(tmp_path / "model")
     batch, rows = make_batch()
     trained = []
-    for algorithm, schedule in ((BUILT_IN, LinearSchedule()), (OWN, LINEAR)):
+    for algorithm, schedule in ((BUILT_IN, LinearScheduleConfig()), (OWN, LINEAR)):
         recipe = make_recipe(folder, data=2, schedule=schedule, min_lr_ratio=0.5)
         recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
         results = run_ranks(rank_side.train, recipe, folder, batch, rows, 2, None, data=2)

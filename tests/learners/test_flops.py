@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import GaeAdvantage
-from asyncrl.core.recipe.algorithm import KlInLoss
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
+from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.core.recipe.learner import LoraConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
 
@@ -121,9 +121,9 @@ def test_a_step_counts_all_its_passes(folder, mixture):
     assert flops_of(readings) == pytest.approx(3 * policy, rel=1e-9)
     assert "learner/mfu" not in readings, "a CPU's peak is not known"
     # The reference's pass is a forward pass; the critic is asked for its values, and then trained.
-    assert flops_of(readings_of(folder, decoupled_ppo(kl=KlInLoss(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
+    assert flops_of(readings_of(folder, decoupled_ppo(kl=KlInLossConfig(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
     assert flops_of(readings_of(mixture)) == pytest.approx(3 * forward_flops(MIXTURE, lengths, sampled), rel=1e-9)
-    with_critic = readings_of(folder, decoupled_ppo(advantage=GaeAdvantage()))
+    with_critic = readings_of(folder, decoupled_ppo(advantage=GaeAdvantageConfig()))
     assert flops_of(with_critic) == pytest.approx(3 * policy + 4 * critic, rel=1e-9)
 
 

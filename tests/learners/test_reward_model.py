@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from learners.reward_model import RewardModel
 
 PADDING = 3
@@ -52,13 +52,13 @@ def test_scores_are_those_of_each_row_alone(folder: Path, batch_tokens: int) -> 
     alone = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
     with torch.no_grad():
         expected = [alone(torch.from_numpy(row.astype(np.int64))[None]).logits.item() for row in episodes]
-    model = RewardModel(ModelReward(path=str(folder), dtype="float32", batch_tokens=batch_tokens), torch.device("cpu"))
+    model = RewardModel(ModelRewardConfig(path=str(folder), dtype="float32", batch_tokens=batch_tokens), torch.device("cpu"))
     assert np.std(expected) > 0.1
     np.testing.assert_allclose(model.score(episodes), expected, atol=2e-4)
 
 
 def test_a_token_without_an_embedding_is_named(folder: Path) -> None:
-    model = RewardModel(ModelReward(path=str(folder)), torch.device("cpu"))
+    model = RewardModel(ModelRewardConfig(path=str(folder)), torch.device("cpu"))
     known, unknown = np.array([1, 63], np.int32), np.array([5, 64], np.int32)
     assert len(model.score([known])) == 1
     with pytest.raises(ComponentFailed, match=r"token 64, which the policy sampled: .* has embeddings of 64 tokens"):
@@ -74,7 +74,7 @@ def test_no_forward_pass_has_more_tokens_than_it_may(folder: Path, monkeypatch: 
         return forward(self, input_ids=input_ids, **more)
 
     monkeypatch.setattr(Qwen2ForSequenceClassification, "forward", measured)
-    model = RewardModel(ModelReward(path=str(folder), batch_tokens=400), torch.device("cpu"))
+    model = RewardModel(ModelRewardConfig(path=str(folder), batch_tokens=400), torch.device("cpu"))
     episodes = rows(40)
     model.score(episodes)
     assert sum(count for count, _ in sizes) == len(episodes)
@@ -85,4 +85,4 @@ def test_no_forward_pass_has_more_tokens_than_it_may(folder: Path, monkeypatch: 
 def test_a_folder_without_the_weights_of_the_score_is_refused(tmp_path: Path) -> None:
     Qwen2ForCausalLM(config()).save_pretrained(tmp_path)
     with pytest.raises(RecipeError, match=r"score\.weight"):
-        RewardModel(ModelReward(path=str(tmp_path)), torch.device("cpu"))
+        RewardModel(ModelRewardConfig(path=str(tmp_path)), torch.device("cpu"))

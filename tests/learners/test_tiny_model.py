@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.cache_folder import CACHE_VARIABLE
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.demonstrations import Demonstration, demonstrate
@@ -31,7 +31,7 @@ from learners.tiny.success import spoken_logits
 from learners.tiny.tokenizer import fit_tokenizer
 from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, new_model, warm_up
 
-CALCULATOR = ClassEnvironment(name="calculator")
+CALCULATOR = ClassEnvironmentConfig(name="calculator")
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, threads=1, training_tasks=60, held_out_tasks=30)
 
 
@@ -149,7 +149,7 @@ def test_what_a_judge_sees_decides(tmp_path: Path):
 
 def test_several_environments_are_taught_together(tmp_path: Path):
     """Each counts the same, however many kinds of tasks it has, and each is asked about in the end."""
-    one, three = (ClassEnvironment(name="calculator", options={"max_operations": count}) for count in (1, 3))
+    one, three = (ClassEnvironmentConfig(name="calculator", options={"max_operations": count}) for count in (1, 3))
     subjects = subjects_of({"one": one, "three": three}, 0, SHORT)
     kinds = {name: kinds_of(subject, 0, lambda: None) for name, subject in subjects.items()}
     assert [len(kinds["one"]), len(kinds["three"])] == [1, 3]
@@ -167,7 +167,7 @@ def test_several_environments_are_taught_together(tmp_path: Path):
 
 
 def test_wrong_options_are_refused(tmp_path: Path):
-    wrong = ClassEnvironment(name="calculator", options={"max_operation": 2})
+    wrong = ClassEnvironmentConfig(name="calculator", options={"max_operation": 2})
     with pytest.raises(RecipeError, match="max_operations"):
         ensure_tiny_model({"": wrong}, 0, lambda progress: None, tmp_path)
 

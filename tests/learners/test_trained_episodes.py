@@ -17,9 +17,9 @@ from ranks import run_ranks
 from tokenizers import Tokenizer, models
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import RemaxAdvantage
-from asyncrl.core.recipe.correction import MaskBound, RejectRatio, TruncateBound
-from asyncrl.core.recipe.trajectories import AllTrajectories, SampledTrajectories
+from asyncrl.core.recipe.advantage import RemaxAdvantageConfig
+from asyncrl.core.recipe.correction import MaskBoundConfig, RejectRatioConfig, TruncateBoundConfig
+from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.episodes.kept import FATES
 from asyncrl.episodes.schema import SCHEMA
 from asyncrl.episodes.writer import table
@@ -31,12 +31,12 @@ from learners.batches.packing import plan
 from learners.batches.token_records import TokenRecords
 from learners.rank import FileMeeting, RankSpec
 
-LEFT_OUT = decoupled(bound=MaskBound(lower=0.3, upper=3.0), reject=(RejectRatio(level="token", upper=40.0),))
-SEVERAL = decoupled_ppo(advantage=RemaxAdvantage(), correction=LEFT_OUT, minibatches=2, epochs=2)
+LEFT_OUT = decoupled(bound=MaskBoundConfig(lower=0.3, upper=3.0), reject=(RejectRatioConfig(level="token", upper=40.0),))
+SEVERAL = decoupled_ppo(advantage=RemaxAdvantageConfig(), correction=LEFT_OUT, minibatches=2, epochs=2)
 
 
 def keeping(recipe, config=None, **algorithm):
-    tracking = msgspec.structs.replace(recipe.tracking, trajectories=config or AllTrajectories())
+    tracking = msgspec.structs.replace(recipe.tracking, trajectories=config or AllTrajectoriesConfig())
     return msgspec.structs.replace(recipe, tracking=tracking, algorithm=algorithm.get("algorithm", recipe.algorithm))
 
 
@@ -71,8 +71,8 @@ def batches(draw):
     parts=st.integers(1, 3),
     slices=st.integers(1, 3),
     share=st.booleans(),
-    bound=st.sampled_from([MaskBound(lower=0.3, upper=3.0), TruncateBound(upper=2.0)]),
-    reject=st.sampled_from([(), (RejectRatio(level="token", upper=40.0),)]),
+    bound=st.sampled_from([MaskBoundConfig(lower=0.3, upper=3.0), TruncateBoundConfig(upper=2.0)]),
+    reject=st.sampled_from([(), (RejectRatioConfig(level="token", upper=40.0),)]),
     seed=st.integers(0, 99),
 )
 def test_every_token_of_every_row_is_kept_once_as_the_loss_had_it(drawn, parts, slices, share, bound, reject, seed):
@@ -195,7 +195,7 @@ def test_real_ranks_keep_what_their_loss_did(folder, tmp_path, layout):
 def test_a_sample_is_shared_out_over_the_slices():
     """Of its rows each slice keeps those of the sample, and greedy rows, which no slice trains, are kept by one."""
     batch, _ = greedy_batch()
-    recipe = keeping(make_recipe(Path("no-model"), data=2), SampledTrajectories(count=8))
+    recipe = keeping(make_recipe(Path("no-model"), data=2), SampledTrajectoriesConfig(count=8))
     names = [(row.group_id, row.sample_index) for row in batch.trained().rows]
     kept_by = []
     for slice_number, trained in enumerate((names[::2], names[1::2])):

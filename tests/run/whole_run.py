@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.run.measures.summary import Summary
 from learners.tiny import ensure_tiny_model
 from learners.tiny.settings import WarmUp
@@ -20,7 +20,7 @@ SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, tr
 
 def small_model(cache: Path) -> Path:
     """The tiny model, hardly warmed up: what it answers does not matter here."""
-    return ensure_tiny_model({"": ClassEnvironment(name="calculator")}, 0, lambda progress: None, cache, SHORT)
+    return ensure_tiny_model({"": ClassEnvironmentConfig(name="calculator")}, 0, lambda progress: None, cache, SHORT)
 
 
 def small_run(model: Path, parent: Path) -> list[str]:

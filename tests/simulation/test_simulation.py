@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from scipy.stats import ks_2samp
 
-from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
@@ -38,7 +38,7 @@ class Ran:
     """A finished run and what was measured in it."""
 
     def __init__(self, kind, shape=HARSH, steps=300, groups_per_step=16, without_variance=0.4, **buffer):
-        settings = {"max_staleness": BOUND, "pipeline_depth": 2, "max_failures": 10**9, "filters": (ZeroVarianceFilter(),)}
+        settings = {"max_staleness": BOUND, "pipeline_depth": 2, "max_failures": 10**9, "filters": (ZeroVarianceFilterConfig(),)}
         batch, limits = BatchConfig(groups_per_step=groups_per_step, group_size=4), BufferConfig(**settings | buffer)
         tasks = simulated_tasks(10_000, seed=1)
         varied = Varied(without_variance)
@@ -163,7 +163,7 @@ def test_without_staleness_it_is_the_sequential_loop(on_stale):
     """Whatever order episodes finish in, and however many engines die meanwhile."""
     steps, batch = 150, BatchConfig(groups_per_step=8, group_size=4)
     buffer = BufferConfig(
-        max_staleness=0, pipeline_depth=0, on_stale=on_stale, filters=(ZeroVarianceFilter(),), max_failures=10**9
+        max_staleness=0, pipeline_depth=0, on_stale=on_stale, filters=(ZeroVarianceFilterConfig(),), max_failures=10**9
     )
     batches = Batches()
     shape = msgspec.structs.replace(HARSH, broken=0.0, engine_life=2_000.0)

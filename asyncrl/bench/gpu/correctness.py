@@ -10,7 +10,7 @@ from asyncrl.bench.gpu.isolated import isolated
 from asyncrl.bench.gpu.settings import CorrectnessSettings
 from asyncrl.bench.gpu.subject import at_version, device, folder_for, make_learner, make_model, rows_of, values_of
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import KlInLoss
+from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
@@ -87,7 +87,7 @@ def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str) -> RankOut
     """Train, publish, save a checkpoint, train on; then load the checkpoint and train on again."""
     lengths = [settings.tokens // 2 + (7 * number) % settings.tokens for number in range(settings.rows)]
     batch, rows = rows_of(lengths, settings.model.vocabulary)
-    learner = make_learner(folder, 4 * settings.tokens, dtype=dtype, kl=KlInLoss(coefficient=0.01))
+    learner = make_learner(folder, 4 * settings.tokens, dtype=dtype, kl=KlInLossConfig(coefficient=0.01))
     from learners.megatron.layers.layer_spec import uses_transformer_engine
 
     losses, norms = [], []

@@ -21,7 +21,7 @@ from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.loss import PpoClipLoss
+from asyncrl.core.recipe.loss import PpoClipLossConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.envs.hosting.workspaces import Workspaces, default_root
 
@@ -127,7 +127,9 @@ def make_learner(folder: Path, micro_batch_tokens: int, **options: object) -> "L
     from learners.rank import FileMeeting, RankSpec
 
     kl = options.pop("kl", None)
-    algorithm = AlgorithmConfig(loss=PpoClipLoss(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token"))
+    algorithm = AlgorithmConfig(
+        loss=PpoClipLossConfig(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")
+    )
     if kl is not None:
         algorithm = msgspec.structs.replace(algorithm, kl=kl)
     meeting = Path(tempfile.mkdtemp(dir=folder)) / "meeting"

@@ -17,7 +17,7 @@ from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.loss import PpoClipLoss
+from asyncrl.core.recipe.loss import PpoClipLossConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
@@ -56,7 +56,7 @@ def make_learner(folder: Path, micro_batch_tokens: int, learning_rate: float) ->
     from learners.rank import FileMeeting, RankSpec
 
     return Learner(
-        AlgorithmConfig(loss=PpoClipLoss(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")),
+        AlgorithmConfig(loss=PpoClipLossConfig(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")),
         LearnerConfig(lr=learning_rate, micro_batch_tokens=micro_batch_tokens),
         DeadlinesConfig(),
         temperature=1.0,

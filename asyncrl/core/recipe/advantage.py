@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.custom import CustomAdvantage
+from asyncrl.core.recipe.custom import CustomAdvantageConfig
 from asyncrl.core.recipe.section import NonNegative, Positive, Section, UpToOne
 
 
-class GrpoAdvantage(Section, frozen=True, tag_field="kind", tag="grpo"):
+class GrpoAdvantageConfig(Section, frozen=True, tag_field="kind", tag="grpo"):
     """Reward relative to its group (Shao et al. 2024, arXiv:2402.03300).
 
     Attributes:
@@ -22,11 +22,11 @@ class GrpoAdvantage(Section, frozen=True, tag_field="kind", tag="grpo"):
     normalize: Literal["mean", "mean_std"] = "mean_std"
 
 
-class RlooAdvantage(Section, frozen=True, tag_field="kind", tag="rloo"):
+class RlooAdvantageConfig(Section, frozen=True, tag_field="kind", tag="rloo"):
     """Reward minus the mean of the *other* episodes of its group: leave one out (Ahmadian et al. 2024, arXiv:2402.14740)."""
 
 
-class ReinforcePlusPlusAdvantage(Section, frozen=True, tag_field="kind", tag="reinforce_plus_plus"):
+class ReinforcePlusPlusAdvantageConfig(Section, frozen=True, tag_field="kind", tag="reinforce_plus_plus"):
     """Reward normalised by mean and standard deviation over all tokens of the batch (Hu et al. 2025, arXiv:2501.03262).
 
     Attributes:
@@ -37,21 +37,21 @@ class ReinforcePlusPlusAdvantage(Section, frozen=True, tag_field="kind", tag="re
     baseline: Literal["none", "group"] = "none"
 
 
-class OpoAdvantage(Section, frozen=True, tag_field="kind", tag="opo"):
+class OpoAdvantageConfig(Section, frozen=True, tag_field="kind", tag="opo"):
     """Reward minus the group's mean weighted by length, the baseline of least variance (Hao et al. 2025, arXiv:2505.23585)."""
 
 
-class GpgAdvantage(Section, frozen=True, tag_field="kind", tag="gpg"):
+class GpgAdvantageConfig(Section, frozen=True, tag_field="kind", tag="gpg"):
     """Reward minus the group's mean, scaled up to make up for groups whose rewards are all equal (Chu et al. 2025,
     arXiv:2504.02546)."""
 
 
-class RemaxAdvantage(Section, frozen=True, tag_field="kind", tag="remax"):
+class RemaxAdvantageConfig(Section, frozen=True, tag_field="kind", tag="remax"):
     """Reward minus that of a greedy episode of the same task. The greedy episode is the first of each group, and is not trained
     (Li et al. 2023, arXiv:2310.10505)."""
 
 
-class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
+class PassAtKAdvantageConfig(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
     """Advantage of an episode as one of ``k``, of which at least one must succeed (Chen et al. 2025, arXiv:2508.10751).
 
     Attributes:
@@ -63,7 +63,7 @@ class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
     success: float = 1.0
 
 
-class MaxRlAdvantage(Section, frozen=True, tag_field="kind", tag="max_rl"):
+class MaxRlAdvantageConfig(Section, frozen=True, tag_field="kind", tag="max_rl"):
     """Success (1 or 0) minus the group's rate of success, divided by that rate: rare successes weigh more, as they do in the
     likelihood of succeeding (Tajwar, Zeng et al. 2026, arXiv:2602.02710).
 
@@ -74,12 +74,12 @@ class MaxRlAdvantage(Section, frozen=True, tag_field="kind", tag="max_rl"):
     success: float = 1.0
 
 
-class BestOfGroupAdvantage(Section, frozen=True, tag_field="kind", tag="best_of_group"):
+class BestOfGroupAdvantageConfig(Section, frozen=True, tag_field="kind", tag="best_of_group"):
     """For the best episode, its reward minus the best of the others; 0 for all others. This trains the best of as many tries as
     the group has episodes (pass@k with k the group's size, leave one out; Tang et al. 2025, arXiv:2503.19595)."""
 
 
-class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
+class GaeAdvantageConfig(Section, frozen=True, tag_field="kind", tag="gae"):
     """Generalised advantage estimation with a critic (Schulman et al. 2016, arXiv:1506.02438), normalised over the
     batch's tokens. The critic is a second model of the policy's architecture, which begins with the policy's weights.
 
@@ -103,7 +103,7 @@ class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
     value_clip: Annotated[float, Meta(ge=0)] = 0.2
 
 
-class GdpoAdvantage(Section, frozen=True, tag_field="kind", tag="gdpo"):
+class GdpoAdvantageConfig(Section, frozen=True, tag_field="kind", tag="gdpo"):
     """Several rewards of an episode. Each is normalised within its group, and their weighted sum is normalised over the batch's
     tokens (Liu et al. 2026, arXiv:2601.05242).
 
@@ -120,17 +120,17 @@ class GdpoAdvantage(Section, frozen=True, tag_field="kind", tag="gdpo"):
         return tuple(sorted(self.rewards))
 
 
-Advantage = (
-    GrpoAdvantage
-    | RlooAdvantage
-    | ReinforcePlusPlusAdvantage
-    | OpoAdvantage
-    | GpgAdvantage
-    | RemaxAdvantage
-    | PassAtKAdvantage
-    | MaxRlAdvantage
-    | BestOfGroupAdvantage
-    | GaeAdvantage
-    | GdpoAdvantage
-    | CustomAdvantage
+AdvantageConfig = (
+    GrpoAdvantageConfig
+    | RlooAdvantageConfig
+    | ReinforcePlusPlusAdvantageConfig
+    | OpoAdvantageConfig
+    | GpgAdvantageConfig
+    | RemaxAdvantageConfig
+    | PassAtKAdvantageConfig
+    | MaxRlAdvantageConfig
+    | BestOfGroupAdvantageConfig
+    | GaeAdvantageConfig
+    | GdpoAdvantageConfig
+    | CustomAdvantageConfig
 )

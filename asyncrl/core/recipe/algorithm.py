@@ -4,18 +4,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.advantage import Advantage, GdpoAdvantage, GrpoAdvantage, RemaxAdvantage
+from asyncrl.core.recipe.advantage import AdvantageConfig, GdpoAdvantageConfig, GrpoAdvantageConfig, RemaxAdvantageConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
-from asyncrl.core.recipe.custom import CustomAdvantage, CustomAggregation, CustomLoss
-from asyncrl.core.recipe.loss import ClipCovLoss, DivergenceMaskLoss, KlCovLoss, Loss, ReinforceLoss
+from asyncrl.core.recipe.custom import CustomAdvantageConfig, CustomAggregationConfig, CustomLossConfig
+from asyncrl.core.recipe.loss import ClipCovLossConfig, DivergenceMaskLossConfig, KlCovLossConfig, LossConfig, ReinforceLossConfig
 from asyncrl.core.recipe.section import Count, Penalty, Positive, Section, UpToOne
 
 
-class EpisodeCredit(Section, frozen=True, tag_field="kind", tag="episode"):
+class EpisodeCreditConfig(Section, frozen=True, tag_field="kind", tag="episode"):
     """Every token of an episode has the advantage of its final reward."""
 
 
-class TurnCredit(Section, frozen=True, tag_field="kind", tag="turn"):
+class TurnCreditConfig(Section, frozen=True, tag_field="kind", tag="turn"):
     """Every turn has an advantage of its own: the sum of its own and later turns' rewards, compared with the same sum for the
     turns of the group in the same place.
 
@@ -26,19 +26,19 @@ class TurnCredit(Section, frozen=True, tag_field="kind", tag="turn"):
     discount: UpToOne = 1.0
 
 
-class TokenMean(Section, frozen=True, tag_field="kind", tag="token_mean"):
+class TokenMeanConfig(Section, frozen=True, tag_field="kind", tag="token_mean"):
     """The mean over all tokens of the batch (Yu et al. 2025, arXiv:2503.14476)."""
 
 
-class SequenceMeanTokenSum(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_sum"):
+class SequenceMeanTokenSumConfig(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_sum"):
     """Each row's sum, then the mean over rows."""
 
 
-class SequenceMeanTokenMean(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_mean"):
+class SequenceMeanTokenMeanConfig(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_mean"):
     """Each row's mean, then the mean over rows (Shao et al. 2024, arXiv:2402.03300)."""
 
 
-class ConstantAggregation(Section, frozen=True, tag_field="kind", tag="constant"):
+class ConstantAggregationConfig(Section, frozen=True, tag_field="kind", tag="constant"):
     """Each row's sum divided by a constant, then the mean over rows, which favours no length (Liu et al. 2025,
     arXiv:2503.20783).
 
@@ -49,14 +49,20 @@ class ConstantAggregation(Section, frozen=True, tag_field="kind", tag="constant"
     tokens: Count
 
 
-Aggregation = TokenMean | SequenceMeanTokenSum | SequenceMeanTokenMean | ConstantAggregation | CustomAggregation
+AggregationConfig = (
+    TokenMeanConfig
+    | SequenceMeanTokenSumConfig
+    | SequenceMeanTokenMeanConfig
+    | ConstantAggregationConfig
+    | CustomAggregationConfig
+)
 
 
-class FixedKl(Section, frozen=True, tag_field="kind", tag="fixed"):
+class FixedKlConfig(Section, frozen=True, tag_field="kind", tag="fixed"):
     """The coefficient is constant."""
 
 
-class AdaptiveKl(Section, frozen=True, tag_field="kind", tag="adaptive"):
+class AdaptiveKlConfig(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """The coefficient moves so that the divergence stays near a target (Ziegler et al. 2019, arXiv:1909.08593).
 
     Attributes:
@@ -68,14 +74,14 @@ class AdaptiveKl(Section, frozen=True, tag_field="kind", tag="adaptive"):
     horizon: Positive = 10.0
 
 
-KlControl = FixedKl | AdaptiveKl
+KlControlConfig = FixedKlConfig | AdaptiveKlConfig
 
 
-class NoKl(Section, frozen=True, tag_field="kind", tag="none"):
+class NoKlConfig(Section, frozen=True, tag_field="kind", tag="none"):
     """Nothing holds the policy near a reference policy."""
 
 
-class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
+class KlInLossConfig(Section, frozen=True, tag_field="kind", tag="in_loss"):
     """A multiple of the divergence from the reference policy is added to the loss (Shao et al. 2024,
     arXiv:2402.03300).
 
@@ -93,10 +99,10 @@ class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
     reference: str = ""
     estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
     straight_through: bool = True
-    control: KlControl = FixedKl()
+    control: KlControlConfig = FixedKlConfig()
 
 
-class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
+class KlInRewardConfig(Section, frozen=True, tag_field="kind", tag="in_reward"):
     """A multiple of the divergence from the reference policy is subtracted from the reward, before advantages are computed
     (Ouyang et al. 2022, arXiv:2203.02155).
 
@@ -110,10 +116,10 @@ class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
     coefficient: Positive = 1e-3
     reference: str = ""
     estimator: Literal["k1", "abs", "k2", "k3"] = "k1"
-    control: KlControl = FixedKl()
+    control: KlControlConfig = FixedKlConfig()
 
 
-class OverlongPenalty(Section, frozen=True):
+class OverlongPenaltyConfig(Section, frozen=True):
     """Long episodes lose reward before advantages are computed, linearly with length as they come near a limit (soft overlong
     punishment, Yu et al. 2025, arXiv:2503.14476). The buffer's filters see the reward before this.
 
@@ -144,36 +150,36 @@ class AlgorithmConfig(Section, frozen=True):
         epochs: how often a batch is trained, each time in ``minibatches`` optimizer steps.
     """
 
-    advantage: Advantage = GrpoAdvantage()
-    credit: EpisodeCredit | TurnCredit = EpisodeCredit()
-    loss: Loss = DivergenceMaskLoss()
-    aggregation: Aggregation = TokenMean()
+    advantage: AdvantageConfig = GrpoAdvantageConfig()
+    credit: EpisodeCreditConfig | TurnCreditConfig = EpisodeCreditConfig()
+    loss: LossConfig = DivergenceMaskLossConfig()
+    aggregation: AggregationConfig = TokenMeanConfig()
     correction: CorrectionConfig = CorrectionConfig()
     entropy_bonus: Annotated[float, Meta(ge=0)] = 0.0
-    kl: NoKl | KlInLoss | KlInReward = NoKl()
-    overlong: OverlongPenalty | None = None
+    kl: NoKlConfig | KlInLossConfig | KlInRewardConfig = NoKlConfig()
+    overlong: OverlongPenaltyConfig | None = None
     minibatches: Count = 1
     epochs: Count = 1
 
     @property
     def reward_names(self) -> tuple[str, ...]:
         """The names of the rewards that the advantage looks at one by one; none if it uses the final reward alone."""
-        if isinstance(self.advantage, CustomAdvantage):
+        if isinstance(self.advantage, CustomAdvantageConfig):
             return self.advantage.rewards
-        return self.advantage.names if isinstance(self.advantage, GdpoAdvantage) else ()
+        return self.advantage.names if isinstance(self.advantage, GdpoAdvantageConfig) else ()
 
     @property
     def greedy_sample(self) -> int | None:
         """The sample index of each group's greedy episode, of which only the reward is used; None if there is none."""
-        return 0 if isinstance(self.advantage, RemaxAdvantage) else None
+        return 0 if isinstance(self.advantage, RemaxAdvantageConfig) else None
 
     @property
     def uses_behaviour(self) -> bool:
         """Whether the update uses the probabilities with which tokens were sampled, as the anchor of its ratio, in weights or in
         criteria. A loss of the user's own counts as one that does, because it may."""
         correction, loss = self.correction, self.loss
-        anchored = correction.anchor != "proximal_recomputed" and not isinstance(loss, ReinforceLoss)
-        looks_at_it = isinstance(loss, ClipCovLoss | KlCovLoss | CustomLoss)
+        anchored = correction.anchor != "proximal_recomputed" and not isinstance(loss, ReinforceLossConfig)
+        looks_at_it = isinstance(loss, ClipCovLossConfig | KlCovLossConfig | CustomLossConfig)
         return anchored or looks_at_it or correction.weight != "none" or bool(correction.reject)
 
     @property

@@ -7,15 +7,15 @@ from msgspec import Meta
 from asyncrl.core.recipe.section import AUTO, Count, NonNegative, Positive, Section, Text, UpToOne
 
 
-class FifoSampler(Section, frozen=True, tag_field="kind", tag="fifo"):
+class FifoSamplerConfig(Section, frozen=True, tag_field="kind", tag="fifo"):
     """Oldest group first."""
 
 
-class FreshestSampler(Section, frozen=True, tag_field="kind", tag="freshest"):
+class FreshestSamplerConfig(Section, frozen=True, tag_field="kind", tag="freshest"):
     """The group with the newest tokens first."""
 
 
-class PrioritisedSampler(Section, frozen=True, tag_field="kind", tag="prioritised"):
+class PrioritisedSamplerConfig(Section, frozen=True, tag_field="kind", tag="prioritised"):
     """Draws groups without replacement, with probabilities by advantage and staleness; importance weights remove the bias.
 
     Attributes:
@@ -29,11 +29,11 @@ class PrioritisedSampler(Section, frozen=True, tag_field="kind", tag="prioritise
     staleness_decay: UpToOne = 1.0
 
 
-class StratifiedSampler(Section, frozen=True, tag_field="kind", tag="stratified"):
+class StratifiedSamplerConfig(Section, frozen=True, tag_field="kind", tag="stratified"):
     """Takes from the task sources in proportion to their weights, and from each source the oldest group first."""
 
 
-class CustomSampler(Section, frozen=True, tag_field="kind", tag="custom"):
+class CustomSamplerConfig(Section, frozen=True, tag_field="kind", tag="custom"):
     """A sampler of your own.
 
     Attributes:
@@ -45,12 +45,12 @@ class CustomSampler(Section, frozen=True, tag_field="kind", tag="custom"):
     options: dict[str, Any] = {}
 
 
-class ZeroVarianceFilter(Section, frozen=True, tag_field="kind", tag="zero_variance"):
+class ZeroVarianceFilterConfig(Section, frozen=True, tag_field="kind", tag="zero_variance"):
     """Leave out groups whose rewards are all equal, up to rounding: their group-relative advantage is 0 (Yu et al. 2025,
     arXiv:2503.14476)."""
 
 
-class AccuracyWindowFilter(Section, frozen=True, tag_field="kind", tag="accuracy_window"):
+class AccuracyWindowFilterConfig(Section, frozen=True, tag_field="kind", tag="accuracy_window"):
     """Leave out groups whose mean reward lies outside [low, high].
 
     Attributes:
@@ -62,11 +62,11 @@ class AccuracyWindowFilter(Section, frozen=True, tag_field="kind", tag="accuracy
     high: float = 1.0
 
 
-class NoJournal(Section, frozen=True, tag_field="kind", tag="none"):
+class NoJournalConfig(Section, frozen=True, tag_field="kind", tag="none"):
     """Trajectories are held in memory, and a run that is killed cannot be resumed."""
 
 
-class AppendOnlyJournal(Section, frozen=True, tag_field="kind", tag="append_only"):
+class AppendOnlyJournalConfig(Section, frozen=True, tag_field="kind", tag="append_only"):
     """Everything that happens to the buffer is written to the run folder before it happens, so that a run can be resumed.
 
     Attributes:
@@ -103,10 +103,12 @@ class BufferConfig(Section, frozen=True):
     pipeline_depth: NonNegative | Literal["auto"] = AUTO
     on_stale: Literal["mask", "wait", "drop"] = "mask"
     max_reuse: Count = 1
-    sampler: FifoSampler | FreshestSampler | PrioritisedSampler | StratifiedSampler | CustomSampler = FifoSampler()
-    filters: tuple[ZeroVarianceFilter | AccuracyWindowFilter, ...] = ()
+    sampler: (
+        FifoSamplerConfig | FreshestSamplerConfig | PrioritisedSamplerConfig | StratifiedSamplerConfig | CustomSamplerConfig
+    ) = FifoSamplerConfig()
+    filters: tuple[ZeroVarianceFilterConfig | AccuracyWindowFilterConfig, ...] = ()
     capacity_mb: Count = 4096
-    journal: AppendOnlyJournal | NoJournal = AppendOnlyJournal()
+    journal: AppendOnlyJournalConfig | NoJournalConfig = AppendOnlyJournalConfig()
     shards: Count = 1
     max_attempts: Count = 3
     max_failures: Count = 64

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.custom import CustomWeight
+from asyncrl.core.recipe.custom import CustomWeightConfig
 from asyncrl.core.recipe.section import AtLeastOne, Positive, Section, UpToOne
 
 
-class TruncateBound(Section, frozen=True, tag_field="kind", tag="truncate"):
+class TruncateBoundConfig(Section, frozen=True, tag_field="kind", tag="truncate"):
     """A weight above the bound is set to the bound (Espeholt et al. 2018, arXiv:1802.01561).
 
     Attributes:
@@ -21,7 +21,7 @@ class TruncateBound(Section, frozen=True, tag_field="kind", tag="truncate"):
     upper: AtLeastOne = 2.0
 
 
-class MaskBound(Section, frozen=True, tag_field="kind", tag="mask"):
+class MaskBoundConfig(Section, frozen=True, tag_field="kind", tag="mask"):
     """Tokens whose weight is outside the bounds are left out of the loss (IcePop, Ling Team 2025, arXiv:2510.18855).
 
     Attributes:
@@ -33,7 +33,7 @@ class MaskBound(Section, frozen=True, tag_field="kind", tag="mask"):
     upper: AtLeastOne = 5.0
 
 
-class NormalizedBound(Section, frozen=True, tag_field="kind", tag="normalize"):
+class NormalizedBoundConfig(Section, frozen=True, tag_field="kind", tag="normalize"):
     """A weight above the bound is set to the bound. All weights are then divided by their mean over the mini-batch's tokens,
     turns or rows, whichever level the weights have (self-normalised importance sampling, as in verl's
     ``rollout_is_batch_normalize``). Costs a forward pass of the policy before the first optimizer step.
@@ -48,7 +48,7 @@ class NormalizedBound(Section, frozen=True, tag_field="kind", tag="normalize"):
 Level = Literal["token", "segment", "sequence"]
 
 
-class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
+class RejectRatioConfig(Section, frozen=True, tag_field="kind", tag="ratio"):
     """Leave out what is much more or less probable under the policy before the training step than under the sampling policy.
 
     Attributes:
@@ -64,7 +64,7 @@ class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
     upper: AtLeastOne = 2.0
 
 
-class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence"):
+class RejectDivergenceConfig(Section, frozen=True, tag_field="kind", tag="divergence"):
     """Leave out what has a large estimated KL divergence from the policy that sampled it to the policy before the training step.
 
     Attributes:
@@ -81,7 +81,7 @@ class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence")
     upper: Positive = 0.1
 
 
-class RejectOffPolicySequence(Section, frozen=True, tag_field="kind", tag="off_policy_sequence"):
+class RejectOffPolicySequenceConfig(Section, frozen=True, tag_field="kind", tag="off_policy_sequence"):
     """Leave out tokens of negative advantage in rows that have become much less probable since they were sampled: the policy need
     not unlearn what it would hardly do any more (off-policy sequence masking, DeepSeek-AI 2025, arXiv:2512.02556).
 
@@ -93,7 +93,7 @@ class RejectOffPolicySequence(Section, frozen=True, tag_field="kind", tag="off_p
     upper: Positive = 0.1
 
 
-class RejectSecondMoment(Section, frozen=True, tag_field="kind", tag="second_moment"):
+class RejectSecondMomentConfig(Section, frozen=True, tag_field="kind", tag="second_moment"):
     """Leave out the tokens with the largest squared log-ratios of the probability before the training step over the sampling
     probability: just enough of them to bring the mean square of the others in the mini-batch down to a bound (M2PO, Zheng et
     al. 2025, arXiv:2510.01161). Costs a forward pass of the policy before the first optimizer step.
@@ -105,7 +105,7 @@ class RejectSecondMoment(Section, frozen=True, tag_field="kind", tag="second_mom
     upper: Positive = 0.04
 
 
-Rejection = RejectRatio | RejectDivergence | RejectOffPolicySequence | RejectSecondMoment
+RejectionConfig = RejectRatioConfig | RejectDivergenceConfig | RejectOffPolicySequenceConfig | RejectSecondMomentConfig
 
 
 class CorrectionConfig(Section, frozen=True):
@@ -128,9 +128,9 @@ class CorrectionConfig(Section, frozen=True):
     """
 
     anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "behaviour"
-    weight: Literal["none", "token", "segment", "sequence"] | CustomWeight = "none"
-    bound: TruncateBound | MaskBound | NormalizedBound = TruncateBound()
-    reject: tuple[Rejection, ...] = ()
+    weight: Literal["none", "token", "segment", "sequence"] | CustomWeightConfig = "none"
+    bound: TruncateBoundConfig | MaskBoundConfig | NormalizedBoundConfig = TruncateBoundConfig()
+    reject: tuple[RejectionConfig, ...] = ()
     trust_region_decay: UpToOne = 1.0
 
     @property
@@ -141,4 +141,6 @@ class CorrectionConfig(Section, frozen=True):
     @property
     def looks_at_whole_batch(self) -> bool:
         """Whether the policy's log-probabilities of all tokens are needed before the first optimizer step."""
-        return isinstance(self.bound, NormalizedBound) or any(isinstance(one, RejectSecondMoment) for one in self.reject)
+        return isinstance(self.bound, NormalizedBoundConfig) or any(
+            isinstance(one, RejectSecondMomentConfig) for one in self.reject
+        )

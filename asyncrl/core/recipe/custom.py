@@ -5,10 +5,10 @@ Signatures, what must hold for a function, and examples: docs/own-algorithms.md.
 
 from typing import Any, ClassVar
 
-from asyncrl.core.recipe.section import Section, Text
+from asyncrl.core.recipe.section import LossSection, Section, Text
 
 
-class CustomAdvantage(Section, frozen=True, tag_field="kind", tag="custom"):
+class CustomAdvantageConfig(Section, frozen=True, tag_field="kind", tag="custom"):
     """A function of your own computes the advantages of all episodes, or turns, of the batch: docs/own-algorithms.md.
 
     Attributes:
@@ -24,7 +24,7 @@ class CustomAdvantage(Section, frozen=True, tag_field="kind", tag="custom"):
     rewards: tuple[Text, ...] = ()
 
 
-class CustomLoss(Section, frozen=True, tag_field="kind", tag="custom"):
+class CustomLossConfig(LossSection, frozen=True, tag_field="kind", tag="custom"):
     """A function of your own computes the loss of each token: docs/own-algorithms.md.
 
     Attributes:
@@ -37,7 +37,7 @@ class CustomLoss(Section, frozen=True, tag_field="kind", tag="custom"):
     options: dict[str, Any] = {}
 
 
-class CustomAggregation(Section, frozen=True, tag_field="kind", tag="custom"):
+class CustomAggregationConfig(Section, frozen=True, tag_field="kind", tag="custom"):
     """A function of your own computes each row's share and the denominator of the loss: docs/own-algorithms.md.
 
     Attributes:
@@ -50,7 +50,7 @@ class CustomAggregation(Section, frozen=True, tag_field="kind", tag="custom"):
     options: dict[str, Any] = {}
 
 
-class CustomWeight(Section, frozen=True, tag_field="kind", tag="custom"):
+class CustomWeightConfig(Section, frozen=True, tag_field="kind", tag="custom"):
     """A function of your own computes the importance weight of each token: docs/own-algorithms.md.
 
     Attributes:
@@ -63,11 +63,11 @@ class CustomWeight(Section, frozen=True, tag_field="kind", tag="custom"):
     options: dict[str, Any] = {}
 
 
-class LinearSchedule(Section, frozen=True, tag_field="kind", tag="linear"):
+class LinearScheduleConfig(Section, frozen=True, tag_field="kind", tag="linear"):
     """A linear rise over ``learner.warmup_steps``, then a linear fall to ``learner.min_lr_ratio``."""
 
 
-class CustomSchedule(Section, frozen=True, tag_field="kind", tag="custom"):
+class CustomScheduleConfig(Section, frozen=True, tag_field="kind", tag="custom"):
     """A function of your own computes the learning rate of each training step: docs/own-algorithms.md.
 
     Attributes:
@@ -80,4 +80,4 @@ class CustomSchedule(Section, frozen=True, tag_field="kind", tag="custom"):
     options: dict[str, Any] = {}
 
 
-Custom = CustomAdvantage | CustomLoss | CustomAggregation | CustomWeight | CustomSchedule
+CustomConfig = CustomAdvantageConfig | CustomLossConfig | CustomAggregationConfig | CustomWeightConfig | CustomScheduleConfig

@@ -51,7 +51,7 @@ class EpisodeConfig(Section, frozen=True, kw_only=True):
         return {"": self}
 
 
-class ClassEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="class"):
+class ClassEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="class"):
     """A built-in environment, or a Python class of your own.
 
     Attributes:
@@ -78,7 +78,7 @@ class ClassEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="class"
         return self.secrets
 
 
-class RemoteEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="remote"):
+class RemoteEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="remote"):
     """An environment that ``asyncrl env serve`` serves from another virtual environment, container or host.
 
     Attributes:
@@ -104,7 +104,7 @@ class RemoteEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="remot
         return (self.token_variable,)
 
 
-class McpEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="mcp"):
+class McpEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="mcp"):
     """The tools of an MCP server (Model Context Protocol), which is started by ``command`` or answers at ``url``.
 
     Attributes:
@@ -145,10 +145,10 @@ class McpEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="mcp"):
         return self.secrets + ((self.token_variable,) if self.token_variable else ())
 
 
-MemberConfig = ClassEnvironment | RemoteEnvironment | McpEnvironment
+MemberConfig = ClassEnvironmentConfig | RemoteEnvironmentConfig | McpEnvironmentConfig
 
 
-class MixedEnvironment(Section, frozen=True, tag_field="kind", tag="mixed"):
+class MixedEnvironmentConfig(Section, frozen=True, tag_field="kind", tag="mixed"):
     """Several environments in one run. Each task names the one that plays it.
 
     Attributes:
@@ -168,7 +168,7 @@ class MixedEnvironment(Section, frozen=True, tag_field="kind", tag="mixed"):
         return "+".join(self.members)
 
 
-EnvironmentConfig = ClassEnvironment | RemoteEnvironment | McpEnvironment | MixedEnvironment
+EnvironmentConfig = ClassEnvironmentConfig | RemoteEnvironmentConfig | McpEnvironmentConfig | MixedEnvironmentConfig
 
 
 def member_place(member: str) -> str:
@@ -181,7 +181,7 @@ def member_of(environment: EnvironmentConfig, source: str) -> str:
 
     In a mixture a source's name is that of its member, or begins with it and a slash.
     """
-    return source.partition("/")[0] if isinstance(environment, MixedEnvironment) else ""
+    return source.partition("/")[0] if isinstance(environment, MixedEnvironmentConfig) else ""
 
 
 def label_of(environment: EnvironmentConfig, source: str | None) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.core.recipe.custom import CustomSchedule, LinearSchedule
+from asyncrl.core.recipe.custom import CustomScheduleConfig, LinearScheduleConfig
 from asyncrl.core.recipe.placement import PlacementConfig
 from asyncrl.core.recipe.section import AUTOMATIC, Count, NonNegative, Positive, Section
 
@@ -66,7 +66,7 @@ class LearnerConfig(Section, frozen=True):
     lr: Positive = 1e-6
     warmup_steps: NonNegative = 0
     min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    schedule: LinearSchedule | CustomSchedule = LinearSchedule()
+    schedule: LinearScheduleConfig | CustomScheduleConfig = LinearScheduleConfig()
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
     clip_grad: Positive = 1.0
     dtype: Annotated[Literal["float32", "bfloat16"], AUTOMATIC] = "float32"

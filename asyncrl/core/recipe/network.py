@@ -3,15 +3,15 @@
 from asyncrl.core.recipe.section import Section, Text
 
 
-class NoTls(Section, frozen=True, tag_field="kind", tag="none"):
+class NoTlsConfig(Section, frozen=True, tag_field="kind", tag="none"):
     """Connections are not encrypted. Each is still refused to whoever does not show the run's secret."""
 
 
-class RunTls(Section, frozen=True, tag_field="kind", tag="run"):
+class RunTlsConfig(Section, frozen=True, tag_field="kind", tag="run"):
     """Connections are encrypted with keys that the driver makes for the run and hands out through Ray."""
 
 
-class FileTls(Section, frozen=True, tag_field="kind", tag="files"):
+class FileTlsConfig(Section, frozen=True, tag_field="kind", tag="files"):
     """Connections are encrypted with keys of yours, which the driver reads from PEM files and hands out through Ray.
 
     Attributes:
@@ -33,4 +33,4 @@ class NetworkConfig(Section, frozen=True):
             nodes must be encrypted too (``RAY_USE_TLS=1``).
     """
 
-    tls: NoTls | RunTls | FileTls = NoTls()
+    tls: NoTlsConfig | RunTlsConfig | FileTlsConfig = NoTlsConfig()

@@ -7,11 +7,11 @@ from msgspec import Meta
 from asyncrl.core.recipe.section import Count, Seconds, Section, Text
 
 
-class EnvironmentReward(Section, frozen=True, tag_field="kind", tag="environment"):
+class EnvironmentRewardConfig(Section, frozen=True, tag_field="kind", tag="environment"):
     """The environment's own reward."""
 
 
-class ModelReward(Section, frozen=True, tag_field="kind", tag="model"):
+class ModelRewardConfig(Section, frozen=True, tag_field="kind", tag="model"):
     """The score of a reward model. It runs in a process of its own, which takes a GPU if the cluster has any. It reads an
     episode's tokens as they were sampled, so its tokenizer must be the policy's.
 
@@ -28,7 +28,7 @@ class ModelReward(Section, frozen=True, tag_field="kind", tag="model"):
     batch_tokens: Count = 16384
 
 
-class RemoteReward(Section, frozen=True, tag_field="kind", tag="remote"):
+class RemoteRewardConfig(Section, frozen=True, tag_field="kind", tag="remote"):
     """The score that an HTTP service gives; docs/algorithms.md describes its requests and answers.
 
     Attributes:
@@ -46,4 +46,4 @@ class RemoteReward(Section, frozen=True, tag_field="kind", tag="remote"):
     timeout_s: Seconds = 60.0
 
 
-RewardConfig = EnvironmentReward | ModelReward | RemoteReward
+RewardConfig = EnvironmentRewardConfig | ModelRewardConfig | RemoteRewardConfig

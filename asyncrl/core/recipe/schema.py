@@ -9,16 +9,16 @@ from msgspec import Meta
 
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.buffer import BufferConfig
-from asyncrl.core.recipe.custom import Custom
+from asyncrl.core.recipe.custom import CustomConfig
 from asyncrl.core.recipe.environment import EnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.network import NetworkConfig
-from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
+from asyncrl.core.recipe.reward import EnvironmentRewardConfig, RewardConfig
 from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Seconds, Section, Text, UpToOne
-from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks
-from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
-from asyncrl.core.recipe.weights import AutoWeights, WeightsConfig
+from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig
+from asyncrl.core.recipe.trajectories import SampledTrajectoriesConfig, TrajectoriesConfig
+from asyncrl.core.recipe.weights import AutoWeightsConfig, WeightsConfig
 from asyncrl.core.trajectory import Sampling
 
 
@@ -144,7 +144,7 @@ class TrackingConfig(Section, frozen=True):
 
     uri: str = ""
     experiment: Text = "asyncrl"
-    trajectories: TrajectoriesConfig = SampledTrajectories()
+    trajectories: TrajectoriesConfig = SampledTrajectoriesConfig()
     also: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
 
@@ -210,15 +210,15 @@ class Recipe(Section, frozen=True):
     steps: Count
     model: ModelConfig
     environment: EnvironmentConfig
-    tasks: GeneratedTasks | FileTasks = GeneratedTasks()
-    reward: RewardConfig = EnvironmentReward()
+    tasks: GeneratedTasksConfig | FileTasksConfig = GeneratedTasksConfig()
+    reward: RewardConfig = EnvironmentRewardConfig()
     batch: BatchConfig = BatchConfig()
     sampling: SamplingConfig = SamplingConfig()
     generators: GeneratorsConfig = GeneratorsConfig()
     buffer: BufferConfig = BufferConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
-    weights: WeightsConfig = AutoWeights()
+    weights: WeightsConfig = AutoWeightsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -228,7 +228,7 @@ class Recipe(Section, frozen=True):
     run_dir: Text = "runs"
 
     @property
-    def customs(self) -> tuple[Custom, ...]:
+    def customs(self) -> tuple[CustomConfig, ...]:
         """The sections that name functions of the user's own."""
         algorithm = self.algorithm
         sections = (
@@ -238,4 +238,4 @@ class Recipe(Section, frozen=True):
             algorithm.correction.weight,
             self.learner.schedule,
         )
-        return tuple(section for section in sections if isinstance(section, Custom))
+        return tuple(section for section in sections if isinstance(section, CustomConfig))

@@ -45,6 +45,18 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     usual: ClassVar[bool] = False
 
 
+class LossSection(Section, frozen=True):
+    """Base of the losses, whose rules ask what a loss is like, not which one it is.
+
+    Attributes:
+        ratio_keys: its keys that only act where the ratio of policy and anchor is not 1.
+        has_clip_range: whether ``algorithm.correction.trust_region_decay`` has a range of ratios to narrow.
+    """
+
+    ratio_keys: ClassVar[tuple[str, ...]] = ()
+    has_clip_range: ClassVar[bool] = False
+
+
 def is_usual(section: inspect.StructType) -> bool:
     """Return whether a section that names no kind is of this one, where there is no default."""
     return issubclass(section.cls, Section) and section.cls.usual

@@ -19,7 +19,7 @@ class CurriculumConfig(Section, frozen=True):
     options: dict[str, Any] = {}
 
 
-class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
+class GeneratedTasksConfig(Section, frozen=True, tag_field="kind", tag="generated"):
     """Tasks that the environment makes from a seed (its ``make_tasks``). In a mixture each member is a source of tasks.
 
     Attributes:
@@ -36,7 +36,7 @@ class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
     curriculum: CurriculumConfig | None = None
 
 
-class TaskFile(Section, frozen=True):
+class TaskFileConfig(Section, frozen=True):
     """One source of tasks, whose format follows from its name and content.
 
     Attributes:
@@ -56,7 +56,7 @@ class TaskFile(Section, frozen=True):
     id_key: Text = "id"
 
 
-class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):
+class FileTasksConfig(Section, frozen=True, tag_field="kind", tag="files"):
     """Tasks from files; all columns but prompt and id go to the environment.
 
     Attributes:
@@ -66,7 +66,7 @@ class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):
         curriculum: changes the weights while training.
     """
 
-    train: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
-    evaluation: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
+    train: Annotated[tuple[TaskFileConfig, ...], Meta(min_length=1)]
+    evaluation: Annotated[tuple[TaskFileConfig, ...], Meta(min_length=1)]
     on_malformed: Literal["refuse", "skip"] = "refuse"
     curriculum: CurriculumConfig | None = None

@@ -3,11 +3,11 @@
 from asyncrl.core.recipe.section import Count, Section
 
 
-class NoTrajectories(Section, frozen=True, tag_field="keep", tag="none"):
+class NoTrajectoriesConfig(Section, frozen=True, tag_field="keep", tag="none"):
     """No episode is kept."""
 
 
-class SampledTrajectories(Section, frozen=True, tag_field="keep", tag="sample"):
+class SampledTrajectoriesConfig(Section, frozen=True, tag_field="keep", tag="sample"):
     """A sample of each training step and of each evaluation is kept.
 
     Attributes:
@@ -18,8 +18,8 @@ class SampledTrajectories(Section, frozen=True, tag_field="keep", tag="sample"):
     count: Count = 8
 
 
-class AllTrajectories(Section, frozen=True, tag_field="keep", tag="all"):
+class AllTrajectoriesConfig(Section, frozen=True, tag_field="keep", tag="all"):
     """Every trajectory that is trained or evaluated is kept."""
 
 
-TrajectoriesConfig = NoTrajectories | SampledTrajectories | AllTrajectories
+TrajectoriesConfig = NoTrajectoriesConfig | SampledTrajectoriesConfig | AllTrajectoriesConfig

@@ -3,7 +3,7 @@
 from asyncrl.core.recipe.section import Count, Section, Text
 
 
-class AutoWeights(Section, frozen=True, tag_field="kind", tag="auto"):
+class AutoWeightsConfig(Section, frozen=True, tag_field="kind", tag="auto"):
     """The fastest way to each engine: the memory of its node where a learner rank wrote there; between nodes NCCL if learner and
     engines compute on GPUs and ``network.tls`` does not ask for encryption, TCP otherwise.
 
@@ -16,7 +16,7 @@ class AutoWeights(Section, frozen=True, tag_field="kind", tag="auto"):
     probe_every: Count | None = 20
 
 
-class ShmWeights(Section, frozen=True, tag_field="kind", tag="shm"):
+class ShmWeightsConfig(Section, frozen=True, tag_field="kind", tag="shm"):
     """Through the memory of the learner's node alone. A run with engines on other nodes is refused.
 
     Attributes:
@@ -26,7 +26,7 @@ class ShmWeights(Section, frozen=True, tag_field="kind", tag="shm"):
     probe_every: Count | None = 20
 
 
-class TcpWeights(Section, frozen=True, tag_field="kind", tag="tcp"):
+class TcpWeightsConfig(Section, frozen=True, tag_field="kind", tag="tcp"):
     """As kind ``auto``, but always TCP between nodes.
 
     Attributes:
@@ -36,7 +36,7 @@ class TcpWeights(Section, frozen=True, tag_field="kind", tag="tcp"):
     probe_every: Count | None = 20
 
 
-class NcclWeights(Section, frozen=True, tag_field="kind", tag="nccl"):
+class NcclWeightsConfig(Section, frozen=True, tag_field="kind", tag="nccl"):
     """By NCCL from the GPU of each learner rank to those of every engine, also on the same node. Refused without GPUs.
 
     Attributes:
@@ -46,7 +46,7 @@ class NcclWeights(Section, frozen=True, tag_field="kind", tag="nccl"):
     probe_every: Count | None = 20
 
 
-class DiskWeights(Section, frozen=True, tag_field="kind", tag="disk"):
+class DiskWeightsConfig(Section, frozen=True, tag_field="kind", tag="disk"):
     """Through a folder on a file system that all nodes share, with a folder for each version. Nodes need not reach each other.
     Engines on the node of all learner ranks share these ranks' memory.
 
@@ -62,4 +62,4 @@ class DiskWeights(Section, frozen=True, tag_field="kind", tag="disk"):
     probe_every: Count | None = 20
 
 
-WeightsConfig = AutoWeights | ShmWeights | TcpWeights | NcclWeights | DiskWeights
+WeightsConfig = AutoWeightsConfig | ShmWeightsConfig | TcpWeightsConfig | NcclWeightsConfig | DiskWeightsConfig

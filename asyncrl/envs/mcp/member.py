@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in import import_module, users_code
-from asyncrl.core.recipe.environment import McpEnvironment
+from asyncrl.core.recipe.environment import McpEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
 from asyncrl.envs.hosting.episode_resources import Provided
@@ -27,7 +27,7 @@ class McpMember(Member):
         RecipeError: there is no such reward or maker of tasks, or neither or both of ``command`` and ``url`` are given.
     """
 
-    def __init__(self, spec: McpEnvironment, place: str) -> None:
+    def __init__(self, spec: McpEnvironmentConfig, place: str) -> None:
         super().__init__(spec, place)
         self._spec = spec
         if find_spec("mcp") is None:

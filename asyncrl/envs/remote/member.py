@@ -10,7 +10,7 @@ import aiohttp
 
 from asyncrl import __version__
 from asyncrl.core.errors import EnvironmentLost, RecipeError
-from asyncrl.core.recipe.environment import RemoteEnvironment as RemoteConfig
+from asyncrl.core.recipe.environment import RemoteEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
 from asyncrl.envs.hosting.episode_resources import Provided
@@ -37,7 +37,7 @@ class RemoteMember(Member):
         RecipeError: a URL is none of a WebSocket.
     """
 
-    def __init__(self, spec: RemoteConfig, place: str) -> None:
+    def __init__(self, spec: RemoteEnvironmentConfig, place: str) -> None:
         super().__init__(spec, place)
         self._spec = spec
         for url in spec.urls:

@@ -14,7 +14,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 from asyncrl.core.plug_ins.error_counts import ErrorCounts
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.envs.hosting.event_loop import EventLoopThread
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_member
@@ -44,9 +44,9 @@ class Served(msgspec.Struct, frozen=True):
     options: Mapping[str, Any] = {}
     secrets: tuple[str, ...] = ()
 
-    def spec(self, options: Mapping[str, Any], tool_timeout_s: float = 10.0) -> ClassEnvironment:
+    def spec(self, options: Mapping[str, Any], tool_timeout_s: float = 10.0) -> ClassEnvironmentConfig:
         """Describe the environment as a recipe would, with a client's options."""
-        return ClassEnvironment(
+        return ClassEnvironmentConfig(
             name=self.name, options={**self.options, **options}, secrets=self.secrets, tool_timeout_s=tool_timeout_s
         )
 
@@ -130,7 +130,7 @@ class ServedEnvironments:
             self._made.pop(key, None)
             raise
 
-    async def _start_environments(self, spec: ClassEnvironment) -> WorkerEnvironments:
+    async def _start_environments(self, spec: ClassEnvironmentConfig) -> WorkerEnvironments:
         made = WorkerEnvironments({"": load_member(spec)}, self.secrets, self.name)
         await made.start(START_S)
         made.lost.add_done_callback(lambda lost: self._sockets_loop.call_soon_threadsafe(self._fail, lost.result()))

@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.buffer import AppendOnlyJournal
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
@@ -81,7 +81,7 @@ class BufferActor:
     def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, Callable[[], None] | None]:
         recipe, tasks = self._recipe, make_task_stream(self._recipe)
         buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
-        if not isinstance(recipe.buffer.journal, AppendOnlyJournal) or self._folder.journal is None:
+        if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig) or self._folder.journal is None:
             return buffer, None, None
         identity = Identity.of(recipe, tasks)
         self._takeover = recover(buffer, identity, recipe.buffer.journal, self._folder.journal, stores)

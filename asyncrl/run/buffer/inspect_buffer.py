@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.buffer import AppendOnlyJournal
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.run.buffer.tasks import make_task_stream, recorded_task_stream
 from asyncrl.run.folder.buffer_folder import journal_of
 from asyncrl.run.folder.launch_directory import in_launch_directory
@@ -28,7 +28,7 @@ def inspect_run(run: Path) -> BufferReport:
     """
     folder = RunFolder.find(run)
     recipe = compose(str(folder.recipe))
-    if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
+    if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         problem = f"{folder.path} keeps no journal, so only the buffer's process knows what the buffer holds"
         raise RecipeError("buffer.journal", problem, "launch it with buffer.journal={kind: append_only} to look into it")
     journal = journal_of(folder.path)

@@ -14,7 +14,7 @@ import ray
 
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.run.host.ray_calls import ask, ask_blocking, ask_buffer, this_node
 from buffers.payload import PayloadReader, PayloadWriter
 
@@ -45,7 +45,7 @@ class ShardPlace(msgspec.Struct, frozen=True):
 def open_writer(buffer: BufferConfig, shard: int, folder: Path, name: str) -> PayloadWriter:
     """Make a writer for worker ``name``, with the recipe's segment size and fsync."""
     journal = buffer.journal
-    if isinstance(journal, AppendOnlyJournal):
+    if isinstance(journal, AppendOnlyJournalConfig):
         return PayloadWriter(folder, shard, name, segment_bytes=journal.segment_mb << 20, fsync=journal.fsync == "always")
     return PayloadWriter(folder, shard, name, segment_bytes=SEGMENT_MB_IN_MEMORY << 20, fsync=False)
 
@@ -57,7 +57,7 @@ class PayloadSink:
         self._name = name
         self._here = [open_writer(buffer, place.shard, place.folder, name) for place in shards if place.node == node]
         self._elsewhere = [] if self._here else [place.actor for place in shards]
-        self._waits_for_disk = isinstance(buffer.journal, AppendOnlyJournal) and buffer.journal.fsync == "always"
+        self._waits_for_disk = isinstance(buffer.journal, AppendOnlyJournalConfig) and buffer.journal.fsync == "always"
 
     @classmethod
     async def of(cls, config: BufferConfig, buffer: Any, name: str) -> "PayloadSink":

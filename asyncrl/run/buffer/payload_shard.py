@@ -14,7 +14,7 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.files.own_folder import open_own_folder
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.run.buffer.payload import ask_shard, open_writer
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN
@@ -31,7 +31,7 @@ class PayloadShard:
     def __init__(self, buffer: BufferConfig, shard: int, folder: Path) -> None:
         self._folder, self.store, self._reader = folder, PayloadStore(folder), PayloadReader(folder)
         self._writer = open_writer(buffer, shard, folder, "elsewhere")
-        self._in_memory = not isinstance(buffer.journal, AppendOnlyJournal)
+        self._in_memory = not isinstance(buffer.journal, AppendOnlyJournalConfig)
 
     async def begin(self) -> None:
         """Make the folder of all shards if it lies in memory, where anybody could make one. Call nothing before.

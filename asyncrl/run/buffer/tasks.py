@@ -10,9 +10,9 @@ from asyncrl.core.chat_prompt import why_no_chat
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.plug_ins.plug_in import users_code
-from asyncrl.core.recipe.environment import MixedEnvironment
+from asyncrl.core.recipe.environment import MixedEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.tasks import FileTasks
+from asyncrl.core.recipe.tasks import FileTasksConfig
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import load_members
@@ -36,12 +36,12 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.
     """
-    if isinstance(recipe.tasks, FileTasks):
+    if isinstance(recipe.tasks, FileTasksConfig):
         return read_sources(getattr(recipe.tasks, split), f"tasks.{split}", recipe.tasks.on_malformed)
     count = getattr(recipe.tasks, split)
     at_most = min(count, make_at_most or count)
     members = load_members(recipe.environment)
-    if not isinstance(recipe.environment, MixedEnvironment):
+    if not isinstance(recipe.environment, MixedEnvironmentConfig):
         return [TaskSource("generated", _made(members[""], split, at_most, recipe.seed))]
     return [
         TaskSource(

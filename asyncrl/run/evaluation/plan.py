@@ -15,11 +15,11 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.ids import TaskId
-from asyncrl.core.recipe.buffer import NoJournal
+from asyncrl.core.recipe.buffer import NoJournalConfig
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.rules.model import ARCHITECTURES, WITH_EXPERTS
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.trajectories import AllTrajectories
+from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig
 from asyncrl.envs.load import check_members
 from asyncrl.run.buffer.tasks import held_out_tasks, load_sources
 from asyncrl.run.evaluation.found_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
@@ -208,8 +208,8 @@ def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], ma
     if machine.gpus:
         place_on(machine, composed, pools_of(composed, on_gpus=True))
     # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
-    tracking = msgspec.structs.replace(composed.tracking, trajectories=AllTrajectories())
-    buffer = msgspec.structs.replace(composed.buffer, journal=NoJournal())
+    tracking = msgspec.structs.replace(composed.tracking, trajectories=AllTrajectoriesConfig())
+    buffer = msgspec.structs.replace(composed.buffer, journal=NoJournalConfig())
     return PlannedModel(model, msgspec.structs.replace(composed, tracking=tracking, buffer=buffer), trained_by)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.files.memory_files import memory_file_system
-from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 
 
 class BufferFolder(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class BufferFolder(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, buffer: BufferConfig, run: Path, run_id: str) -> "BufferFolder":
         """Return the paths of the run in folder ``run``, whose ``run_id`` is unique among the runs on this host."""
-        if isinstance(buffer.journal, AppendOnlyJournal):
+        if isinstance(buffer.journal, AppendOnlyJournalConfig):
             return cls(journal_of(run), run / "buffer" / "payload")
         return cls(None, _in_memory(run_id))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.recipe.environment import label_of
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.trajectories import AllTrajectories, NoTrajectories, SampledTrajectories
+from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, NoTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.episodes.files import evaluation_file
@@ -39,11 +39,11 @@ class EvaluatedEpisodes:
     def __init__(self, recipe: Recipe, model_path: Path, folder: Path, worker: WorkerId) -> None:
         self._environment, self._folder, self._worker = partial(label_of, recipe.environment), folder, worker
         match recipe.tracking.trajectories:
-            case NoTrajectories():
+            case NoTrajectoriesConfig():
                 self._most: int | None = 0
-            case SampledTrajectories(count=count):
+            case SampledTrajectoriesConfig(count=count):
                 self._most = ceil(count / recipe.generators.count)
-            case AllTrajectories():
+            case AllTrajectoriesConfig():
                 self._most = None
         self._shares: Counter[PolicyVersion] = Counter()
 

@@ -10,7 +10,7 @@ import numpy as np
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.recipe.environment import label_of
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.trajectories import NoTrajectories
+from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.episodes.background import BackgroundWriter
 from asyncrl.episodes.files import training_file
@@ -45,7 +45,7 @@ class TrainedEpisodes:
             batch: the batch.
             trained: the rows that this slice trains. Greedy rows, which nobody trains, are shared out over the slices.
         """
-        if not self._rank.is_slice_reporter or isinstance(self._keep, NoTrajectories):
+        if not self._rank.is_slice_reporter or isinstance(self._keep, NoTrajectoriesConfig):
             return []
         greedy = [(row.group_id, row.sample_index) for row in batch.rows if row.greedy]
         mine = {*trained, *greedy[self._rank.data_rank :: self._rank.layout.data]}

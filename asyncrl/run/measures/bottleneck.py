@@ -18,7 +18,7 @@ import msgspec
 
 from asyncrl.core.measures.units import duration, percent
 from asyncrl.core.recipe.generators import MOST_RUNNING
-from asyncrl.core.recipe.reward import RemoteReward
+from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
@@ -200,7 +200,7 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
         case Kind.TOOLS | Kind.GENERATION if shares.held_back < ROOM_TO_SPARE and _could_play_more(recipe, depth):
             running = recipe.generators.max_running
             return _Advice(_MORE_AT_ONCE, running, 2 * running, 2)
-        case Kind.REWARD if isinstance(recipe.reward, RemoteReward):
+        case Kind.REWARD if isinstance(recipe.reward, RemoteRewardConfig):
             requests = recipe.reward.requests
             return _Advice(("reward.requests",), requests, 2 * requests, 2)
         case Kind.STALENESS | Kind.TOOLS | Kind.REWARD:

@@ -14,7 +14,7 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.measures.counters import added, grown
 from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.measures.metrics import Metric, Reading, Reduction
-from asyncrl.core.recipe.environment import EnvironmentConfig, MixedEnvironment, member_of
+from asyncrl.core.recipe.environment import EnvironmentConfig, MixedEnvironmentConfig, member_of
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.measures import metrics as run_metrics
 from asyncrl.run.measures.metric_names import FrequentNames, safe_name
@@ -271,7 +271,7 @@ class EpisodeMetrics:
 
     def _of_members(self, finished: FinishedEpisodes) -> Iterator[Reading]:
         """Readings by member of a mixture: those of its sources together."""
-        if not isinstance(self._environment, MixedEnvironment):
+        if not isinstance(self._environment, MixedEnvironmentConfig):
             return
         members = dict.fromkeys(self._environment.members, EpisodeCounts())
         for source, counts in finished.sources.items():

@@ -15,8 +15,8 @@ import msgspec
 
 from asyncrl.core.measures.counters import added
 from asyncrl.core.measures.units import percent
-from asyncrl.core.recipe.advantage import GaeAdvantage, GdpoAdvantage, ReinforcePlusPlusAdvantage
-from asyncrl.core.recipe.algorithm import TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig, GdpoAdvantageConfig, ReinforcePlusPlusAdvantageConfig
+from asyncrl.core.recipe.algorithm import TurnCreditConfig
 from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import StopReason
@@ -110,9 +110,9 @@ class WarningSigns:
     def _no_advantage(self) -> bool:
         """Whether all advantages are 0, because they come from how final rewards differ within a group, and these are equal."""
         algorithm = self._recipe.algorithm
-        if isinstance(algorithm.advantage, GaeAdvantage | GdpoAdvantage | ReinforcePlusPlusAdvantage):
+        if isinstance(algorithm.advantage, GaeAdvantageConfig | GdpoAdvantageConfig | ReinforcePlusPlusAdvantageConfig):
             return False
-        return not isinstance(algorithm.credit, TurnCredit) and all(signs.zero_variance == 1 for signs in self._window)
+        return not isinstance(algorithm.credit, TurnCreditConfig) and all(signs.zero_variance == 1 for signs in self._window)
 
     def _no_variance(self) -> Iterator[RunWarning]:
         if not self._no_advantage():
@@ -127,7 +127,7 @@ class WarningSigns:
 
     def _no_gradient(self, step: int) -> Iterator[RunWarning]:
         advantage = self._recipe.algorithm.advantage
-        if isinstance(advantage, GaeAdvantage) and step - len(self._window) < advantage.critic_warmup_steps:
+        if isinstance(advantage, GaeAdvantageConfig) and step - len(self._window) < advantage.critic_warmup_steps:
             return  # only the critic is trained
         if any(signs.grad_norm != 0 for signs in self._window):
             return

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.recipe.algorithm import NoKl
+from asyncrl.core.recipe.algorithm import NoKlConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.run.models.hub import is_hub_id, model_folder, pinned
@@ -17,7 +17,7 @@ REFERENCE = "algorithm.kl.reference"
 def named_reference(recipe: Recipe) -> str:
     """The model that the recipe names as its reference policy; empty if it names none."""
     kl = recipe.algorithm.kl
-    return "" if isinstance(kl, NoKl) else kl.reference
+    return "" if isinstance(kl, NoKlConfig) else kl.reference
 
 
 def with_pinned_models(recipe: Recipe) -> Recipe:
@@ -55,7 +55,7 @@ def is_remote(recipe: Recipe) -> bool:
 
 
 def _with_reference(recipe: Recipe, reference: str) -> Recipe:
-    if isinstance(recipe.algorithm.kl, NoKl):
+    if isinstance(recipe.algorithm.kl, NoKlConfig):
         return recipe
     kl = msgspec.structs.replace(recipe.algorithm.kl, reference=reference)
     return msgspec.structs.replace(recipe, algorithm=msgspec.structs.replace(recipe.algorithm, kl=kl))

@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.weight_files import stored_tensors
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.models.hub import model_file
 from asyncrl.run.models.model_shape import TINY, ModelShape
@@ -33,7 +33,7 @@ class _Config(msgspec.Struct, frozen=True):
         return 2 if self.id2label is None else len(self.id2label)
 
 
-def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
+def read_reward_shape(reward: ModelRewardConfig, policy: ModelConfig) -> ModelShape:
     """Read the shape of the reward model that scores ``policy``.
 
     Raises:
@@ -71,7 +71,7 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
     return shape
 
 
-def check_vocabulary(reward: ModelReward, policy: Path) -> None:
+def check_vocabulary(reward: ModelRewardConfig, policy: Path) -> None:
     """Raise a ``RecipeError`` if the reward model lacks a token of the policy in ``policy``, or gives it another id."""
     known = vocabulary(Path(reward.path), PLACE)
     other = "name a reward model with the policy's tokenizer, or serve it and use reward.kind remote, which gets text"

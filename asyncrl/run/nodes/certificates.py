@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.network.tls import TlsKeys
-from asyncrl.core.recipe.network import FileTls, NetworkConfig, NoTls, RunTls
+from asyncrl.core.recipe.network import FileTlsConfig, NetworkConfig, NoTlsConfig, RunTlsConfig
 
 _VALID = timedelta(days=3650)
 """Longer than any run; its key is lost when it ends."""
@@ -30,7 +30,7 @@ def check_network(network: NetworkConfig, variables: Mapping[str, str]) -> None:
         RecipeError: connections are to be encrypted, but the cluster's own, through which the keys pass, are not; or a file of
             ``network.tls`` cannot be used.
     """
-    if isinstance(network.tls, NoTls):
+    if isinstance(network.tls, NoTlsConfig):
         return
     if variables.get("RAY_ADDRESS") and variables.get("RAY_USE_TLS") != "1":
         raise RecipeError(
@@ -49,9 +49,9 @@ def keys_of(network: NetworkConfig) -> TlsKeys | None:
         RecipeError: a file cannot be read, the files do not belong together, or the certificate is not valid.
     """
     match network.tls:
-        case RunTls():
+        case RunTlsConfig():
             return make_keys()
-        case FileTls() as files:
+        case FileTlsConfig() as files:
             return _read_keys(files)
         case _:
             return None
@@ -87,7 +87,7 @@ def _certificate(
     return builder.sign(issuer_key, hashes.SHA256())
 
 
-def _read_keys(files: FileTls) -> TlsKeys:
+def _read_keys(files: FileTlsConfig) -> TlsKeys:
     read: dict[str, bytes] = {}
     for name in ("certificate", "key", "authority"):
         path = Path(getattr(files, name))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.nodes.placement import Part
@@ -24,7 +24,7 @@ def parts_of(recipe: Recipe, *, on_gpus: bool, sizes: Mapping[str, int] | None =
             machine that the run has to itself: there processes share what there is.
     """
     parts = [learner_part(recipe.learner, on_gpus=on_gpus, sizes=sizes), *pools_of(recipe, on_gpus=on_gpus, sizes=sizes)]
-    if isinstance(recipe.reward, ModelReward):
+    if isinstance(recipe.reward, ModelRewardConfig):
         each = _each(_one_gpu(recipe.learner), 1, on_gpus, sizes, REWARD_MODEL)
         parts.append(Part(REWARD_MODEL, 1, each, key="reward.path"))
     return parts

@@ -10,7 +10,7 @@ import msgspec
 from asyncrl.core.measures.units import quantity
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.reward import ModelReward, RewardConfig
+from asyncrl.core.recipe.reward import ModelRewardConfig, RewardConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape
 from asyncrl.run.models.reward_folder import read_reward_shape
@@ -102,7 +102,7 @@ def sizes_of(recipe: Recipe, shape: ModelShape) -> dict[str, int]:
 
 def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Processes]:
     """The reward model, if there is one: its weights, and the activations of one layer in one forward pass."""
-    if isinstance(reward, ModelReward):
+    if isinstance(reward, ModelRewardConfig):
         shape, element = read_reward_shape(reward, policy), ELEMENT_BYTES[reward.dtype]
         activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
         size = LEARNER_BYTES + shape.parameters * element + activations

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.weights import DiskWeights
+from asyncrl.core.recipe.weights import DiskWeightsConfig
 from asyncrl.run.models.hub import is_hub_id
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.nodes.cluster_nodes import Nodes
@@ -74,10 +74,10 @@ def look_at_folders(
         return ()
     runs = run or Path(recipe.run_dir)
     wanted = {_RUN: runs}
-    if isinstance(recipe.weights, DiskWeights) and recipe.weights.folder is not None:
+    if isinstance(recipe.weights, DiskWeightsConfig) and recipe.weights.folder is not None:
         wanted[_WEIGHTS] = Path(recipe.weights.folder)
     models = {_MODEL: recipe.model.path}
-    if isinstance(recipe.reward, ModelReward):
+    if isinstance(recipe.reward, ModelRewardConfig):
         models[REWARD_MODEL] = recipe.reward.path
     here = {name: Path(path).resolve() for name, path in models.items() if path != TINY and not is_hub_id(path)}
     caches = {name: _cache_of(path) for name, path in models.items() if name not in here}
@@ -113,7 +113,7 @@ def refuse_blind(
     """
     if ranks := set(blind).intersection(placed[LEARNER]):
         raise _not_shared("run_dir", run, hosts, ranks, "learner ranks there write checkpoints into it")
-    if blind and isinstance(recipe.weights, DiskWeights) and recipe.weights.folder is None:
+    if blind and isinstance(recipe.weights, DiskWeightsConfig) and recipe.weights.folder is None:
         raise _not_shared("run_dir", run, hosts, blind, "new weights go through it, since weights.folder names no other")
 
 

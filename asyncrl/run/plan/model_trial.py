@@ -15,7 +15,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message, ToolSpec
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from generators.vllm.without_sklearn import without_sklearn
@@ -55,7 +55,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    tiny: dict[str, ClassEnvironment]
+    tiny: dict[str, ClassEnvironmentConfig]
     seed: int
     max_context: int
     vocabulary: int | None

@@ -16,12 +16,12 @@ import msgspec
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.generators import MAIN_POOL
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.rules.conflicts import conflicts
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.tasks import GeneratedTasks
+from asyncrl.core.recipe.tasks import GeneratedTasksConfig
 from asyncrl.envs.load import check_members
 from asyncrl.run.buffer.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, check_cache, check_head_size, check_sizes, read_shape
@@ -152,7 +152,7 @@ def make_plan(
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators.by_pool)
     check_reference(recipe, shape)
-    if isinstance(recipe.reward, ModelReward):
+    if isinstance(recipe.reward, ModelRewardConfig):
         read_reward_shape(recipe.reward, recipe.model)
     check_network(recipe.network, os.environ)
     machine = machine or Machine.here()
@@ -251,7 +251,7 @@ def _describe(recipe: Recipe, splits: _Splits) -> Iterator[Source]:
     for split, sources in splits:
         for source in sources:
             tasks = len(source.tasks)
-            if isinstance(recipe.tasks, GeneratedTasks) and tasks == CHECKED_TASKS < getattr(recipe.tasks, split):
+            if isinstance(recipe.tasks, GeneratedTasksConfig) and tasks == CHECKED_TASKS < getattr(recipe.tasks, split):
                 yield Source(split, source.name, getattr(recipe.tasks, split), source.skipped, counted=False)
             else:
                 yield Source(split, source.name, tasks, source.skipped)

@@ -21,7 +21,7 @@ import msgspec
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.plug_ins.plug_in import users_code
-from asyncrl.core.recipe.environment import ClassEnvironment, member_place
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import told
@@ -95,7 +95,7 @@ def play_first_tasks(
 def _place(recipe: Recipe, member: str) -> str:
     """The recipe key to blame for a broken environment."""
     spec = recipe.environment.by_member.get(member)
-    return f"{member_place(member)}.name" if isinstance(spec, ClassEnvironment) else member_place(member)
+    return f"{member_place(member)}.name" if isinstance(spec, ClassEnvironmentConfig) else member_place(member)
 
 
 def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe, prompts: list[Shown]) -> Iterator[str]:

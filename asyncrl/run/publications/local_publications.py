@@ -6,7 +6,13 @@ from typing import assert_never
 
 from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.weights import AutoWeights, DiskWeights, NcclWeights, ShmWeights, TcpWeights
+from asyncrl.core.recipe.weights import (
+    AutoWeightsConfig,
+    DiskWeightsConfig,
+    NcclWeightsConfig,
+    ShmWeightsConfig,
+    TcpWeightsConfig,
+)
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.publications.disk_publications import DiskPublications, make_disk_mirror
 from asyncrl.run.publications.mirrors import Broadcasts, LocalPublications, MirrorHandle, Mirrors, SharedMemoryAlone, make_mirror
@@ -25,16 +31,16 @@ def make_local_publications(
     """
     weights, seconds = recipe.weights, recipe.deadlines.publish
     match weights:
-        case NcclWeights():
+        case NcclWeightsConfig():
             return Broadcasts(everywhere=True)
-        case AutoWeights() if nccl:
+        case AutoWeightsConfig() if nccl:
             return Broadcasts(everywhere=False)
-        case AutoWeights() | TcpWeights():
+        case AutoWeightsConfig() | TcpWeightsConfig():
             make: Callable[[str], MirrorHandle] = partial(make_mirror, folder=folder, secret=secret, tls=tls)
             return Mirrors(make, seconds)
-        case ShmWeights():
+        case ShmWeightsConfig():
             return SharedMemoryAlone()
-        case DiskWeights():
+        case DiskWeightsConfig():
             stored = stored_in(weights, folder.path)
             return DiskPublications(partial(make_disk_mirror, folder=folder, weights=stored, delta=weights.delta), seconds)
         case _:

@@ -7,9 +7,9 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.units import memory
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import LEFT_FREE
-from asyncrl.core.recipe.network import NoTls
+from asyncrl.core.recipe.network import NoTlsConfig
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.weights import AutoWeights, DiskWeights, NcclWeights, ShmWeights, WeightsConfig
+from asyncrl.core.recipe.weights import AutoWeightsConfig, DiskWeightsConfig, NcclWeightsConfig, ShmWeightsConfig, WeightsConfig
 from asyncrl.core.text import counted
 from learners.rank import RankPlace
 
@@ -33,8 +33,8 @@ def by_nccl(recipe: Recipe, *, on_gpus: bool) -> bool:
     Raises:
         RecipeError: the recipe asks for NCCL, and it cannot be used.
     """
-    encrypted = not isinstance(recipe.network.tls, NoTls)
-    if isinstance(recipe.weights, NcclWeights):
+    encrypted = not isinstance(recipe.network.tls, NoTlsConfig)
+    if isinstance(recipe.weights, NcclWeightsConfig):
         if not on_gpus:
             problem = "NCCL carries weights between GPUs, and learner and engines have none here"
             raise RecipeError("weights.kind", problem, "set it to auto, which takes memory within a node and TCP between nodes")
@@ -42,7 +42,7 @@ def by_nccl(recipe: Recipe, *, on_gpus: bool) -> bool:
             problem = "NCCL does not encrypt what it sends, and network.tls asks for that"
             raise RecipeError("weights.kind", problem, "set it to auto or tcp, or leave network.tls out if the network is yours")
         return True
-    return isinstance(recipe.weights, AutoWeights) and on_gpus and not encrypted
+    return isinstance(recipe.weights, AutoWeightsConfig) and on_gpus and not encrypted
 
 
 def describe_routes(
@@ -59,14 +59,14 @@ def describe_routes(
     Raises:
         RecipeError: the recipe asks for the memory of one node, and the run spans several.
     """
-    if isinstance(weights, NcclWeights):
+    if isinstance(weights, NcclWeightsConfig):
         return f"nccl to {counted(sum(engines_on.values()), 'engine')}, from GPU to GPU, since the recipe asks for it"
     # An engine beside a rank maps that rank's files, and has no more to fetch if no rank is elsewhere.
     near = sum(count for node, count in engines_on.items() if set(ranks_on) == {node})
     beside = {node: count for node, count in engines_on.items() if node in ranks_on and set(ranks_on) != {node}}
     apart = {node: count for node, count in engines_on.items() if node not in ranks_on}
     far = beside | apart
-    if isinstance(weights, ShmWeights) and far:
+    if isinstance(weights, ShmWeightsConfig) and far:
         nodes = "engines and learner ranks are on different nodes"
         raise RecipeError(
             "weights.kind",
@@ -76,7 +76,7 @@ def describe_routes(
     said = []
     if near:
         said.append(f"shm to {counted(near, 'engine')} on the learner's node, whose memory they share")
-    if isinstance(weights, DiskWeights):
+    if isinstance(weights, DiskWeightsConfig):
         how = ", as changed blocks where that is less" if weights.delta else ""
         others = f"to {counted(sum(far.values()), 'engine')} elsewhere" if far else "for engines that come elsewhere"
         said.append(f"disk {others}, through {stored_in(weights, folder)}{how}, since the recipe asks for it")
@@ -111,6 +111,6 @@ def describe_room(recipe: Recipe, size: int, gpu_memory: int) -> str:
     return f"engines pause while a version arrives: {memory(size)} do not fit beside the weights in use ({left})"
 
 
-def stored_in(weights: DiskWeights, folder: Path) -> Path:
+def stored_in(weights: DiskWeightsConfig, folder: Path) -> Path:
     """The versioned folder of a run."""
     return folder / "weights" if weights.folder is None else Path(weights.folder).absolute()

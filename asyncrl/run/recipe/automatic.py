@@ -15,7 +15,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.units import memory
 from asyncrl.core.recipe.generators import MOST_RUNNING
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, read_shape
@@ -129,7 +129,7 @@ def _gpu_memory_share(recipe: Recipe, machine: Machine, shape: ModelShape | None
 
 def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     if machine.gpus:
-        others = recipe.learner.layout.ranks + isinstance(recipe.reward, ModelReward)
+        others = recipe.learner.layout.ranks + isinstance(recipe.reward, ModelRewardConfig)
         if recipe.learner.gpu == "shared":
             return max(1, 2 * machine.gpus - others), f"GPUs: {machine.gpus}, two processes each, of which {others} are others"
         each = recipe.generators.engine_workers

@@ -13,7 +13,7 @@ import msgspec
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ScoringFailed
 from asyncrl.core.messages import Message
-from asyncrl.core.recipe.reward import RemoteReward
+from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.run.buffer.request_coalescer import RequestCoalescer
@@ -77,7 +77,7 @@ class RemoteScorer:
 
     def __init__(
         self,
-        reward: RemoteReward,
+        reward: RemoteRewardConfig,
         decode: Callable[[Sequence[int]], str],
         deadline_s: float,
         *,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import ray
 
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN
 from asyncrl.run.models.reward_folder import check_vocabulary
@@ -28,7 +28,7 @@ class RewardModelActor:
         sharing: how many other processes share the cores, if all are on one machine.
     """
 
-    def __init__(self, reward: ModelReward, folder: ModelFolder, policy: ModelFolder, sharing: int, log_file: Path) -> None:
+    def __init__(self, reward: ModelRewardConfig, folder: ModelFolder, policy: ModelFolder, sharing: int, log_file: Path) -> None:
         route_output(log_file)
         self._reward, self._folder, self._policy, self._sharing = reward, folder, policy, sharing
         self._model: RewardModel | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward, RewardConfig
+from asyncrl.core.recipe.reward import EnvironmentRewardConfig, ModelRewardConfig, RemoteRewardConfig, RewardConfig
 from asyncrl.run.reward.model_scorer import ModelScorer
 from asyncrl.run.reward.remote_scorer import RemoteScorer
 from generators.scoring import Scoring
@@ -23,9 +23,9 @@ def make_scoring(
         client: the generator's name.
     """
     match reward:
-        case EnvironmentReward():
+        case EnvironmentRewardConfig():
             return None
-        case ModelReward():
+        case ModelRewardConfig():
             return Scoring(ModelScorer(reward_model, client, seconds), reward.environment_weight)
-        case RemoteReward():
+        case RemoteRewardConfig():
             return Scoring(RemoteScorer(reward, decode, seconds), reward.environment_weight)

@@ -10,7 +10,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in import users_code
-from asyncrl.core.recipe.environment import ClassEnvironment, MemberConfig, member_place
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig, MemberConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.builtin.lessons import Lessons
 from asyncrl.envs.load import BUILT_IN, find_lessons, make_tasks
@@ -19,7 +19,7 @@ from asyncrl.run.tiny.player import Player
 from generators.episode import EpisodeLimits
 from learners.tiny.settings import WarmUp
 
-CALCULATOR = ClassEnvironment(name="calculator")
+CALCULATOR = ClassEnvironmentConfig(name="calculator")
 _TURN_TOKENS = 64
 """Tokens that a turn of every lesson has room for. A model that never ends its turns takes long to try with more."""
 
@@ -63,10 +63,10 @@ def remarks_on(recipe: Recipe) -> tuple[str, ...]:
         check_lessons(player.environment, member_place(member), recipe.seed)
     untaught = [spec for member, spec in recipe.environment.by_member.items() if member not in taught]
     remarks = []
-    if elsewhere := " and ".join(spec.label for spec in untaught if not isinstance(spec, ClassEnvironment)):
+    if elsewhere := " and ".join(spec.label for spec in untaught if not isinstance(spec, ClassEnvironmentConfig)):
         unless = f"unless {elsewhere} has tools like the calculator's"
         remarks.append(f"model.path: {TINY} has been warmed up on the calculator; {unless}, it will hardly get anywhere there")
-    unknown = [spec.label for spec in untaught if isinstance(spec, ClassEnvironment)]
+    unknown = [spec.label for spec in untaught if isinstance(spec, ClassEnvironmentConfig)]
     if not unknown:
         return tuple(remarks)
     problem = f"{TINY} has not been warmed up on {' and '.join(unknown)}, and will hardly get anywhere there"
@@ -96,11 +96,11 @@ def check_lessons(environment: MemberConfig, place: str, seed: int) -> None:
         if not made:
             problem = f"its lessons need tasks, and make_tasks makes none of split {split}"
             raise RecipeError(place, problem, "make some, or return None from lessons()")
-    if isinstance(environment, ClassEnvironment) and environment.name not in BUILT_IN:
+    if isinstance(environment, ClassEnvironmentConfig) and environment.name not in BUILT_IN:
         _check_scripts(environment, lessons, place, seed)
 
 
-def _check_scripts(environment: ClassEnvironment, lessons: Lessons, place: str, seed: int) -> None:
+def _check_scripts(environment: ClassEnvironmentConfig, lessons: Lessons, place: str, seed: int) -> None:
     """Let the lessons of the user's own environment script the tasks that the warmed-up model will be measured on."""
     held_out = make_tasks(environment, "evaluation", WarmUp().held_out_tasks, seed)
     with users_code(f"the lessons of {environment.name!r} raised", place, "correct them"):
@@ -121,7 +121,7 @@ def _taught(recipe: Recipe) -> dict[str, Player]:
     """Return the members with lessons."""
     players = {}
     for member, spec in recipe.environment.by_member.items():
-        if not isinstance(spec, ClassEnvironment):
+        if not isinstance(spec, ClassEnvironmentConfig):
             continue
         if find_lessons(spec) is not None:
             players[member] = Player(spec, _roomy(recipe, member))

@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.messages import CallOutcome
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, Trajectory, VersionSpan
 from asyncrl.envs.builtin.demonstrations import SHARING_S
@@ -39,7 +39,7 @@ AT_ONCE = 128
 class Player(msgspec.Struct, frozen=True):
     """An environment, and the limits of its episodes."""
 
-    environment: ClassEnvironment
+    environment: ClassEnvironmentConfig
     limits: EpisodeLimits
 
 

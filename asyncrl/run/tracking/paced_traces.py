@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.trajectories import NoTrajectories, SampledTrajectories
+from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.episodes.files import evaluation_files, training_file
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class PacedTraces:
         busy: Callable[[], float] = time.thread_time,
     ) -> None:
         keep, self._slices = recipe.tracking.trajectories, recipe.learner.layout.data
-        self._most = keep.count if isinstance(keep, SampledTrajectories) else SampledTrajectories().count
-        self._nothing = isinstance(keep, NoTrajectories)
+        self._most = keep.count if isinstance(keep, SampledTrajectoriesConfig) else SampledTrajectoriesConfig().count
+        self._nothing = isinstance(keep, NoTrajectoriesConfig)
         self._folder, self._traces, self._write, self._clock, self._busy = folder, traces, write, clock, busy
         self._steps: deque[int] = deque(maxlen=_WAITING)
         self._next = -float("inf")

@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.schema import Recipe
 from learners.checkpointing.checkpoint_manifest import Manifest
 from learners.megatron import parallel, placement
@@ -56,7 +56,7 @@ def export_checkpoint(source: Path, recipe: Recipe, model_path: Path, folder: Pa
                 chunks = build(config, learner.virtual_pipeline)
                 with hugging_face.HuggingFaceTensors(model_path) as tensors:
                     placement.load(chunks, alone, tensors)
-                shape = checkpoint.shape_of(config, isinstance(recipe.algorithm.advantage, GaeAdvantage))
+                shape = checkpoint.shape_of(config, isinstance(recipe.algorithm.advantage, GaeAdvantageConfig))
                 # Whatever the reference policy was, it is no part of the policy.
                 reference_weights = Manifest.read(source).shape.reference_weights
                 shape = msgspec.structs.replace(shape, reference_weights=reference_weights)

@@ -11,8 +11,8 @@ from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
 from made_buffers import buffer_of, restored
 
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.recipe.buffer import BufferConfig, PrioritisedSampler, ZeroVarianceFilter
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.buffer import BufferConfig, PrioritisedSamplerConfig, ZeroVarianceFilterConfig
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from buffers import commands
 from buffers.journal.journal_files import read_journal
@@ -46,9 +46,9 @@ def recipe(**buffer):
         name="crash",
         steps=STEPS,
         model=ModelConfig(path="tiny"),
-        environment=ClassEnvironment(name="calculator"),
+        environment=ClassEnvironmentConfig(name="calculator"),
         batch=BatchConfig(groups_per_step=GROUPS_PER_STEP, group_size=3, min_group=buffer.pop("min_group", None)),
-        buffer=BufferConfig(**{"max_failures": 10_000, "filters": (ZeroVarianceFilter(),), **buffer}),
+        buffer=BufferConfig(**{"max_failures": 10_000, "filters": (ZeroVarianceFilterConfig(),), **buffer}),
         deadlines=DeadlinesConfig(batch=30.0, lease=20.0),
     )
 
@@ -56,7 +56,7 @@ def recipe(**buffer):
 RECIPES = {
     "masked": recipe(max_staleness=1000),
     "waited for": recipe(max_staleness=2, on_stale="wait"),
-    "reused": recipe(max_staleness=1000, max_reuse=3, sampler=PrioritisedSampler()),
+    "reused": recipe(max_staleness=1000, max_reuse=3, sampler=PrioritisedSamplerConfig()),
     "dropped": recipe(max_staleness=1, on_stale="drop"),
 }
 

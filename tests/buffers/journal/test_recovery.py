@@ -12,8 +12,8 @@ from test_crash import recipe
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.payload import TrajectoryRecord
-from asyncrl.core.recipe.buffer import AppendOnlyJournal
-from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks, TaskFile
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
+from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig, TaskFileConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
 from buffers import commands
@@ -273,9 +273,11 @@ def test_other_tasks_or_another_recipe_are_refused_by_what_differs(tmp_path, sna
     with pytest.raises(JournalOfAnotherRun, match=r"belongs to a run of 260 steps, but steps is now 7: a run can be made longer"):
         Life(tmp_path, replaced(RECIPE, steps=7))
     with pytest.raises(JournalOfAnotherRun, match=r"tasks.train was 20000 and is 7;"):
-        Life(tmp_path, replaced(RECIPE, tasks=GeneratedTasks(train=7)))
+        Life(tmp_path, replaced(RECIPE, tasks=GeneratedTasksConfig(train=7)))
     harmless = replaced(
-        RECIPE, tasks=GeneratedTasks(evaluation=7), buffer=replaced(RECIPE.buffer, journal=AppendOnlyJournal(fsync="always"))
+        RECIPE,
+        tasks=GeneratedTasksConfig(evaluation=7),
+        buffer=replaced(RECIPE.buffer, journal=AppendOnlyJournalConfig(fsync="always")),
     )
     life = Life(tmp_path, harmless)
     assert life.report.again == 1
@@ -284,8 +286,8 @@ def test_other_tasks_or_another_recipe_are_refused_by_what_differs(tmp_path, sna
 
 def test_files_of_tasks_may_be_moved_and_not_be_weighed_anew(tmp_path):
     def of(path, weight):
-        files = (TaskFile(path=path, weight=weight),)
-        return msgspec.structs.replace(RECIPE, tasks=FileTasks(train=files, evaluation=files))
+        files = (TaskFileConfig(path=path, weight=weight),)
+        return msgspec.structs.replace(RECIPE, tasks=FileTasksConfig(train=files, evaluation=files))
 
     life = Life(tmp_path, of("here/sums.jsonl", 1.0))
     life.lease(1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
-from asyncrl.core.recipe.tasks import TaskFile
+from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
 from buffers.tasks.task_files import read_sources, remarks_on_skipped
 from buffers.tasks.task_stream import TaskSource, TaskStream
@@ -25,7 +25,7 @@ TASKS = [Task(id=row["id"], prompt=row["prompt"], data={"answer": row["answer"],
 
 
 def read(path: Path, on_malformed="refuse", **keys) -> TaskSource:
-    (source,) = read_sources([TaskFile(path=str(path), **keys)], "tasks.train", on_malformed)
+    (source,) = read_sources([TaskFileConfig(path=str(path), **keys)], "tasks.train", on_malformed)
     return source
 
 
@@ -174,7 +174,7 @@ def test_the_prompt_can_be_the_id(tmp_path):
 
 def test_ids_of_several_sources_begin_with_their_names_and_are_unique(tmp_path):
     rows = [{"prompt": "a", "id": 0}, {"prompt": "b"}]
-    files = [TaskFile(path=str(write_jsonl(tmp_path / name / "train.jsonl", rows)), weight=2) for name in ("math", "code")]
+    files = [TaskFileConfig(path=str(write_jsonl(tmp_path / name / "train.jsonl", rows)), weight=2) for name in ("math", "code")]
     sources = read_sources(files, "tasks.train", "refuse")
     assert [task.id for source in sources for task in tasks_of(source)] == [
         "math/train.jsonl/0",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.tasks import TaskFile
+from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
 from buffers.tasks.permutation import Permutation
 from buffers.tasks.task_stream import TaskSource, TaskStream, source_names
@@ -214,20 +214,21 @@ def test_a_stream_without_tasks_is_refused():
     ],
 )
 def test_a_source_is_called_by_the_end_of_its_path(paths, names):
-    assert source_names([TaskFile(path=path) for path in paths], "tasks.train") == names
+    assert source_names([TaskFileConfig(path=path) for path in paths], "tasks.train") == names
 
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), st.sampled_from(["", "x"])), max_size=8))
 def test_names_of_different_sources_differ(drawn):
     files = [
-        TaskFile(path="/".join(parts), split=split) for parts, split in {("/".join(p), s): (p, s) for p, s in drawn}.values()
+        TaskFileConfig(path="/".join(parts), split=split)
+        for parts, split in {("/".join(p), s): (p, s) for p, s in drawn}.values()
     ]
     assert len(set(source_names(files, "tasks.train"))) == len(files)
 
 
 def test_splits_of_one_folder_are_sources_and_the_same_one_twice_is_refused():
-    files = [TaskFile(path="d/gsm8k", split="train", weight=3), TaskFile(path="d/gsm8k", split="extra")]
+    files = [TaskFileConfig(path="d/gsm8k", split="train", weight=3), TaskFileConfig(path="d/gsm8k", split="extra")]
     assert source_names(files, "tasks.train") == ["gsm8k:train", "gsm8k:extra"]
     with pytest.raises(RecipeError, match=r"tasks.train\[2\]: d/gsm8k is listed twice"):
-        source_names([*files, TaskFile(path="./d/gsm8k", split="extra")], "tasks.train")
+        source_names([*files, TaskFileConfig(path="./d/gsm8k", split="extra")], "tasks.train")

@@ -5,13 +5,13 @@ from typing import Any, get_args
 
 import pytest
 
-from asyncrl.core.recipe.custom import CustomLoss
+from asyncrl.core.recipe.custom import CustomLossConfig
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.core.recipe.loss import Loss
+from asyncrl.core.recipe.loss import LossConfig
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 
-KINDS = [loss.__struct_config__.tag for loss in get_args(Loss) if loss is not CustomLoss]
+KINDS = [loss.__struct_config__.tag for loss in get_args(LossConfig) if loss is not CustomLossConfig]
 OTHERS = [kind for kind in KINDS if kind != "reinforce"]
 CLIPPED = [kind for kind in OTHERS if kind not in ("sapo", "kl_cov")]
 

@@ -5,8 +5,8 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.core.recipe.loss import DivergenceMaskLoss
-from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks, TaskFile
+from asyncrl.core.recipe.loss import DivergenceMaskLossConfig
+from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig, TaskFileConfig
 
 
 def mapping(**sections: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def test_defaults_are_filled_in():
     recipe = decode_recipe(mapping(learner={"lr": 1}))
     assert recipe.learner.lr == 1.0
     assert recipe.learner.clip_grad == 1.0
-    assert recipe.tasks == GeneratedTasks()
+    assert recipe.tasks == GeneratedTasksConfig()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_kind_that_is_not_known_is_refused_with_the_one_that_was_meant():
 
 def test_bounds_may_be_reached():
     recipe = decode_recipe(mapping(steps=10**9, seed=2**31 - 1, tasks={"train": 10**6}))
-    assert (recipe.steps, recipe.seed, recipe.tasks) == (10**9, 2**31 - 1, GeneratedTasks(train=10**6))
+    assert (recipe.steps, recipe.seed, recipe.tasks) == (10**9, 2**31 - 1, GeneratedTasksConfig(train=10**6))
 
 
 def test_required_keys_are_asked_for():
@@ -142,8 +142,8 @@ def test_everything_wrong_is_told_at_once():
 
 def test_a_kind_left_out_is_the_default_s():
     recipe = decode_recipe(mapping(algorithm={"loss": {"low": 0.1}}, tasks={"train": 7}))
-    assert recipe.algorithm.loss == DivergenceMaskLoss(low=0.1)
-    assert recipe.tasks == GeneratedTasks(train=7)
+    assert recipe.algorithm.loss == DivergenceMaskLossConfig(low=0.1)
+    assert recipe.tasks == GeneratedTasksConfig(train=7)
 
 
 def files(**keys: Any) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def files(**keys: Any) -> dict[str, Any]:
 
 def test_another_kind_has_its_own_keys():
     recipe = decode_recipe(mapping(tasks=files(train=[{"path": "a.jsonl"}, {"path": "c.parquet", "weight": 2}])))
-    train = (TaskFile(path="a.jsonl"), TaskFile(path="c.parquet", weight=2.0))
-    assert recipe.tasks == FileTasks(train=train, evaluation=(TaskFile(path="b.jsonl"),))
+    train = (TaskFileConfig(path="a.jsonl"), TaskFileConfig(path="c.parquet", weight=2.0))
+    assert recipe.tasks == FileTasksConfig(train=train, evaluation=(TaskFileConfig(path="b.jsonl"),))
     assert refusal(tasks={"kind": "files", "train": [{"path": "a.jsonl"}]}).place == "tasks.evaluation"
 
 

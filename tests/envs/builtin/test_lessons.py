@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from asyncrl.core.messages import Message, ToolCall
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.builtin.calculator import Calculator, calculate
@@ -31,14 +31,14 @@ TAUGHT: list[tuple[str, dict[str, Any]]] = [
 """Built-in environments with the options of their recipes, and limits that a slow machine keeps."""
 
 
-def lessons_for(name: str, options: dict[str, Any]) -> tuple[ClassEnvironment, Lessons]:
-    environment = ClassEnvironment(name=name, options=options, tool_timeout_s=240.0)
+def lessons_for(name: str, options: dict[str, Any]) -> tuple[ClassEnvironmentConfig, Lessons]:
+    environment = ClassEnvironmentConfig(name=name, options=options, tool_timeout_s=240.0)
     lessons = find_lessons(environment)
     assert lessons is not None
     return environment, lessons
 
 
-def played(environment: ClassEnvironment, scripts: list[tuple[Task, Script]]) -> list[Demonstration]:
+def played(environment: ClassEnvironmentConfig, scripts: list[tuple[Task, Script]]) -> list[Demonstration]:
     return demonstrate_in("", environment, scripts)
 
 
@@ -133,7 +133,7 @@ class Moody(Calculator):
 
 
 def test_a_demonstration_in_which_a_tool_fails_by_chance_is_played_again():
-    environment = ClassEnvironment(name=f"{__name__}:Moody", options={"max_operations": 1})
+    environment = ClassEnvironmentConfig(name=f"{__name__}:Moody", options={"max_operations": 1})
     scripts = [(task, CalculatorLessons().ideal(task)) for task in make_tasks(environment, "train", 3, 0)]
     played: list[None] = []
     for tries, failures in ((1, 3), (2, 0)):
@@ -152,8 +152,8 @@ class Untaught(Calculator):
 
 
 def test_lessons_may_depend_on_the_options_and_are_told_apart_by_their_code():
-    short, long = (ClassEnvironment(name=f"{__name__}:Untaught", options={"max_operations": n}) for n in (1, 2))
+    short, long = (ClassEnvironmentConfig(name=f"{__name__}:Untaught", options={"max_operations": n}) for n in (1, 2))
     assert find_lessons(short) is not None
     assert find_lessons(long) is None
-    digests = {load_member(each).lessons_digest() for each in (short, long, ClassEnvironment(name="calculator"))}
+    digests = {load_member(each).lessons_digest() for each in (short, long, ClassEnvironmentConfig(name="calculator"))}
     assert len(digests) == 3

@@ -13,7 +13,7 @@ import pytest
 
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
 from asyncrl.envs.builtin.reasoning_gym import UNREPEATABLE
@@ -25,8 +25,8 @@ from asyncrl.envs.secrets import Secrets
 SMALL = {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 1}
 
 
-def gym(families: dict[str, Any]) -> ClassEnvironment:
-    return ClassEnvironment(name="reasoning_gym", options={"families": families})
+def gym(families: dict[str, Any]) -> ClassEnvironmentConfig:
+    return ClassEnvironmentConfig(name="reasoning_gym", options={"families": families})
 
 
 def test_families_take_turns_by_weight():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
 from asyncrl.envs.builtin.corpus import CorpusError, Document, Index, read_corpus
@@ -62,7 +62,7 @@ async def environment(tmp_path: Path, **options: object) -> AsyncIterator[Search
     corpus.write_text(
         '{"id": 7, "title": "Nile", "text": "It is the longest river of Africa.", "year": 3}\n\n{"id": "[b] [1]", "text": "B"}'
     )
-    member = load_member(ClassEnvironment(name="search", options={"corpus": str(corpus), **options}))
+    member = load_member(ClassEnvironmentConfig(name="search", options={"corpus": str(corpus), **options}))
     async with member.share(Secrets()) as shared:
         made = member.make(Provided(shared=shared))
         assert isinstance(made, Search)
@@ -147,7 +147,7 @@ def test_a_missing_corpus_and_other_encodings(tmp_path: Path):
 
 
 def test_ones_own_corpus_has_no_tasks_and_no_lessons(tmp_path: Path):
-    own = ClassEnvironment(name="search", options={"corpus": "mine.jsonl"})
+    own = ClassEnvironmentConfig(name="search", options={"corpus": "mine.jsonl"})
     assert find_lessons(own) is None
     with pytest.raises(RecipeError, match=r"tasks.kind.*makes no tasks of its own; use `files`"):
         make_tasks(own, "train", 3, 0)
@@ -156,4 +156,4 @@ def test_ones_own_corpus_has_no_tasks_and_no_lessons(tmp_path: Path):
 @pytest.mark.parametrize("options", [{"score": "fuzzy"}, {"snippet_words": 65}, {"corpus": 3}, {"corpora": "a"}])
 def test_wrong_options_are_refused(options: dict[str, object]):
     with pytest.raises(RecipeError, match=r"environment\.options"):
-        load_member(ClassEnvironment(name="search", options=options))
+        load_member(ClassEnvironmentConfig(name="search", options=options))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
 from asyncrl.envs.builtin.database import Database, DatabaseError, QueryRefused
@@ -229,7 +229,7 @@ async def test_a_query_has_bounds_of_memory():
 
 
 def test_ones_own_database_has_no_tasks_and_no_lessons():
-    own = ClassEnvironment(name="sql", options={"database": "mine.sqlite"})
+    own = ClassEnvironmentConfig(name="sql", options={"database": "mine.sqlite"})
     assert find_lessons(own) is None
     with pytest.raises(RecipeError, match=r"tasks.kind.*makes no tasks of its own"):
         make_tasks(own, "train", 3, 0)
@@ -238,4 +238,4 @@ def test_ones_own_database_has_no_tasks_and_no_lessons():
 @pytest.mark.parametrize("options", [{"max_rows": 0}, {"query_timeout_s": 0}, {"database": 3}, {"databases": "a"}])
 def test_wrong_options_are_refused(options: dict[str, object]):
     with pytest.raises(RecipeError, match=r"environment\.options"):
-        load_member(ClassEnvironment(name="sql", options=options))
+        load_member(ClassEnvironmentConfig(name="sql", options=options))

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.base import Observation
@@ -247,7 +247,7 @@ class Sharing(Slow):
 
 
 async def test_a_shared_part_that_blocks_the_loop_is_found() -> None:
-    member = load_member(ClassEnvironment(name=f"{__name__}:Sharing", options={"where": "share"}))
+    member = load_member(ClassEnvironmentConfig(name=f"{__name__}:Sharing", options={"where": "share"}))
 
     async def share() -> None:
         part = SharedPart(member, Secrets(), "generator-1", print)

@@ -13,7 +13,7 @@ import virtual_time
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, ToolCall
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment, tool
 from asyncrl.envs.hosting.episode_resources import Provided
@@ -32,7 +32,7 @@ async def processes() -> AsyncIterator[ToolProcesses]:
 
 
 async def play(processes: ToolProcesses | None, *calls: ToolCall) -> StepResult:
-    environment = load_member(ClassEnvironment(name=NAME, tool_timeout_s=60.0)).make(Provided(processes=processes))
+    environment = load_member(ClassEnvironmentConfig(name=NAME, tool_timeout_s=60.0)).make(Provided(processes=processes))
     await environment.reset(Task(id=TaskId("t"), prompt="t"))
     return await environment.step(Action("", calls))
 

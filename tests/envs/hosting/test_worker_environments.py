@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, ProcessDied, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.recipe.environment import ClassEnvironment, EnvironmentConfig, MixedEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig, EnvironmentConfig, MixedEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment, ToolError, tool
 from asyncrl.envs.hosting import workspaces
@@ -122,8 +122,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "workspaces"
 
 
-def of_class(kind: type[Desk], **keys: Any) -> ClassEnvironment:
-    return ClassEnvironment(name=f"{__name__}:{kind.__name__}", secrets=("KEY",), **keys)
+def of_class(kind: type[Desk], **keys: Any) -> ClassEnvironmentConfig:
+    return ClassEnvironmentConfig(name=f"{__name__}:{kind.__name__}", secrets=("KEY",), **keys)
 
 
 def opened(config: EnvironmentConfig) -> WorkerEnvironments:
@@ -139,7 +139,9 @@ def folders(root: Path) -> list[Path]:
 
 
 async def test_each_member_is_entered_and_left_once_and_plays_its_own_tasks():
-    config = MixedEnvironment(members={"a": of_class(Desk, options={"name": "A"}), "b": of_class(Desk, options={"name": "B"})})
+    config = MixedEnvironmentConfig(
+        members={"a": of_class(Desk, options={"name": "A"}), "b": of_class(Desk, options={"name": "B"})}
+    )
     environments = opened(config)
     await environments.start(60.0)
     made = [environments.make(task(member)) for member in "aba"]
@@ -214,7 +216,7 @@ def test_a_cleaned_text_has_no_value_and_keeps_all_else(values: dict[str, str], 
 @pytest.mark.parametrize("variables", [{}, {"KEY": ""}])
 def test_a_secret_that_is_not_set_is_refused_with_its_place(variables: dict[str, str]):
     with pytest.raises(RecipeError, match=r"environment\.members\.a: the environment variable KEY is .*; export KEY="):
-        read_secrets(MixedEnvironment(members={"a": of_class(Desk)}), variables)
+        read_secrets(MixedEnvironmentConfig(members={"a": of_class(Desk)}), variables)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_a_secret_that_is_not_set_is_refused_with_its_place(variables: dict[str,
     ],
 )
 async def test_what_cannot_be_set_up_is_told_and_the_others_are_torn_down(kind: type[Desk], problem: str):
-    environments = opened(MixedEnvironment(members={"good": of_class(Desk), "bad": of_class(kind)}))
+    environments = opened(MixedEnvironmentConfig(members={"good": of_class(Desk), "bad": of_class(kind)}))
     with pytest.raises(EnvironmentBroken, match=problem):
         await environments.start(60.0)
     assert Desk.happened == ["enter desk", "leave desk"]

@@ -9,27 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.recipe.advantage import (
-    BestOfGroupAdvantage,
-    GpgAdvantage,
-    GrpoAdvantage,
-    MaxRlAdvantage,
-    OpoAdvantage,
-    PassAtKAdvantage,
-    ReinforcePlusPlusAdvantage,
-    RlooAdvantage,
+    BestOfGroupAdvantageConfig,
+    GpgAdvantageConfig,
+    GrpoAdvantageConfig,
+    MaxRlAdvantageConfig,
+    OpoAdvantageConfig,
+    PassAtKAdvantageConfig,
+    ReinforcePlusPlusAdvantageConfig,
+    RlooAdvantageConfig,
 )
 from learners.algorithm.advantages import Returns, advantages, against_greedy, decoupled_advantages, pass_at_k_advantages
 
 GROUPS = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=5)
 KINDS = [
-    GrpoAdvantage(normalize="mean"),
-    GrpoAdvantage(normalize="mean_std"),
-    RlooAdvantage(),
-    ReinforcePlusPlusAdvantage(baseline="group"),
-    OpoAdvantage(),
-    GpgAdvantage(),
-    PassAtKAdvantage(k=2),
-    MaxRlAdvantage(),
+    GrpoAdvantageConfig(normalize="mean"),
+    GrpoAdvantageConfig(normalize="mean_std"),
+    RlooAdvantageConfig(),
+    ReinforcePlusPlusAdvantageConfig(baseline="group"),
+    OpoAdvantageConfig(),
+    GpgAdvantageConfig(),
+    PassAtKAdvantageConfig(k=2),
+    MaxRlAdvantageConfig(),
 ]
 
 
@@ -47,18 +47,18 @@ def advantages_of(groups, config, tokens=None):
 
 @given(GROUPS)
 def test_mean_only_subtracts_each_groups_mean(groups):
-    for group, result in zip(groups, advantages_of(groups, GrpoAdvantage(normalize="mean")), strict=True):
+    for group, result in zip(groups, advantages_of(groups, GrpoAdvantageConfig(normalize="mean")), strict=True):
         assert result == pytest.approx([value - np.mean(group) for value in group], abs=1e-4)
 
 
 def test_mean_std_divides_by_the_population_standard_deviation():
-    (result,) = advantages_of([[0.0, 0.0, 0.0, 1.0]], GrpoAdvantage())
+    (result,) = advantages_of([[0.0, 0.0, 0.0, 1.0]], GrpoAdvantageConfig())
     assert result == pytest.approx([-0.25 / 0.1875**0.5] * 3 + [0.75 / 0.1875**0.5])
 
 
 @given(GROUPS)
 def test_leave_one_out_compares_with_the_others(groups):
-    for group, result in zip(groups, advantages_of(groups, RlooAdvantage()), strict=True):
+    for group, result in zip(groups, advantages_of(groups, RlooAdvantageConfig()), strict=True):
         others = [group[:place] + group[place + 1 :] for place in range(len(group))]
         assert result == pytest.approx([v - np.mean(o) if o else 0.0 for v, o in zip(group, others, strict=True)], abs=1e-4)
 
@@ -67,7 +67,7 @@ def test_leave_one_out_compares_with_the_others(groups):
 def test_groups_that_prefer_nothing_have_no_advantage(config):
     # 0.1 three times has a mean that is not 0.1 in floating point.
     alone, equal, varied = advantages_of([[3.0], [0.1] * 3, [0.0, 0.0, 1.0]], config)
-    if not isinstance(config, ReinforcePlusPlusAdvantage):
+    if not isinstance(config, ReinforcePlusPlusAdvantageConfig):
         assert alone == [0.0]
         assert equal == [0.0] * 3
     assert varied[2] > 0 > varied[1]
@@ -85,7 +85,7 @@ def test_rewards_that_differ_by_rounding_are_equal(config):
         assert one == pytest.approx(other)
 
 
-@pytest.mark.parametrize("config", [*KINDS, ReinforcePlusPlusAdvantage(), BestOfGroupAdvantage()])
+@pytest.mark.parametrize("config", [*KINDS, ReinforcePlusPlusAdvantageConfig(), BestOfGroupAdvantageConfig()])
 def test_a_batch_whose_rewards_differ_by_rounding_prefers_nothing(config):
     assert advantages_of([ROUNDING, ROUNDING[::-1]], config) == [[0.0, 0.0], [0.0, 0.0]]
 
@@ -99,7 +99,7 @@ def test_a_success_short_of_rounding_is_a_success():
 
 def test_groups_need_not_be_contiguous():
     returns = Returns(torch.tensor([0.0, 10.0, 1.0, 30.0]), torch.tensor([0, 1, 0, 1]), torch.ones(4, dtype=torch.int64))
-    assert advantages(returns, GrpoAdvantage()).tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
+    assert advantages(returns, GrpoAdvantageConfig()).tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("baseline", ["none", "group"])
@@ -107,7 +107,7 @@ def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_batch(baseline):
     groups, tokens = [[1.0, 4.0], [2.0, 2.5, 9.0]], [3, 1, 2, 0, 5]
     flat = np.array([v - (np.mean(g) if baseline == "group" else 0.0) for g in groups for v in g])
     of_tokens = np.repeat(flat, tokens)
-    result = advantages_of(groups, ReinforcePlusPlusAdvantage(baseline=baseline), tokens)
+    result = advantages_of(groups, ReinforcePlusPlusAdvantageConfig(baseline=baseline), tokens)
     assert [value for group in result for value in group] == pytest.approx((flat - of_tokens.mean()) / of_tokens.std())
 
 
@@ -116,7 +116,7 @@ def test_equal_rewards_are_still_less_the_mean_of_the_batch():
     groups, tokens = [[5.0, 5.0], [0.0, 1.0]], [1, 1, 1, 7]
     centred = np.array([0.0, 0.0, -0.5, 0.5])
     standard = np.array([0.0, 0.0, -1.0, 1.0])
-    equal, _ = advantages_of(groups, ReinforcePlusPlusAdvantage(baseline="group"), tokens)
+    equal, _ = advantages_of(groups, ReinforcePlusPlusAdvantageConfig(baseline="group"), tokens)
     of_tokens = np.repeat(centred, tokens)
     assert equal == pytest.approx([-of_tokens.mean() / of_tokens.std()] * 2)
     index, several = torch.tensor([0, 0, 1, 1]), torch.tensor([[5.0], [5.0], [0.0], [1.0]])
@@ -127,17 +127,17 @@ def test_equal_rewards_are_still_less_the_mean_of_the_batch():
 
 
 def test_a_batch_without_spread_has_no_advantage():
-    assert advantages_of([[0.1] * 3, [0.1] * 2], ReinforcePlusPlusAdvantage()) == [[0.0] * 3, [0.0] * 2]
-    assert advantages_of([[1.0, 2.0]], ReinforcePlusPlusAdvantage(), [5, 0]) == [[0.0, 0.0]]
+    assert advantages_of([[0.1] * 3, [0.1] * 2], ReinforcePlusPlusAdvantageConfig()) == [[0.0] * 3, [0.0] * 2]
+    assert advantages_of([[1.0, 2.0]], ReinforcePlusPlusAdvantageConfig(), [5, 0]) == [[0.0, 0.0]]
 
 
 def test_opo_weighs_its_baseline_by_tokens():
-    (result,) = advantages_of([[1.0, 0.0, 0.0]], OpoAdvantage(), [6, 1, 2])
+    (result,) = advantages_of([[1.0, 0.0, 0.0]], OpoAdvantageConfig(), [6, 1, 2])
     assert result == pytest.approx([1 - 6 / 9, -6 / 9, -6 / 9])
 
 
 def test_gpg_makes_up_for_groups_without_spread():
-    assert advantages_of([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], GpgAdvantage()) == [[1.5, -1.5], [0.0, 0.0], [0.0, 0.0]]
+    assert advantages_of([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], GpgAdvantageConfig()) == [[1.5, -1.5], [0.0, 0.0], [0.0, 0.0]]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(2, 5))
@@ -158,13 +158,13 @@ def test_pass_at_k_is_the_mean_over_every_set_an_episode_is_in(succeeded, k):
 def test_max_rl_averages_the_scores_of_successes_less_those_of_all(succeeded, random):
     """The paper's estimator, of scores that are just numbers here: the mean over successes less the mean over everybody."""
     scores = np.array([random.uniform(-1, 1) for _ in succeeded])
-    ((result),) = advantages_of([[2.0 if one else 0.5 for one in succeeded]], MaxRlAdvantage(success=2.0))
+    ((result),) = advantages_of([[2.0 if one else 0.5 for one in succeeded]], MaxRlAdvantageConfig(success=2.0))
     expected = scores[np.array(succeeded)].mean() - scores.mean() if any(succeeded) else 0.0
     assert np.mean(np.array(result) * scores) == pytest.approx(expected, abs=1e-6)
 
 
 def test_max_rl_weighs_rare_successes_more():
-    assert advantages_of([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], MaxRlAdvantage()) == [
+    assert advantages_of([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], MaxRlAdvantageConfig()) == [
         [3.0, -1.0, -1.0, -1.0],
         [0, 0],
         [0, 0],
@@ -173,7 +173,7 @@ def test_max_rl_weighs_rare_successes_more():
 
 @given(GROUPS)
 def test_the_best_of_a_group_is_credited_with_what_the_group_would_lose_without_it(groups):
-    for group, result in zip(groups, advantages_of(groups, BestOfGroupAdvantage()), strict=True):
+    for group, result in zip(groups, advantages_of(groups, BestOfGroupAdvantageConfig()), strict=True):
         without = [group[:place] + group[place + 1 :] for place in range(len(group))]
         expected = [max(group) - max(others) if others else 0.0 for others in without]
         assert result == pytest.approx(expected, abs=1e-4)

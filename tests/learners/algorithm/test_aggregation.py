@@ -8,17 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_samples import decoupled, decoupled_ppo, pack_tokens, rows_of_tokens
 
-from asyncrl.core.recipe.algorithm import ConstantAggregation, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
-from asyncrl.core.recipe.correction import MaskBound, RejectDivergence
-from asyncrl.core.recipe.loss import GmpoLoss, GspoLoss, PpoClipLoss, ReinforceLoss
+from asyncrl.core.recipe.algorithm import (
+    ConstantAggregationConfig,
+    SequenceMeanTokenMeanConfig,
+    SequenceMeanTokenSumConfig,
+    TokenMeanConfig,
+)
+from asyncrl.core.recipe.correction import MaskBoundConfig, RejectDivergenceConfig
+from asyncrl.core.recipe.loss import GmpoLossConfig, GspoLossConfig, PpoClipLossConfig, ReinforceLossConfig
 from learners.algorithm.aggregation import denominator, row_shares
 from learners.algorithm.losses import policy_loss
 
-KINDS = [TokenMean(), SequenceMeanTokenSum(), SequenceMeanTokenMean(), ConstantAggregation(tokens=7)]
-LOSSES = [PpoClipLoss(), GspoLoss(), GmpoLoss(), ReinforceLoss()]
+KINDS = [TokenMeanConfig(), SequenceMeanTokenSumConfig(), SequenceMeanTokenMeanConfig(), ConstantAggregationConfig(tokens=7)]
+LOSSES = [PpoClipLossConfig(), GspoLossConfig(), GmpoLossConfig(), ReinforceLossConfig()]
 CORRECTIONS = [
     decoupled(),
-    decoupled(weight="segment", bound=MaskBound(), reject=(RejectDivergence(level="sequence", reduce="max", upper=2.0),)),
+    decoupled(
+        weight="segment", bound=MaskBoundConfig(), reject=(RejectDivergenceConfig(level="sequence", reduce="max", upper=2.0),)
+    ),
 ]
 
 
@@ -79,26 +86,26 @@ def test_each_kind_is_what_its_name_says(rows):
         assert [denominator(counts(rows), ones(rows), kind) for kind in KINDS] == [0] * 4
         return
     expected = {
-        TokenMean(): np.concatenate(terms).mean(),
-        SequenceMeanTokenSum(): np.mean([one.sum() for one in terms]),
-        SequenceMeanTokenMean(): np.mean([one.mean() for one in terms]),
-        ConstantAggregation(tokens=7): np.mean([one.sum() / 7 for one in terms]),
+        TokenMeanConfig(): np.concatenate(terms).mean(),
+        SequenceMeanTokenSumConfig(): np.mean([one.sum() for one in terms]),
+        SequenceMeanTokenMeanConfig(): np.mean([one.mean() for one in terms]),
+        ConstantAggregationConfig(tokens=7): np.mean([one.sum() / 7 for one in terms]),
     }
     for kind, value in expected.items():
-        config = decoupled_ppo(loss=ReinforceLoss(), aggregation=kind, correction=decoupled(weight="none"))
+        config = decoupled_ppo(loss=ReinforceLossConfig(), aggregation=kind, correction=decoupled(weight="none"))
         loss, _ = loss_and_gradient(shared(rows, kind), config, denominator(counts(rows), ones(rows), kind))
         assert loss == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
 def test_rejected_tokens_stay_in_the_denominator():
-    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), TokenMean()) == 5
-    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), SequenceMeanTokenMean()) == 2
-    assert row_shares(torch.tensor([3, 0, 2]), torch.ones(3), SequenceMeanTokenMean()).tolist() == pytest.approx(
+    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), TokenMeanConfig()) == 5
+    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), SequenceMeanTokenMeanConfig()) == 2
+    assert row_shares(torch.tensor([3, 0, 2]), torch.ones(3), SequenceMeanTokenMeanConfig()).tolist() == pytest.approx(
         [1 / 3, 1, 1 / 2]
     )
 
 
 def test_a_row_counts_below_the_line_as_much_as_above_it():
     tokens, weights = torch.tensor([3, 0, 2]), torch.tensor([0.5, 7.0, 2.0], dtype=torch.float64)
-    assert denominator(tokens, weights, TokenMean()) == 0.5 * 3 + 2.0 * 2
-    assert denominator(tokens, weights, SequenceMeanTokenMean()) == 0.5 + 2.0
+    assert denominator(tokens, weights, TokenMeanConfig()) == 0.5 * 3 + 2.0 * 2
+    assert denominator(tokens, weights, SequenceMeanTokenMeanConfig()) == 0.5 + 2.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loss_samples import Row, Token, decoupled, pack_tokens, rows_of_tokens
 from rank_threads import on_ranks
 
-from asyncrl.core.recipe.correction import NormalizedBound, RejectSecondMoment
+from asyncrl.core.recipe.correction import NormalizedBoundConfig, RejectSecondMomentConfig
 from learners.algorithm.batch_correction import mean_weight, second_moment_outliers
 from learners.algorithm.corrections import correct
 
@@ -49,7 +49,7 @@ def test_ranks_without_tokens_take_part():
 
 def test_what_a_second_moment_leaves_out_is_rejected():
     theta, proximal, tokens = pack_tokens([Row((Token(-1.0, -1.0, -1.1, True, 1, 0), Token(-1.0, -1.0, -4.0, True, 1, 0)), 1.0)])
-    config = decoupled(reject=(RejectSecondMoment(upper=0.04),))
+    config = decoupled(reject=(RejectSecondMomentConfig(upper=0.04),))
     with pytest.raises(ValueError, match="needs outliers"):
         correct(theta, proximal, tokens, config)
     left_out = second_moment_outliers(proximal - tokens.logp_behaviour, tokens.mask, 0.04, lambda values: values)
@@ -61,7 +61,7 @@ def test_what_a_second_moment_leaves_out_is_rejected():
 @given(st.lists(rows_of_tokens(), min_size=1, max_size=3), st.sampled_from(["token", "segment", "sequence"]))
 def test_normalised_weights_have_a_mean_of_one_over_what_they_weigh(parts, level):
     """Tokens, turns or rows of the whole batch, in Python; each part is a rank's."""
-    config = decoupled(weight=level, bound=NormalizedBound(upper=1.5))
+    config = decoupled(weight=level, bound=NormalizedBoundConfig(upper=1.5))
     units = []
     for rows in parts:
         for row in rows:

@@ -5,7 +5,13 @@ import math
 import pytest
 from loss_samples import Row, Token, decoupled, pack_tokens
 
-from asyncrl.core.recipe.correction import MaskBound, RejectDivergence, RejectOffPolicySequence, RejectRatio, TruncateBound
+from asyncrl.core.recipe.correction import (
+    MaskBoundConfig,
+    RejectDivergenceConfig,
+    RejectOffPolicySequenceConfig,
+    RejectRatioConfig,
+    TruncateBoundConfig,
+)
 from learners.algorithm.corrections import correct
 
 
@@ -19,7 +25,7 @@ def corrected(rows, **config):
     return correct(theta, proximal, tokens, decoupled(**config))
 
 
-LOOSE = TruncateBound(upper=1e9)
+LOOSE = TruncateBoundConfig(upper=1e9)
 ROWS = [[token(0.2), token(0.6), token(5.0, mask=False), token(1.0, turn=1)], [token(-0.4)]]
 
 
@@ -37,11 +43,11 @@ def test_weights_are_geometric_means_over_what_may_enter_the_loss(weight, logs):
 
 
 def test_a_bound_truncates_or_masks():
-    truncated = corrected(ROWS, bound=TruncateBound(upper=1.5))
+    truncated = corrected(ROWS, bound=TruncateBoundConfig(upper=1.5))
     assert truncated.weight.max() == 1.5
     assert truncated.truncated.tolist() == [False, True, False, True, False]
     assert not truncated.masked.any()
-    masked = corrected(ROWS, bound=MaskBound(lower=0.7, upper=1.5))
+    masked = corrected(ROWS, bound=MaskBoundConfig(lower=0.7, upper=1.5))
     assert masked.masked.tolist() == [False, True, False, True, True]
     assert masked.weight.tolist() == pytest.approx([math.exp(0.2), 0, 1, 0, 0])
 
@@ -53,24 +59,24 @@ def test_a_weight_of_a_long_row_does_not_grow_with_its_length():
 
 def test_a_criterion_on_a_sum_over_a_long_row_does_not_overflow():
     rows = [[token(0.5) for _ in range(5000)], [token(0.0) for _ in range(5000)]]
-    result = corrected(rows, reject=(RejectRatio(reduce="sum", lower=0.1, upper=10.0),))
+    result = corrected(rows, reject=(RejectRatioConfig(reduce="sum", lower=0.1, upper=10.0),))
     assert result.rejected.tolist() == [True] * 5000 + [False] * 5000
 
 
 @pytest.mark.parametrize(
     ("criterion", "expected"),
     [
-        (RejectRatio(level="token", upper=1.5), [0, 1, 0, 1, 0]),
-        (RejectRatio(level="token", lower=0.7, upper=9.0), [0, 0, 0, 0, 1]),
-        (RejectRatio(level="segment", upper=1.5), [0, 0, 0, 1, 0]),
-        (RejectRatio(level="sequence", upper=1.5), [1, 1, 0, 1, 0]),
-        (RejectRatio(level="sequence", reduce="max", upper=2.5), [1, 1, 0, 1, 0]),
-        (RejectRatio(level="sequence", reduce="max", upper=3.0), [0, 0, 0, 0, 0]),
-        (RejectDivergence(estimator="k1", level="token", upper=0.3), [0, 0, 0, 0, 1]),
-        (RejectDivergence(estimator="k2", level="token", upper=0.17), [0, 1, 0, 1, 0]),
-        (RejectDivergence(estimator="k3", level="segment", reduce="max", upper=0.2), [1, 1, 0, 1, 0]),
-        (RejectDivergence(estimator="k3", level="sequence", reduce="sum", upper=0.95), [1, 1, 0, 1, 0]),
-        (RejectDivergence(estimator="k3", level="sequence", reduce="sum", upper=0.97), [0, 0, 0, 0, 0]),
+        (RejectRatioConfig(level="token", upper=1.5), [0, 1, 0, 1, 0]),
+        (RejectRatioConfig(level="token", lower=0.7, upper=9.0), [0, 0, 0, 0, 1]),
+        (RejectRatioConfig(level="segment", upper=1.5), [0, 0, 0, 1, 0]),
+        (RejectRatioConfig(level="sequence", upper=1.5), [1, 1, 0, 1, 0]),
+        (RejectRatioConfig(level="sequence", reduce="max", upper=2.5), [1, 1, 0, 1, 0]),
+        (RejectRatioConfig(level="sequence", reduce="max", upper=3.0), [0, 0, 0, 0, 0]),
+        (RejectDivergenceConfig(estimator="k1", level="token", upper=0.3), [0, 0, 0, 0, 1]),
+        (RejectDivergenceConfig(estimator="k2", level="token", upper=0.17), [0, 1, 0, 1, 0]),
+        (RejectDivergenceConfig(estimator="k3", level="segment", reduce="max", upper=0.2), [1, 1, 0, 1, 0]),
+        (RejectDivergenceConfig(estimator="k3", level="sequence", reduce="sum", upper=0.95), [1, 1, 0, 1, 0]),
+        (RejectDivergenceConfig(estimator="k3", level="sequence", reduce="sum", upper=0.97), [0, 0, 0, 0, 0]),
     ],
 )
 def test_criteria_name_tokens_turns_or_rows(criterion, expected):
@@ -85,12 +91,12 @@ def test_losing_rows_far_from_the_policy_are_left_out():
     theta, proximal, tokens = pack_tokens(rows)
     # 1 and 0.5 nats of the current policy, whatever it was before the step: 0.75 on the mean; 0.7 of the row that is near.
     for upper, expected in ((0.74, [1, 1, 0] + [0] * 7), (0.76, [0] * 10)):
-        result = correct(theta, proximal, tokens, decoupled(reject=(RejectOffPolicySequence(upper=upper),)))
+        result = correct(theta, proximal, tokens, decoupled(reject=(RejectOffPolicySequenceConfig(upper=upper),)))
         assert result.rejected.int().tolist() == expected
 
 
 def test_several_criteria_each_reject():
-    both = (RejectRatio(level="token", upper=2.5), RejectDivergence(estimator="k1", level="token", upper=0.3))
+    both = (RejectRatioConfig(level="token", upper=2.5), RejectDivergenceConfig(estimator="k1", level="token", upper=0.3))
     assert corrected(ROWS, reject=both).rejected.int().tolist() == [0, 0, 0, 1, 1]
 
 
@@ -110,7 +116,7 @@ def test_the_behaviour_anchor_needs_no_weight():
 
 @pytest.mark.parametrize("level", ["token", "segment", "sequence"])
 def test_rows_out_of_the_loss_and_no_rows_are_left_alone(level):
-    criteria = (RejectRatio(level=level, reduce="max"), RejectDivergence(level=level, reduce="max"))
+    criteria = (RejectRatioConfig(level=level, reduce="max"), RejectDivergenceConfig(level=level, reduce="max"))
     stale = corrected([[token(9.0, mask=False)] * 2, [token(0.0)]], weight=level, reject=criteria)
     assert stale.weight.tolist() == [1.0] * 3
     assert not stale.rejected.any()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from rank_threads import on_ranks
 
-from asyncrl.core.recipe.loss import ClipCovLoss, KlCovLoss
+from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
 from learners.algorithm.covariance import single_out
 
 RANDOM = np.random.default_rng(3)
@@ -29,7 +29,7 @@ def covariances():
 
 @pytest.mark.parametrize("cuts", [[], [20], [0, 5, 59]])
 def test_kl_cov_takes_the_highest_of_the_whole_batch(cuts):
-    chosen = chosen_by_ranks(KlCovLoss(share=0.1), cuts)
+    chosen = chosen_by_ranks(KlCovLossConfig(share=0.1), cuts)
     number = int(0.1 * MASK.sum())
     highest = sorted(np.where(MASK, covariances(), -np.inf), reverse=True)[:number]
     assert sorted(covariances()[chosen.numpy()], reverse=True) == pytest.approx(highest)
@@ -37,7 +37,7 @@ def test_kl_cov_takes_the_highest_of_the_whole_batch(cuts):
 
 @pytest.mark.parametrize("cuts", [[], [20], [0, 5, 59]])
 def test_clip_cov_draws_among_those_in_range(cuts):
-    config = ClipCovLoss(share=0.05, low=0.5, high=5.0)
+    config = ClipCovLossConfig(share=0.05, low=0.5, high=5.0)
     chosen = chosen_by_ranks(config, cuts)
     assert torch.equal(chosen, chosen_by_ranks(config, []))
     assert chosen.sum() == int(0.05 * MASK.sum())
@@ -46,10 +46,10 @@ def test_clip_cov_draws_among_those_in_range(cuts):
 
 
 def test_all_that_qualify_are_taken_where_they_are_few():
-    assert chosen_by_ranks(ClipCovLoss(share=1.0, low=4.0, high=6.0), [30]).sum() == sum(
+    assert chosen_by_ranks(ClipCovLossConfig(share=1.0, low=4.0, high=6.0), [30]).sum() == sum(
         4.0 < value < 6.0 for value, inside in zip(covariances(), MASK, strict=True) if inside
     )
-    assert not chosen_by_ranks(ClipCovLoss(share=0.5, low=1e6, high=2e6), [30]).any()
+    assert not chosen_by_ranks(ClipCovLossConfig(share=0.5, low=1e6, high=2e6), [30]).any()
 
 
 @pytest.mark.parametrize("cuts", [[], [20], [0, 5, 59]])
@@ -57,13 +57,13 @@ def test_all_that_qualify_are_taken_where_they_are_few():
 def test_of_tokens_that_tie_as_many_as_asked_for_are_drawn(cuts, advantage):
     """Equal advantages leave every covariance 0; which tokens are taken is up to what each has drawn, wherever it is."""
     equal = torch.full((TOKENS,), advantage)
-    chosen = chosen_by_ranks(KlCovLoss(share=0.1), cuts, advantages=equal)
+    chosen = chosen_by_ranks(KlCovLossConfig(share=0.1), cuts, advantages=equal)
     number = int(0.1 * MASK.sum())
     expected = sorted((draw, place) for place, draw in enumerate(DRAW.tolist()) if MASK[place])[:number]
     assert sorted(chosen.nonzero().flatten().tolist()) == sorted(place for _, place in expected)
 
 
-@pytest.mark.parametrize("config", [KlCovLoss(share=0.3), ClipCovLoss(share=0.2, low=-1.0, high=5.0)])
+@pytest.mark.parametrize("config", [KlCovLossConfig(share=0.3), ClipCovLossConfig(share=0.2, low=-1.0, high=5.0)])
 def test_the_choice_belongs_to_the_tokens_and_not_to_where_they_lie(config):
     """Some tie with others: the same log-probability and advantage several times over."""
     logp, advantages = (LOGP / 3).round(), ADVANTAGES.sign()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.advantage import GrpoAdvantage, RlooAdvantage
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, TurnCredit
+from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RlooAdvantageConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, TurnCreditConfig
 from asyncrl.core.trajectory import StopReason
 from learners.algorithm.credit import turn_groups, turn_places, turn_returns
 from learners.algorithm.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas
@@ -101,12 +101,12 @@ BATCH = Batch(
 
 
 def test_a_batch_is_rated_by_episode():
-    config = AlgorithmConfig(advantage=GrpoAdvantage(normalize="mean"), credit=EpisodeCredit())
+    config = AlgorithmConfig(advantage=GrpoAdvantageConfig(normalize="mean"), credit=EpisodeCreditConfig())
     assert row_advantages(BATCH, config) == [[0.25], [-0.25], [1.5], [-1.5]]
 
 
 def test_a_batch_is_rated_by_turn():
-    config = AlgorithmConfig(advantage=RlooAdvantage(), credit=TurnCredit(discount=0.5))
+    config = AlgorithmConfig(advantage=RlooAdvantageConfig(), credit=TurnCreditConfig(discount=0.5))
     # Returns: 0.5, 1 | 0.5 | 1.5, 1, 2 | 0, 0. Second turn of group 7 and third of group 3 have nobody to compare with.
     assert row_advantages(BATCH, config) == [[0.0, 0.0], [0.0], [1.5, 1.0, 0.0], [-1.5, -1.0]]
 
@@ -115,13 +115,13 @@ def test_turns_whose_returns_differ_by_rounding_have_no_advantage():
     rows = (record(7, 0, (0.1, 0.2 + 0.3)), record(7, 1, (0.2 + 0.1, 0.3)))
     batch = Batch(PolicyVersion(0), PolicyVersion(0), (*rows, record(3, 0, (1.0, 2.0)), record(3, 1, (1.0, 2.0))))
     assert sum(rows[0].turn_rewards) != sum(rows[1].turn_rewards)
-    for advantage in (GrpoAdvantage(), RlooAdvantage()):
-        (one, _), (other, _) = row_advantages(batch, AlgorithmConfig(advantage=advantage, credit=TurnCredit()))[:2]
+    for advantage in (GrpoAdvantageConfig(), RlooAdvantageConfig()):
+        (one, _), (other, _) = row_advantages(batch, AlgorithmConfig(advantage=advantage, credit=TurnCreditConfig()))[:2]
         assert (one, other) == (0.0, 0.0)
 
 
 def test_turns_without_rewards_are_refused():
     batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(7, 0, ()),))
     with pytest.raises(ValueError, match="sample 0 of group 7 has no turn rewards"):
-        row_advantages(batch, AlgorithmConfig(credit=TurnCredit()))
+        row_advantages(batch, AlgorithmConfig(credit=TurnCreditConfig()))
     assert np.isfinite(row_advantages(batch, AlgorithmConfig())).all()

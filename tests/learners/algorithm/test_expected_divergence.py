@@ -12,12 +12,12 @@ import torch
 from learner_samples import packed_batch
 from loss_samples import Row, Token, decoupled, decoupled_ppo, pack_tokens
 
-from asyncrl.core.recipe.algorithm import KlInLoss, NoKl
-from asyncrl.core.recipe.correction import MaskBound, TruncateBound
+from asyncrl.core.recipe.algorithm import KlInLossConfig, NoKlConfig
+from asyncrl.core.recipe.correction import MaskBoundConfig, TruncateBoundConfig
 from learners.algorithm.losses import policy_loss
 from learners.batches.observations import observe, readings_of
 
-FREE = TruncateBound(upper=1e4)
+FREE = TruncateBoundConfig(upper=1e4)
 """A bound that no ratio reaches."""
 EXACT = {
     "behaviour": decoupled(anchor="behaviour", weight="none", bound=FREE),
@@ -52,8 +52,8 @@ def whole_vocabulary(correction, kl, coefficient):
 def of_divergence(correction, kl):
     """The divergence's part of the loss, and of the gradient."""
     (with_it, its_gradient, _), (without, gradient, _) = (
-        whole_vocabulary(correction, KlInLoss(**kl), 0.5),
-        whole_vocabulary(correction, NoKl(), 0.0),
+        whole_vocabulary(correction, KlInLossConfig(**kl), 0.5),
+        whole_vocabulary(correction, NoKlConfig(), 0.0),
     )
     return (with_it.loss - without.loss).item() / 0.5, (its_gradient - gradient) / 0.5
 
@@ -77,7 +77,7 @@ def test_the_ratio_is_held_at_the_bound_of_the_weights(upper):
     ratios = (logp - behaviour).exp()
     assert (ratios > upper).any()
     expected = (behaviour.exp() * ratios.clamp(max=upper) * ((reference - logp).exp() - 1 - (reference - logp))).sum()
-    correction = decoupled(anchor="behaviour", weight="none", bound=TruncateBound(upper=upper))
+    correction = decoupled(anchor="behaviour", weight="none", bound=TruncateBoundConfig(upper=upper))
     assert of_divergence(correction, {})[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_the_metric_is_weighed_like_the_term(anchor):
 
 def test_the_metric_is_of_the_tokens_that_the_correction_keeps():
     batch, logp, reference = measured_batch()
-    seen = metric(batch, logp, logp, decoupled(bound=MaskBound(lower=0.9, upper=1.3)))
+    seen = metric(batch, logp, logp, decoupled(bound=MaskBoundConfig(lower=0.9, upper=1.3)))
     weights, difference = (logp - batch.logp_behaviour).double().exp(), (logp - reference).double()
     kept = batch.mask & (weights >= 0.9) & (weights <= 1.3)
     assert 0 < kept.sum() < batch.mask.sum()

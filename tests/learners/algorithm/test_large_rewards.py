@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from asyncrl.core.recipe.advantage import (
-    BestOfGroupAdvantage,
-    GpgAdvantage,
-    GrpoAdvantage,
-    OpoAdvantage,
-    ReinforcePlusPlusAdvantage,
-    RlooAdvantage,
+    BestOfGroupAdvantageConfig,
+    GpgAdvantageConfig,
+    GrpoAdvantageConfig,
+    OpoAdvantageConfig,
+    ReinforcePlusPlusAdvantageConfig,
+    RlooAdvantageConfig,
 )
 from asyncrl.core.reward_range import LARGEST_REWARD
 from learners.algorithm.advantages import Returns, advantages, decoupled_advantages
@@ -20,14 +20,14 @@ from learners.algorithm.value_loss import value_loss
 
 REWARDS = [LARGEST_REWARD, -LARGEST_REWARD, LARGEST_REWARD / 2, 0.0]
 KINDS = [
-    GrpoAdvantage(),
-    GrpoAdvantage(normalize="mean"),
-    RlooAdvantage(),
-    OpoAdvantage(),
-    GpgAdvantage(),
-    BestOfGroupAdvantage(),
-    ReinforcePlusPlusAdvantage(),
-    ReinforcePlusPlusAdvantage(baseline="group"),
+    GrpoAdvantageConfig(),
+    GrpoAdvantageConfig(normalize="mean"),
+    RlooAdvantageConfig(),
+    OpoAdvantageConfig(),
+    GpgAdvantageConfig(),
+    BestOfGroupAdvantageConfig(),
+    ReinforcePlusPlusAdvantageConfig(),
+    ReinforcePlusPlusAdvantageConfig(baseline="group"),
 ]
 
 
@@ -39,7 +39,7 @@ def returns(values):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_kind_of_advantage_scales_with_its_rewards(kind):
     small, large = (advantages(returns([each / divisor for each in REWARDS]), kind) for divisor in (LARGEST_REWARD, 1.0))
-    standardised = isinstance(kind, ReinforcePlusPlusAdvantage) or kind == GrpoAdvantage()
+    standardised = isinstance(kind, ReinforcePlusPlusAdvantageConfig) or kind == GrpoAdvantageConfig()
     assert small.any()
     assert large.tolist() == pytest.approx((small * (1.0 if standardised else LARGEST_REWARD)).tolist(), rel=1e-6)
 
@@ -49,7 +49,7 @@ def test_standardising_is_that_of_exact_fractions():
     mean = sum(exact) / len(exact)
     variance = sum((each - mean) ** 2 for each in exact) / len(exact)
     expected = [float((each - mean) / Fraction(math.isqrt(int(variance)))) for each in exact]
-    assert advantages(returns(REWARDS), GrpoAdvantage()).tolist() == pytest.approx(expected, rel=1e-6)
+    assert advantages(returns(REWARDS), GrpoAdvantageConfig()).tolist() == pytest.approx(expected, rel=1e-6)
     column = torch.tensor(REWARDS, dtype=torch.float64)[:, None]
     one = decoupled_advantages(column, torch.tensor([1.0]), torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
     assert one.tolist() == pytest.approx(expected, rel=1e-6)

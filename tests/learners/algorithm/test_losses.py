@@ -9,50 +9,50 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loss_samples import Row, Token, decoupled, decoupled_ppo, pack_tokens, rows_of_tokens
 
-from asyncrl.core.recipe.algorithm import KlInLoss, NoKl
+from asyncrl.core.recipe.algorithm import KlInLossConfig, NoKlConfig
 from asyncrl.core.recipe.correction import (
-    MaskBound,
-    NormalizedBound,
-    RejectDivergence,
-    RejectOffPolicySequence,
-    RejectRatio,
-    TruncateBound,
+    MaskBoundConfig,
+    NormalizedBoundConfig,
+    RejectDivergenceConfig,
+    RejectOffPolicySequenceConfig,
+    RejectRatioConfig,
+    TruncateBoundConfig,
 )
 from asyncrl.core.recipe.loss import (
-    CispoLoss,
-    ClipCovLoss,
-    DivergenceMaskLoss,
-    GmpoLoss,
-    GspoLoss,
-    KlCovLoss,
-    PpoClipLoss,
-    ReinforceLoss,
-    SapoLoss,
+    CispoLossConfig,
+    ClipCovLossConfig,
+    DivergenceMaskLossConfig,
+    GmpoLossConfig,
+    GspoLossConfig,
+    KlCovLossConfig,
+    PpoClipLossConfig,
+    ReinforceLossConfig,
+    SapoLossConfig,
 )
 from learners.algorithm.losses import policy_loss
 
 PLAIN = decoupled(weight="none")
 LOSSES = {
-    "ppo": PpoClipLoss(clip_low=0.2, clip_high=0.3),
-    "dual": PpoClipLoss(clip_low=0.2, clip_high=0.3, dual_clip=2.0),
-    "gspo": GspoLoss(clip_low=0.2, clip_high=0.3),
-    "cispo": CispoLoss(clip_low=0.5, clip_high=1.0),
-    "sapo": SapoLoss(tau_positive=1.0, tau_negative=2.0),
-    "gmpo": GmpoLoss(clip=0.4),
-    "dppo_tv": DivergenceMaskLoss(divergence="tv", low=0.1, high=0.15, max_ratio=3.0),
-    "dppo_kl": DivergenceMaskLoss(divergence="kl", low=0.05, high=0.02, max_ratio=3.0),
-    "clip_cov": ClipCovLoss(clip_low=0.2, clip_high=0.3),
-    "kl_cov": KlCovLoss(coefficient=0.7),
-    "reinforce": ReinforceLoss(),
+    "ppo": PpoClipLossConfig(clip_low=0.2, clip_high=0.3),
+    "dual": PpoClipLossConfig(clip_low=0.2, clip_high=0.3, dual_clip=2.0),
+    "gspo": GspoLossConfig(clip_low=0.2, clip_high=0.3),
+    "cispo": CispoLossConfig(clip_low=0.5, clip_high=1.0),
+    "sapo": SapoLossConfig(tau_positive=1.0, tau_negative=2.0),
+    "gmpo": GmpoLossConfig(clip=0.4),
+    "dppo_tv": DivergenceMaskLossConfig(divergence="tv", low=0.1, high=0.15, max_ratio=3.0),
+    "dppo_kl": DivergenceMaskLossConfig(divergence="kl", low=0.05, high=0.02, max_ratio=3.0),
+    "clip_cov": ClipCovLossConfig(clip_low=0.2, clip_high=0.3),
+    "kl_cov": KlCovLossConfig(coefficient=0.7),
+    "reinforce": ReinforceLossConfig(),
 }
 CORRECTIONS = [
     PLAIN,
-    decoupled(bound=TruncateBound(upper=2.0)),
-    decoupled(weight="segment", bound=MaskBound(lower=0.5, upper=2.0)),
-    decoupled(weight="sequence", reject=(RejectRatio(level="segment", reduce="max", lower=0.1, upper=9.0),)),
-    decoupled(anchor="proximal_log_linear", reject=(RejectDivergence(level="token", upper=0.4),), trust_region_decay=0.8),
+    decoupled(bound=TruncateBoundConfig(upper=2.0)),
+    decoupled(weight="segment", bound=MaskBoundConfig(lower=0.5, upper=2.0)),
+    decoupled(weight="sequence", reject=(RejectRatioConfig(level="segment", reduce="max", lower=0.1, upper=9.0),)),
+    decoupled(anchor="proximal_log_linear", reject=(RejectDivergenceConfig(level="token", upper=0.4),), trust_region_decay=0.8),
     decoupled(anchor="behaviour", weight="none"),
-    decoupled(bound=NormalizedBound(upper=2.0), reject=(RejectOffPolicySequence(upper=0.5),)),
+    decoupled(bound=NormalizedBoundConfig(upper=2.0), reject=(RejectOffPolicySequenceConfig(upper=0.5),)),
 ]
 
 
@@ -67,28 +67,28 @@ def reference_surrogate(row, at, thetas, anchors, kept, singled, config, decay):
     ratio = math.exp(lr)
     ratios = [thetas[i] - anchors[i] for i in kept]
     match config:
-        case PpoClipLoss() | ClipCovLoss():
+        case PpoClipLossConfig() | ClipCovLossConfig():
             clipped = held(ratio, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing)
             value = min(ratio * advantage, clipped * advantage)
-            if isinstance(config, PpoClipLoss) and config.dual_clip and advantage < 0:
+            if isinstance(config, PpoClipLossConfig) and config.dual_clip and advantage < 0:
                 value = max(value, config.dual_clip * advantage)
             return value
-        case GspoLoss():
+        case GspoLossConfig():
             s = math.exp(sum(ratios) / len(ratios))
             return min(s * advantage, held(s, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing) * advantage)
-        case CispoLoss():
+        case CispoLossConfig():
             return held(ratio, 1 - config.clip_low, 1 + config.clip_high * narrowing) * advantage * thetas[at]
-        case SapoLoss():
+        case SapoLossConfig():
             tau = config.tau_positive if advantage > 0 else config.tau_negative
             return 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
-        case GmpoLoss():
+        case GmpoLossConfig():
             sign = 1 if advantage > 0 else -1
             clip = [config.clip * decay ** row.tokens[i].staleness for i in kept]
             logs = [
                 sign * min(sign * value, sign * held(value, -bound, bound)) for value, bound in zip(ratios, clip, strict=True)
             ]
             return math.exp(sum(logs) / len(logs)) * advantage
-        case DivergenceMaskLoss():
+        case DivergenceMaskLossConfig():
             now, before = math.exp(thetas[at]), math.exp(anchors[at])
             if config.divergence == "tv":
                 distance = abs(now - before)
@@ -98,9 +98,9 @@ def reference_surrogate(row, at, thetas, anchors, kept, singled, config, decay):
             if away and distance > (config.high if advantage > 0 else config.low) * narrowing:
                 return 0.0
             return min(ratio, config.max_ratio) * advantage * thetas[at]
-        case KlCovLoss():
+        case KlCovLossConfig():
             return ratio * advantage - (config.coefficient * abs(lr) if singled else 0.0)
-        case ReinforceLoss():
+        case ReinforceLossConfig():
             return advantage * thetas[at]
 
 
@@ -125,7 +125,7 @@ def reference_loss(rows, config, denominator, singled=None):
         kept = [at for at, weight in weights.items() if weight and not reference_rejected(row, at, config.correction)]
         for at in kept:
             weight = weights[at]
-            if isinstance(config.loss, GmpoLoss):
+            if isinstance(config.loss, GmpoLossConfig):
                 weight = math.prod(weights[i] for i in kept) ** (1 / len(kept))
             out = singled is not None and bool(singled[place + at])
             total -= row.share * weight * reference_surrogate(row, at, thetas, anchors, kept, out, config.loss, decay)
@@ -145,7 +145,7 @@ def reference_weight(row, at, anchors, correction):
         return 1.0
     places = alike(row, at, correction.weight)
     weight = math.exp(sum(anchors[i] - row.tokens[i].behaviour for i in places) / len(places))
-    if isinstance(correction.bound, TruncateBound | NormalizedBound):
+    if isinstance(correction.bound, TruncateBoundConfig | NormalizedBoundConfig):
         return min(weight, correction.bound.upper)
     return weight if correction.bound.lower <= weight <= correction.bound.upper else 0.0
 
@@ -153,13 +153,13 @@ def reference_weight(row, at, anchors, correction):
 def reference_rejected(row, at, correction):
     reduce = {"mean": lambda v: sum(v) / len(v), "sum": sum, "max": max}
     for criterion in correction.reject:
-        if isinstance(criterion, RejectOffPolicySequence):
+        if isinstance(criterion, RejectOffPolicySequenceConfig):
             kl = [row.tokens[i].behaviour - row.tokens[i].theta for i in alike(row, at, "sequence")]
             if row.advantage < 0 and sum(kl) / len(kl) > criterion.upper:
                 return True
             continue
         logs = [row.tokens[i].proximal - row.tokens[i].behaviour for i in alike(row, at, criterion.level)]
-        if isinstance(criterion, RejectRatio):
+        if isinstance(criterion, RejectRatioConfig):
             largest, smallest = reduce[criterion.reduce](logs), -reduce[criterion.reduce]([-value for value in logs])
             if math.exp(largest) > criterion.upper or math.exp(smallest) < criterion.lower:
                 return True
@@ -181,7 +181,7 @@ def margins(rows, config):
             places = alike(row, at, correction.weight if correction.weight != "none" else "token")
             weight = math.exp(sum(anchors[i] - row.tokens[i].behaviour for i in places) / len(places))
             bound = correction.bound
-            edges = [bound.lower, bound.upper] if isinstance(bound, MaskBound) else [bound.upper]
+            edges = [bound.lower, bound.upper] if isinstance(bound, MaskBoundConfig) else [bound.upper]
             yield from (abs(weight - edge) for edge in edges)
             shifted = [
                 reference_rejected(
@@ -193,7 +193,7 @@ def margins(rows, config):
 
 
 def nudged(criterion, factor):
-    if isinstance(criterion, RejectRatio):
+    if isinstance(criterion, RejectRatioConfig):
         return msgspec.structs.replace(criterion, lower=criterion.lower / factor, upper=criterion.upper * factor)
     return msgspec.structs.replace(criterion, upper=criterion.upper * factor)
 
@@ -212,7 +212,7 @@ def test_every_loss_with_every_correction_is_the_sum_of_its_terms(rows, name, co
     assume(min(margins(rows, config), default=1.0) > 1e-4)
     count = sum(len(row.tokens) for row in rows)
     singled = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
-    assume(not (isinstance(config.loss, DivergenceMaskLoss)) or far_from_the_divergence_edge(rows, config))
+    assume(not (isinstance(config.loss, DivergenceMaskLossConfig)) or far_from_the_divergence_edge(rows, config))
     _, outcome = loss_of(rows, config, 7, singled)
     assert outcome.loss.item() == pytest.approx(reference_loss(rows, config, 7, singled), rel=2e-4, abs=2e-4)
 
@@ -261,7 +261,7 @@ def nudge(rows, number, at, shift):
 @given(rows_of_tokens())
 def test_a_row_of_gspo_has_the_gradient_of_the_geometric_mean(rows):
     """Summed over the row; each token of the straight-through form has as much of it as any other."""
-    config = decoupled_ppo(loss=GspoLoss(clip_low=0.5, clip_high=1.0), correction=PLAIN)
+    config = decoupled_ppo(loss=GspoLossConfig(clip_low=0.5, clip_high=1.0), correction=PLAIN)
     theta, outcome = loss_of(rows, config, 3)
     outcome.loss.backward()
     assert torch.isfinite(theta.grad).all()
@@ -296,7 +296,7 @@ def test_where_the_policy_is_its_anchor_every_loss_is_plain_reinforce(rows, name
         for row in rows
     ]
     gradients = []
-    for loss in (LOSSES[name], ReinforceLoss()):
+    for loss in (LOSSES[name], ReinforceLossConfig()):
         theta, outcome = loss_of(rows, decoupled_ppo(loss=loss, correction=decoupled(weight="sequence")), 3)
         outcome.loss.backward()
         gradients.append(theta.grad.tolist())
@@ -327,14 +327,14 @@ def test_dual_clip_bounds_what_a_bad_token_costs():
 
 
 def test_cispo_bounds_the_weight_and_never_cuts_the_gradient():
-    assert one_token(HIGH, 1.0, CispoLoss(clip_high=0.2))[0] == pytest.approx(-1.2)
-    assert one_token(LOW, 1.0, CispoLoss(clip_high=0.2))[0] == pytest.approx(-0.5)
+    assert one_token(HIGH, 1.0, CispoLossConfig(clip_high=0.2))[0] == pytest.approx(-1.2)
+    assert one_token(LOW, 1.0, CispoLossConfig(clip_high=0.2))[0] == pytest.approx(-0.5)
 
 
 def test_no_token_of_cispo_weighs_more_for_being_stale():
     """Gradients of a token of each staleness, the most that it can weigh narrowing with it."""
     decaying = decoupled(weight="none", trust_region_decay=0.5)
-    loss = CispoLoss(clip_low=0.5, clip_high=1.0)
+    loss = CispoLossConfig(clip_low=0.5, clip_high=1.0)
     for log_ratio, weights in ((-3.0, [0.5, 0.5, 0.5]), (3.0, [2.0, 1.5, 1.25])):
         found = [-one_token(-1.0 + log_ratio, 1.0, loss, correction=decaying, staleness=age)[0] for age in range(3)]
         assert found == pytest.approx(weights)
@@ -360,7 +360,7 @@ def test_a_token_without_advantage_has_no_gradient_that_could_be_clipped():
 @pytest.mark.parametrize("log_ratio", [-25.0, -2.0, 2.0, 25.0])
 def test_the_penalty_of_kl_cov_leads_back_from_anywhere(log_ratio):
     singled = torch.tensor([True])
-    gradient, outcome = one_token(-30.0 + log_ratio, 0.0, KlCovLoss(coefficient=0.7), proximal=-30.0, singled=singled)
+    gradient, outcome = one_token(-30.0 + log_ratio, 0.0, KlCovLossConfig(coefficient=0.7), proximal=-30.0, singled=singled)
     assert gradient == pytest.approx(math.copysign(0.7, log_ratio))
     assert outcome.loss.item() == pytest.approx(0.7 * abs(log_ratio))
     assert not outcome.clipped.any()
@@ -371,7 +371,7 @@ def test_the_penalty_of_kl_cov_leads_back_from_anywhere(log_ratio):
 def test_a_divergence_in_the_loss_leads_back_from_anywhere(distance, straight_through):
     theta, proximal, tokens = pack_tokens([Row((token(-40.0, -40.0, -40.0),), 0.0)])
     tokens = msgspec.structs.replace(tokens, logp_reference=theta - distance)
-    config = decoupled_ppo(kl=KlInLoss(straight_through=straight_through))
+    config = decoupled_ppo(kl=KlInLossConfig(straight_through=straight_through))
     theta.requires_grad_()
     policy_loss(theta, proximal, torch.zeros(1), tokens, config, 1, 0.1).loss.backward()
     slope = distance if straight_through else 1.0 - math.exp(-max(distance, -20.0))
@@ -379,7 +379,7 @@ def test_a_divergence_in_the_loss_leads_back_from_anywhere(distance, straight_th
 
 
 def test_a_divergence_mask_cuts_only_what_moves_further_away():
-    tv = DivergenceMaskLoss(low=0.05, high=0.05)
+    tv = DivergenceMaskLossConfig(low=0.05, high=0.05)
     assert one_token(HIGH, 1.0, tv)[0] == 0.0
     assert one_token(HIGH, -1.0, tv)[0] == pytest.approx(1.5)
     assert one_token(LOW, -1.0, tv)[0] == 0.0
@@ -389,7 +389,7 @@ def test_a_divergence_mask_cuts_only_what_moves_further_away():
 @pytest.mark.parametrize(("divergence", "between"), [("tv", 0.1), ("kl", 0.02)])
 def test_a_divergence_mask_has_a_bound_of_its_own_for_each_sign(divergence, between):
     for low, high in ((between, 9.0), (9.0, between)):
-        loss = DivergenceMaskLoss(divergence=divergence, low=low, high=high)
+        loss = DivergenceMaskLossConfig(divergence=divergence, low=low, high=high)
         assert (one_token(HIGH, 1.0, loss)[0] == 0.0) == (high == between)
         assert (one_token(LOW, -1.0, loss)[0] == 0.0) == (low == between)
 
@@ -401,14 +401,14 @@ def test_a_divergence_mask_has_the_bound_that_is_usual_for_its_divergence(diverg
         "tv": lambda p: abs(p - 0.5),
         "kl": lambda p: 0.5 * math.log(0.5 / p) + 0.5 * math.log(0.5 / (1 - p)),
     }[divergence]
-    loss = DivergenceMaskLoss(divergence=divergence)
+    loss = DivergenceMaskLossConfig(divergence=divergence)
     for p in (0.2, 0.25, 0.29, 0.31, 0.33, 0.36, 0.6, 0.64, 0.66, 0.69, 0.71, 0.8):
         gradient, _ = one_token(math.log(p), 1.0 if p > 0.5 else -1.0, loss, proximal=math.log(0.5))
         assert (gradient == 0.0) == (distance(p) > usual)
 
 
 def test_a_rejected_token_adds_nothing_and_is_not_called_clipped():
-    reject = decoupled(weight="none", reject=(RejectRatio(level="token", lower=0.9, upper=1.1),))
+    reject = decoupled(weight="none", reject=(RejectRatioConfig(level="token", lower=0.9, upper=1.1),))
     gradient, outcome = one_token(HIGH, 1.0, LOSSES["ppo"], behaviour=-3.0, correction=reject)
     assert (gradient, outcome.loss.item()) == (0.0, 0.0)
     assert outcome.correction.rejected.all()
@@ -416,8 +416,8 @@ def test_a_rejected_token_adds_nothing_and_is_not_called_clipped():
 
 
 LEFT_OUT = {
-    "rejected": decoupled(reject=(RejectRatio(level="token", lower=0.5, upper=2.0),)),
-    "masked": decoupled(bound=MaskBound(lower=0.5, upper=2.0)),
+    "rejected": decoupled(reject=(RejectRatioConfig(level="token", lower=0.5, upper=2.0),)),
+    "masked": decoupled(bound=MaskBoundConfig(lower=0.5, upper=2.0)),
 }
 
 
@@ -446,8 +446,8 @@ def test_what_is_left_out_adds_nothing_to_the_rest_of_its_row(name, correction):
 @given(rows_of_tokens())
 def test_gmpo_weighs_each_token_within_its_mean(rows):
     """Weight times ratio is the ratio to the policy that sampled, token by token, and so is their geometric mean."""
-    wide = GmpoLoss(clip=100.0)
-    weighed = decoupled_ppo(loss=wide, correction=decoupled(weight="token", bound=TruncateBound(upper=1e9)))
+    wide = GmpoLossConfig(clip=100.0)
+    weighed = decoupled_ppo(loss=wide, correction=decoupled(weight="token", bound=TruncateBoundConfig(upper=1e9)))
     plain = decoupled_ppo(loss=wide, correction=decoupled(anchor="behaviour", weight="none"))
     theta, outcome = loss_of(rows, weighed, 3)
     outcome.loss.backward()
@@ -459,9 +459,9 @@ def test_gmpo_weighs_each_token_within_its_mean(rows):
 
 def test_singled_out_tokens():
     singled = torch.tensor([True])
-    assert one_token(-1.0, 1.0, ClipCovLoss(), singled=singled)[0] == 0.0
-    assert one_token(-1.0, 1.0, ClipCovLoss())[0] == pytest.approx(-1.0)
-    assert one_token(INSIDE, 1.0, KlCovLoss(coefficient=2.0), singled=singled)[0] == pytest.approx(-1.25 + 2.0)
+    assert one_token(-1.0, 1.0, ClipCovLossConfig(), singled=singled)[0] == 0.0
+    assert one_token(-1.0, 1.0, ClipCovLossConfig())[0] == pytest.approx(-1.0)
+    assert one_token(INSIDE, 1.0, KlCovLossConfig(coefficient=2.0), singled=singled)[0] == pytest.approx(-1.25 + 2.0)
 
 
 def test_the_trust_region_narrows_with_staleness():
@@ -473,7 +473,7 @@ def test_the_trust_region_narrows_with_staleness():
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_with_the_log_linear_anchor_a_fresh_token_has_a_ratio_and_a_clip(staleness):
     """So it is in a later optimizer step of its batch, when the policy has moved away from the one that sampled it."""
-    log_linear = decoupled(anchor="proximal_log_linear", bound=TruncateBound(upper=9.0))
+    log_linear = decoupled(anchor="proximal_log_linear", bound=TruncateBoundConfig(upper=9.0))
     gradient, outcome = one_token(HIGH, 1.0, LOSSES["ppo"], correction=log_linear, staleness=staleness)
     assert gradient == 0.0
     assert outcome.clipped.all()
@@ -481,7 +481,7 @@ def test_with_the_log_linear_anchor_a_fresh_token_has_a_ratio_and_a_clip(stalene
 
 
 def test_importance_weight_scales_the_gradient_and_is_truncated():
-    truncated = decoupled(bound=TruncateBound(upper=2.0))
+    truncated = decoupled(bound=TruncateBoundConfig(upper=2.0))
     on_policy = one_token(-1.0, 1.0, LOSSES["ppo"])[0]
     assert one_token(-1.0, 1.0, LOSSES["ppo"], -1.0 - math.log(1.5), truncated)[0] == pytest.approx(1.5 * on_policy)
     assert one_token(-1.0, 1.0, LOSSES["ppo"], -6.0, truncated)[0] == pytest.approx(2.0 * on_policy)
@@ -538,7 +538,7 @@ def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out
     theta, proximal, tokens = pack_tokens([row])
     reference = torch.tensor([-1.2, -0.1, math.nan])
     tokens = msgspec.structs.replace(tokens, logp_reference=reference)
-    correction = decoupled(bound=MaskBound(lower=0.5, upper=5.0))
+    correction = decoupled(bound=MaskBoundConfig(lower=0.5, upper=5.0))
     entropy = torch.zeros(3)
 
     def gradient_and_loss(kl, coefficient):
@@ -547,10 +547,10 @@ def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out
         outcome.loss.backward()
         return outcome.loss.item(), logp.grad
 
-    none, none_gradient = gradient_and_loss(NoKl(), 0.0)
+    none, none_gradient = gradient_and_loss(NoKlConfig(), 0.0)
     weight, difference = math.exp(0.5) * math.exp(0.5), 0.2  # the second token weighs more than 5 and is masked
     for straight_through, slope in ((True, difference), (False, 1 - math.exp(-difference))):
-        loss, gradient = gradient_and_loss(KlInLoss(straight_through=straight_through), 0.5)
+        loss, gradient = gradient_and_loss(KlInLossConfig(straight_through=straight_through), 0.5)
         assert loss - none == pytest.approx(3.0 * weight * 0.5 * (math.exp(-difference) - 1 + difference) / 7, rel=1e-4)
         assert (gradient - none_gradient).tolist() == pytest.approx([3.0 * weight * 0.5 * slope / 7, 0.0, 0.0], rel=1e-4)
 
@@ -558,7 +558,7 @@ def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out
 def test_a_divergence_without_a_reference_is_refused():
     theta, proximal, tokens = pack_tokens([Row((token(-1.0, -1.0, -1.0),), 1.0)])
     with pytest.raises(ValueError, match="no log-probabilities under the reference"):
-        policy_loss(theta, proximal, torch.zeros(1), tokens, decoupled_ppo(kl=KlInLoss()), 1, 0.1)
+        policy_loss(theta, proximal, torch.zeros(1), tokens, decoupled_ppo(kl=KlInLossConfig()), 1, 0.1)
 
 
 def token(theta, proximal, behaviour, mask=True):

@@ -9,13 +9,13 @@ from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import GrpoAdvantage, RemaxAdvantage
-from asyncrl.core.recipe.algorithm import OverlongPenalty
-from asyncrl.core.recipe.correction import MaskBound
+from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RemaxAdvantageConfig
+from asyncrl.core.recipe.algorithm import OverlongPenaltyConfig
+from asyncrl.core.recipe.correction import MaskBoundConfig
 from learners.algorithm.row_advantages import row_advantages, with_overlong_penalty
 
-LOOSE = decoupled(bound=MaskBound(lower=0.05, upper=20.0))
-REMAX = decoupled_ppo(advantage=RemaxAdvantage(), correction=LOOSE)
+LOOSE = decoupled(bound=MaskBoundConfig(lower=0.05, upper=20.0))
+REMAX = decoupled_ppo(advantage=RemaxAdvantageConfig(), correction=LOOSE)
 
 
 def with_greedy():
@@ -51,7 +51,7 @@ def test_a_group_whose_greedy_episode_was_destroyed_says_nothing():
 
 def test_a_greedy_episode_loses_for_its_length_as_any_other():
     batch, _ = with_greedy()
-    overlong = OverlongPenalty(limit=30, ramp=20)
+    overlong = OverlongPenaltyConfig(limit=30, ramp=20)
     lost = {(row.group_id, row.sample_index): 1.0 * np.clip((row.length - 10) / 20, 0, 1) for row in batch.rows}
     rewards = {(row.group_id, row.sample_index): row.reward - lost[row.group_id, row.sample_index] for row in batch.rows}
     advantages = of_row(with_overlong_penalty(batch, overlong, REMAX.credit), REMAX)
@@ -85,7 +85,7 @@ def test_a_step_is_that_of_the_other_episodes_with_the_same_advantages(folder):
     records = [msgspec.structs.replace(row, reward=means[row.group_id]) if row.greedy else row for row in batch.rows]
     batch = msgspec.structs.replace(batch, rows=tuple(records))
     weights, readings, needed = step(folder, REMAX, batch, rows, 2)
-    centred = msgspec.structs.replace(REMAX, advantage=GrpoAdvantage(normalize="mean"))
+    centred = msgspec.structs.replace(REMAX, advantage=GrpoAdvantageConfig(normalize="mean"))
     expected_weights, expected_readings, _ = step(folder, centred, trained, rows, 1)
     assert sorted(needed) == sorted((row.group_id, row.sample_index) for row in trained.rows)
     assert readings == pytest.approx(expected_readings, rel=1e-5, abs=1e-6)

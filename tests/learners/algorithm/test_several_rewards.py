@@ -6,9 +6,9 @@ import pytest
 from learner_samples import make_batch
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.advantage import GdpoAdvantage
+from asyncrl.core.recipe.advantage import GdpoAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
-from asyncrl.core.recipe.custom import CustomAdvantage
+from asyncrl.core.recipe.custom import CustomAdvantageConfig
 from asyncrl.core.recipe.decode import decode_recipe
 from learners.algorithm.row_advantages import row_advantages
 from learners.custom.check import check_customs
@@ -37,27 +37,27 @@ def test_each_reward_is_normalised_by_group_and_their_sum_by_batch():
                 summed[groups == group] += WEIGHTS[name] * (of_group - of_group.mean()) / of_group.std()
     of_tokens = np.repeat(summed, [row.loss_tokens for row in batch.rows])
     expected = (summed - of_tokens.mean()) / of_tokens.std()
-    advantages = [one for (one,) in row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=WEIGHTS)))]
+    advantages = [one for (one,) in row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantageConfig(rewards=WEIGHTS)))]
     assert advantages == pytest.approx(expected.tolist(), rel=1e-6)
 
 
 def test_the_order_in_which_a_recipe_names_them_does_not_matter():
     batch, _ = graded()
     other = dict(reversed(WEIGHTS.items()))
-    assert row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=WEIGHTS))) == row_advantages(
-        batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=other))
+    assert row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantageConfig(rewards=WEIGHTS))) == row_advantages(
+        batch, AlgorithmConfig(advantage=GdpoAdvantageConfig(rewards=other))
     )
 
 
 def test_records_without_them_are_refused():
     batch, _ = make_batch()
     with pytest.raises(ValueError, match="sample 0 of group 0 has 0 rewards"):
-        row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=WEIGHTS)))
+        row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantageConfig(rewards=WEIGHTS)))
 
 
 def test_a_function_of_the_users_own_gets_the_rewards_that_the_recipe_names():
     batch, rewards = graded()
-    own = CustomAdvantage(name="own_functions:difference_of_rewards", rewards=("right", "polite", "brief"))
+    own = CustomAdvantageConfig(name="own_functions:difference_of_rewards", rewards=("right", "polite", "brief"))
     algorithm = AlgorithmConfig(advantage=own)
     assert algorithm.reward_names == ("right", "polite", "brief")
     found = [one for (one,) in row_advantages(batch, algorithm)]

@@ -8,7 +8,7 @@ from learner_samples import packed_batch
 from loss_samples import decoupled, decoupled_ppo
 
 from asyncrl.core.measures.metrics import Reduction
-from asyncrl.core.recipe.correction import MaskBound, RejectRatio
+from asyncrl.core.recipe.correction import MaskBoundConfig, RejectRatioConfig
 from learners.algorithm.losses import policy_loss
 from learners.batches.observations import observe, readings_of, staleness_buckets
 from learners.batches.tally import add_to
@@ -51,7 +51,9 @@ def test_tokens_left_out_are_counted_by_cause():
     batch = packed_batch()
     place = torch.arange(len(batch.mask))
     logp = batch.logp_behaviour + torch.where(place % 3 == 0, 2.0, torch.where(place % 3 == 1, -4.0, 0.0))
-    correction = decoupled(bound=MaskBound(lower=0.5, upper=5.0), reject=(RejectRatio(level="token", lower=0.1, upper=100.0),))
+    correction = decoupled(
+        bound=MaskBoundConfig(lower=0.5, upper=5.0), reject=(RejectRatioConfig(level="token", lower=0.1, upper=100.0),)
+    )
     seen = readings(tally_of(batch, logp, correction))
     stale = ~batch.mask
     assert seen["learner/tokens_masked_stale"] == stale.sum().item() > 0

@@ -9,59 +9,66 @@ from own_functions import OWN
 from ranks import run_ranks
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import GdpoAdvantage, PassAtKAdvantage, ReinforcePlusPlusAdvantage, RlooAdvantage
-from asyncrl.core.recipe.algorithm import ConstantAggregation, SequenceMeanTokenMean, TurnCredit
-from asyncrl.core.recipe.correction import (
-    MaskBound,
-    NormalizedBound,
-    RejectDivergence,
-    RejectOffPolicySequence,
-    RejectSecondMoment,
+from asyncrl.core.recipe.advantage import (
+    GdpoAdvantageConfig,
+    PassAtKAdvantageConfig,
+    ReinforcePlusPlusAdvantageConfig,
+    RlooAdvantageConfig,
 )
-from asyncrl.core.recipe.loss import ClipCovLoss, GmpoLoss, GspoLoss, KlCovLoss
+from asyncrl.core.recipe.algorithm import ConstantAggregationConfig, SequenceMeanTokenMeanConfig, TurnCreditConfig
+from asyncrl.core.recipe.correction import (
+    MaskBoundConfig,
+    NormalizedBoundConfig,
+    RejectDivergenceConfig,
+    RejectOffPolicySequenceConfig,
+    RejectSecondMomentConfig,
+)
+from asyncrl.core.recipe.loss import ClipCovLossConfig, GmpoLossConfig, GspoLossConfig, KlCovLossConfig
 
 # Behaviour log-probabilities of the sample rows are far from a random model's; loose enough that something is trained.
-LOOSE = MaskBound(lower=0.05, upper=20.0)
+LOOSE = MaskBoundConfig(lower=0.05, upper=20.0)
 ALGORITHMS = {
     "turns": decoupled_ppo(
-        advantage=RlooAdvantage(),
-        credit=TurnCredit(discount=0.9),
-        loss=GspoLoss(),
-        aggregation=SequenceMeanTokenMean(),
+        advantage=RlooAdvantageConfig(),
+        credit=TurnCreditConfig(discount=0.9),
+        loss=GspoLossConfig(),
+        aggregation=SequenceMeanTokenMeanConfig(),
         correction=decoupled(weight="segment", bound=LOOSE),
         entropy_bonus=0.01,
     ),
     "several_rewards": decoupled_ppo(
-        advantage=GdpoAdvantage(rewards={"right": 1.0, "polite": -0.5}), correction=decoupled(bound=LOOSE)
+        advantage=GdpoAdvantageConfig(rewards={"right": 1.0, "polite": -0.5}), correction=decoupled(bound=LOOSE)
     ),
     "clip_cov": decoupled_ppo(
-        advantage=ReinforcePlusPlusAdvantage(),
-        loss=ClipCovLoss(share=0.2, low=0.0, high=9.0),
-        aggregation=ConstantAggregation(tokens=30),
+        advantage=ReinforcePlusPlusAdvantageConfig(),
+        loss=ClipCovLossConfig(share=0.2, low=0.0, high=9.0),
+        aggregation=ConstantAggregationConfig(tokens=30),
         correction=decoupled(anchor="proximal_log_linear", trust_region_decay=0.9),
     ),
     "kl_cov": decoupled_ppo(
-        loss=KlCovLoss(share=0.2, coefficient=0.1),
-        correction=decoupled(anchor="behaviour", weight="none", reject=(RejectDivergence(level="token", upper=1.0),)),
+        loss=KlCovLossConfig(share=0.2, coefficient=0.1),
+        correction=decoupled(anchor="behaviour", weight="none", reject=(RejectDivergenceConfig(level="token", upper=1.0),)),
     ),
     # Nobody succeeds: all advantages are 0, and so are all covariances.
     "kl_cov_of_ties": decoupled_ppo(
-        advantage=PassAtKAdvantage(k=2, success=9.0),
-        loss=KlCovLoss(share=0.2, coefficient=0.1),
+        advantage=PassAtKAdvantageConfig(k=2, success=9.0),
+        loss=KlCovLossConfig(share=0.2, coefficient=0.1),
         correction=decoupled(anchor="behaviour", weight="none"),
     ),
     "second_moment": decoupled_ppo(
-        loss=GspoLoss(),
-        correction=decoupled(weight="sequence", bound=NormalizedBound(upper=20.0), reject=(RejectSecondMoment(upper=1.0),)),
+        loss=GspoLossConfig(),
+        correction=decoupled(
+            weight="sequence", bound=NormalizedBoundConfig(upper=20.0), reject=(RejectSecondMomentConfig(upper=1.0),)
+        ),
     ),
     "normalized_weights": decoupled_ppo(
-        correction=decoupled(bound=NormalizedBound(upper=20.0), reject=(RejectOffPolicySequence(upper=0.5),)),
+        correction=decoupled(bound=NormalizedBoundConfig(upper=20.0), reject=(RejectOffPolicySequenceConfig(upper=0.5),)),
         minibatches=2,
     ),
     "gmpo": decoupled_ppo(
-        loss=GmpoLoss(),
-        aggregation=SequenceMeanTokenMean(),
-        correction=decoupled(bound=LOOSE, reject=(RejectDivergence(level="token", upper=2.0),)),
+        loss=GmpoLossConfig(),
+        aggregation=SequenceMeanTokenMeanConfig(),
+        correction=decoupled(bound=LOOSE, reject=(RejectDivergenceConfig(level="token", upper=2.0),)),
     ),
     "own_functions": OWN,
 }

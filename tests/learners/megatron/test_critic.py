@@ -11,13 +11,13 @@ from ranks import run_ranks
 from test_ranks import distance, weights_of
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import GaeAdvantage
-from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInReward, TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
+from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, KlInRewardConfig, TurnCreditConfig
 from learners.algorithm.token_credit import normalised, token_credit
 from learners.algorithm.value_loss import value_loss
 from learners.batches.micro_batch import pack
 
-GAE = decoupled_ppo(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
+GAE = decoupled_ppo(advantage=GaeAdvantageConfig(lam=0.9, critic_lr=3e-3, value_clip=0.5))
 BATCHES = [make_batch(version) for version in (5, 6, 7)]
 
 
@@ -66,8 +66,8 @@ def test_credit_is_that_of_a_loop_over_the_sampled_tokens(by_turn, alpha):
         records = [msgspec.structs.replace(r, turn_rewards=(0.5 * number, 1.0 - number)) for number, r in enumerate(records)]
     random = torch.Generator().manual_seed(0)
     values, divergences = (torch.randn(len(part.targets), generator=random) for _ in range(2))
-    config = GaeAdvantage(discount=0.9, lam=0.7, length_adaptive_alpha=alpha)
-    credit = TurnCredit() if by_turn else EpisodeCredit()
+    config = GaeAdvantageConfig(discount=0.9, lam=0.7, length_adaptive_alpha=alpha)
+    credit = TurnCreditConfig() if by_turn else EpisodeCreditConfig()
     advantages, returns = token_credit(part, records, values, divergences, 0.3, config, credit)
     for row in range(5):
         places = [place for place in range(len(part.targets)) if part.rows.index[place] == row]
@@ -109,7 +109,7 @@ def test_what_episodes_bring_is_equal_if_it_differs_by_rounding():
     zeros = torch.zeros(len(part.mask))
     for rewards, spreads in ((sums, False), ((0.6, 0.6 + 1e-6), True)):
         earned = [msgspec.structs.replace(record, reward=rewards[number % 2]) for number, record in enumerate(records)]
-        advantages, _ = token_credit(part, earned, zeros, zeros, 0.0, GaeAdvantage(), EpisodeCredit())
+        advantages, _ = token_credit(part, earned, zeros, zeros, 0.0, GaeAdvantageConfig(), EpisodeCreditConfig())
         (result,) = normalised([msgspec.structs.replace(part, advantages=advantages)], add=alone, gather=alone)
         assert result.dtype == torch.float32
         assert result[part.mask].abs().max() == pytest.approx(0.0 if not spreads else 1.0, rel=0.5, abs=0.0)
@@ -165,7 +165,7 @@ GRIDS = {
 }
 
 
-WITH_KL = msgspec.structs.replace(GAE, minibatches=2, kl=KlInReward(coefficient=0.1))
+WITH_KL = msgspec.structs.replace(GAE, minibatches=2, kl=KlInRewardConfig(coefficient=0.1))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from test_learner_checkpoint import AFTER, BEFORE, assert_identical, readings_of
 from test_model_folders import stored
 from test_ranks import distance
 
-from asyncrl.core.recipe.algorithm import KlInReward
+from asyncrl.core.recipe.algorithm import KlInRewardConfig
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_every_layout_has_the_loss_and_gradients_of_one_rank(folder, one_rank, l
 
 
 def test_critic_and_reference_are_those_of_one_rank(folder):
-    algorithm = msgspec.structs.replace(GAE, minibatches=2, kl=KlInReward(coefficient=0.1))
+    algorithm = msgspec.structs.replace(GAE, minibatches=2, kl=KlInRewardConfig(coefficient=0.1))
 
     def train(**layout):
         recipe, grid = recipe_and_grid(folder, **layout)

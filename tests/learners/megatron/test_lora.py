@@ -20,7 +20,7 @@ from test_reference_policy import run
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.learner import LoraConfig
 
 RANK, ALPHA = 3, 5.0
@@ -250,7 +250,7 @@ def test_other_weights_and_other_adapters_are_refused(folder, tmp_path):
 
 
 def test_a_critic_beside_adapters_trains_all_of_its_weights_and_survives_a_resume(folder, tmp_path):
-    target, algorithm = tmp_path / "version-000008", decoupled_ppo(advantage=GaeAdvantage())
+    target, algorithm = tmp_path / "version-000008", decoupled_ppo(advantage=GaeAdvantageConfig())
     ((saved, reports, shards),) = run(rank_side.train_and_save, folder, algorithm, BEFORE, target, AFTER, lora=LORA)
     ((_, loaded, redone, resumed),) = run(rank_side.load_and_train, folder, algorithm, target, AFTER, lora=LORA)
     assert_identical(assemble([loaded]), assemble([saved]))

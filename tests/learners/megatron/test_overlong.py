@@ -7,8 +7,8 @@ from learner_samples import make_batch, make_model
 from loss_samples import decoupled_ppo
 from test_reference_policy import train, with_turn_rewards
 
-from asyncrl.core.recipe.advantage import GaeAdvantage
-from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInReward, OverlongPenalty, TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
+from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, KlInRewardConfig, OverlongPenaltyConfig, TurnCreditConfig
 from learners.algorithm.overlong import overlong_penalties
 from learners.algorithm.row_advantages import with_overlong_penalty
 
@@ -25,7 +25,7 @@ def published(length: int, longest: int, cache: int) -> float:
 @pytest.mark.parametrize(("limit", "ramp", "penalty"), [(20, 8, 1.0), (20, 20, 0.5), (5, 1, 3.0)])
 def test_as_published(limit, ramp, penalty):
     lengths = list(range(1, 40))
-    found = overlong_penalties(torch.tensor(lengths), OverlongPenalty(limit=limit, ramp=ramp, penalty=penalty))
+    found = overlong_penalties(torch.tensor(lengths), OverlongPenaltyConfig(limit=limit, ramp=ramp, penalty=penalty))
     assert found.tolist() == pytest.approx([penalty * published(length, limit, ramp) for length in lengths])
 
 
@@ -34,13 +34,13 @@ def test_a_row_loses_it_once_whatever_credit_looks_at():
     batch = msgspec.structs.replace(
         batch, rows=tuple(msgspec.structs.replace(row, turn_rewards=(0.25, row.reward)) for row in batch.rows)
     )
-    config = OverlongPenalty(limit=30, ramp=15)
+    config = OverlongPenaltyConfig(limit=30, ramp=15)
     lost = [published(row.length, 30, 15) for row in batch.rows]
     assert 0.0 in lost
     assert any(0 < one < 1 for one in lost)
-    episodes = with_overlong_penalty(batch, config, EpisodeCredit())
+    episodes = with_overlong_penalty(batch, config, EpisodeCreditConfig())
     assert [before.reward - after.reward for before, after in zip(batch.rows, episodes.rows, strict=True)] == pytest.approx(lost)
-    turns = with_overlong_penalty(batch, config, TurnCredit())
+    turns = with_overlong_penalty(batch, config, TurnCreditConfig())
     for before, after, one in zip(batch.rows, turns.rows, lost, strict=True):
         assert after.turn_rewards == pytest.approx((0.25, before.reward - one))
 
@@ -49,14 +49,14 @@ def test_a_row_loses_it_once_whatever_credit_looks_at():
     "algorithm",
     [
         decoupled_ppo(),
-        decoupled_ppo(kl=KlInReward(coefficient=0.1)),
-        decoupled_ppo(advantage=GaeAdvantage(), credit=TurnCredit(), minibatches=2),
+        decoupled_ppo(kl=KlInRewardConfig(coefficient=0.1)),
+        decoupled_ppo(advantage=GaeAdvantageConfig(), credit=TurnCreditConfig(), minibatches=2),
     ],
     ids=["episodes", "divergence in the reward", "turns with a critic"],
 )
 def test_training_is_that_of_the_reduced_rewards(tmp_path, algorithm):
     folder = make_model(tmp_path)
-    config = OverlongPenalty(limit=30, ramp=15)
+    config = OverlongPenaltyConfig(limit=30, ramp=15)
     batch, rows = with_turn_rewards(*make_batch())
     reduced = dict(rows)
     for record in batch.rows:

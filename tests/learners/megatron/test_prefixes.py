@@ -16,7 +16,7 @@ from test_critic import GAE
 from test_layouts import assert_same_gradients
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.algorithm import KlInLoss
+from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.core.recipe.learner import LoraConfig
 from learners.batches.micro_batch import pack
 from learners.batches.prefixes import planned_prefix, shared_preamble, shared_prefix, tokens_before
@@ -207,7 +207,7 @@ def test_experts_have_the_gradients_without_sharing(experts):
 
 VARIANTS = {
     "critic": (GAE, {}),
-    "reference": (decoupled_ppo(kl=KlInLoss(coefficient=0.1)), {}),
+    "reference": (decoupled_ppo(kl=KlInLossConfig(coefficient=0.1)), {}),
     "recompute": (None, {"recompute": "full", "micro_batch_tokens": 220}),
     "adapters": (None, {"lora": LoraConfig(rank=3)}),
 }

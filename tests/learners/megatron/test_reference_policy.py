@@ -13,14 +13,14 @@ from test_ranks import distance
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import RlooAdvantage
-from asyncrl.core.recipe.algorithm import AdaptiveKl, KlInLoss, KlInReward, TurnCredit
+from asyncrl.core.recipe.advantage import RlooAdvantageConfig
+from asyncrl.core.recipe.algorithm import AdaptiveKlConfig, KlInLossConfig, KlInRewardConfig, TurnCreditConfig
 from asyncrl.core.recipe.learner import LoraConfig
 from learners.algorithm.kl import adapted_coefficient
 
 BATCHES = [make_batch(version) for version in (5, 6)]
-IN_LOSS = decoupled_ppo(kl=KlInLoss(coefficient=0.5))
-IN_REWARD = decoupled_ppo(kl=KlInReward(coefficient=0.5), minibatches=2)
+IN_LOSS = decoupled_ppo(kl=KlInLossConfig(coefficient=0.5))
+IN_REWARD = decoupled_ppo(kl=KlInRewardConfig(coefficient=0.5), minibatches=2)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def other(tmp_path_factory):
 
 
 def named(reference, **options):
-    return decoupled_ppo(kl=KlInLoss(coefficient=0.5, reference=str(reference)), **options)
+    return decoupled_ppo(kl=KlInLossConfig(coefficient=0.5, reference=str(reference)), **options)
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8.0)], ids=["all_weights", "adapters"])
@@ -136,8 +136,8 @@ def test_every_grid_sees_the_same_reference(folder, one_rank, grid, algorithm):
 
 
 def test_it_holds_the_policy_near(folder):
-    free, _ = train(folder, decoupled_ppo(kl=KlInLoss(coefficient=1e-9)), BATCHES * 3, lr=1e-3)
-    for kl in (KlInLoss(coefficient=20.0), KlInReward(coefficient=20.0)):
+    free, _ = train(folder, decoupled_ppo(kl=KlInLossConfig(coefficient=1e-9)), BATCHES * 3, lr=1e-3)
+    for kl in (KlInLossConfig(coefficient=20.0), KlInRewardConfig(coefficient=20.0)):
         held, _ = train(folder, decoupled_ppo(kl=kl), BATCHES * 3, lr=1e-3)
         assert held[-1]["kl/reference_k3"] < 0.7 * free[-1]["kl/reference_k3"]
 
@@ -152,10 +152,10 @@ def test_in_the_reward_it_changes_nothing_before_the_first_step_and_then_the_adv
 
 def test_each_turn_pays_its_own_divergence(folder):
     batches = [with_turn_rewards(*one) for one in BATCHES]
-    turns = decoupled_ppo(advantage=RlooAdvantage(), credit=TurnCredit(), kl=KlInReward(coefficient=1.0))
+    turns = decoupled_ppo(advantage=RlooAdvantageConfig(), credit=TurnCreditConfig(), kl=KlInRewardConfig(coefficient=1.0))
     penalised, _ = train(folder, turns, batches, lr=1e-3)
     divided, _ = train(folder, turns, batches, grid=(1, 1, 2), lr=1e-3)
-    free, _ = train(folder, msgspec.structs.replace(turns, kl=KlInReward(coefficient=1e-9)), batches, lr=1e-3)
+    free, _ = train(folder, msgspec.structs.replace(turns, kl=KlInRewardConfig(coefficient=1e-9)), batches, lr=1e-3)
     assert divided[1] == pytest.approx(penalised[1], rel=1e-3, abs=1e-6)
     assert penalised[1]["loss/policy"] != pytest.approx(free[1]["loss/policy"], rel=1e-3)
 
@@ -176,8 +176,8 @@ def with_turn_rewards(batch, rows):
 
 @pytest.mark.parametrize("grid", [(1, 1, 1), (1, 2, 1)], ids=["one", "pp2"])
 def test_an_adaptive_coefficient_and_the_reference_survive_a_resume_to_the_bit(folder, tmp_path, grid):
-    control = AdaptiveKl(target=0.01, horizon=2.0)
-    algorithm = decoupled_ppo(kl=KlInReward(coefficient=0.3, control=control))
+    control = AdaptiveKlConfig(target=0.01, horizon=2.0)
+    algorithm = decoupled_ppo(kl=KlInRewardConfig(coefficient=0.3, control=control))
     target = tmp_path / "version-000007"
     after = [make_batch(7), make_batch(8)]
     trained = run(rank_side.train_and_save, folder, algorithm, BATCHES, target, after, grid=grid)

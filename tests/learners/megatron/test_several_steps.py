@@ -14,7 +14,7 @@ from test_ranks import assert_same_step, distance, weights_of
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.correction import NormalizedBound, RejectRatio, RejectSecondMoment
+from asyncrl.core.recipe.correction import NormalizedBoundConfig, RejectRatioConfig, RejectSecondMomentConfig
 from learners.batches.mini_batches import mini_batches, order
 
 SEVERAL = decoupled_ppo(minibatches=2, epochs=2)
@@ -102,7 +102,7 @@ def test_the_steps_are_those_of_plain_hugging_face(folder):
     assert_same_step(weights, expected, weights_of(folder))
 
 
-REJECTING = msgspec.structs.replace(SEVERAL, correction=decoupled(reject=(RejectRatio(level="token", upper=9.0),)))
+REJECTING = msgspec.structs.replace(SEVERAL, correction=decoupled(reject=(RejectRatioConfig(level="token", upper=9.0),)))
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +154,8 @@ def test_fresh_tokens_leave_the_log_linear_anchor_behind_as_the_steps_move_the_p
         (SEVERAL, 2),
         (decoupled_ppo(epochs=3), 1),
         (msgspec.structs.replace(SEVERAL, correction=decoupled(anchor="proximal_log_linear")), 0),
-        (decoupled_ppo(correction=decoupled(reject=(RejectSecondMoment(),))), 1),
-        (decoupled_ppo(correction=decoupled(bound=NormalizedBound())), 1),
+        (decoupled_ppo(correction=decoupled(reject=(RejectSecondMomentConfig(),))), 1),
+        (decoupled_ppo(correction=decoupled(bound=NormalizedBoundConfig())), 1),
     ],
     ids=["one-step", "several", "epochs", "log-linear", "second-moment", "normalized"],
 )

@@ -15,8 +15,8 @@ from asyncrl.bench.buffer.buffer_actors import trajectory_of
 from asyncrl.core.errors import ComponentFailed, ProcessDied
 from asyncrl.core.files.memory_owners import remove_owner_file
 from asyncrl.core.payload import TrajectoryRecord
-from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig, NoJournal
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig, NoJournalConfig
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.trajectory import encode
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
@@ -31,8 +31,8 @@ RECIPE = Recipe(
     name="test",
     steps=1,
     model=ModelConfig(path="tiny"),
-    environment=ClassEnvironment(name="calculator"),
-    buffer=BufferConfig(journal=AppendOnlyJournal(segment_mb=1)),
+    environment=ClassEnvironmentConfig(name="calculator"),
+    buffer=BufferConfig(journal=AppendOnlyJournalConfig(segment_mb=1)),
 )
 
 
@@ -160,7 +160,7 @@ def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
     assert written(tmp_path / "shard-2") == 0
 
 
-@pytest.mark.parametrize("journal", [NoJournal(), AppendOnlyJournal()], ids=["memory", "journal"])
+@pytest.mark.parametrize("journal", [NoJournalConfig(), AppendOnlyJournalConfig()], ids=["memory", "journal"])
 def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     buffer_settings = BufferConfig(journal=journal, shards=3)
     recipe = msgspec.structs.replace(RECIPE, buffer=buffer_settings, batch=BatchConfig(groups_per_step=2, group_size=2))
@@ -194,7 +194,7 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     fetched = PayloadSource(places, nodes[0], "rank").fetch([row.payload for row in batch.rows])
     assert dict(zip([(row.group_id, row.sample_index) for row in batch.rows], fetched, strict=True)) == written
     ray.get(buffer.close.remote())
-    assert places[0].folder.parent.is_dir() == (journal != NoJournal())
+    assert places[0].folder.parent.is_dir() == (journal != NoJournalConfig())
     ray.kill(buffer)
     remove_owner_file(run_id)
 
@@ -202,13 +202,13 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
 @pytest.mark.parametrize("made", [link, of_another_user, writable])
 async def test_payload_in_memory_is_not_laid_into_a_folder_that_others_made(made, tmp_path):
     made(tmp_path / "payload")
-    shard = PayloadShard(BufferConfig(journal=NoJournal()), 0, tmp_path / "payload" / "shard-0")
+    shard = PayloadShard(BufferConfig(journal=NoJournalConfig()), 0, tmp_path / "payload" / "shard-0")
     with pytest.raises(ComponentFailed, match=r"cannot be kept in memory: .*payload.*; remove it, or launch again"):
         await shard.begin()
 
 
 async def test_payload_in_memory_lies_in_a_folder_of_this_user_alone(tmp_path):
-    shard = PayloadShard(BufferConfig(journal=NoJournal()), 0, tmp_path / "payload" / "shard-0")
+    shard = PayloadShard(BufferConfig(journal=NoJournalConfig()), 0, tmp_path / "payload" / "shard-0")
     await shard.begin()
     await shard.append([b"payload"])
     assert (tmp_path / "payload").stat().st_mode & 0o777 == 0o700

@@ -15,7 +15,7 @@ from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBr
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.core.trajectory import Sampling, Trajectory, decode
 from asyncrl.rpc.client import RpcClient
 from asyncrl.rpc.server import RpcServer
@@ -135,7 +135,7 @@ class Shop:
     def __init__(self, folder: Path, fsync: str, reward_names: Sequence[str], *, buffer_dead: bool) -> None:
         (folder / "shard-0").mkdir()
         self.folder = folder / "shard-0"
-        self.recipe = BufferConfig(journal=AppendOnlyJournal(fsync=fsync))  # type: ignore[arg-type]
+        self.recipe = BufferConfig(journal=AppendOnlyJournalConfig(fsync=fsync))  # type: ignore[arg-type]
         self.buffer, self.actor, self.notes = FakeBuffer(), FakeActor(dead=buffer_dead), []
         sink = PayloadSink(self.recipe, [ShardPlace(0, "here", self.folder, None)], "here", WORKER)
         self.sink = FillingSink(sink, self.folder)

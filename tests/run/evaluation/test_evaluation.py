@@ -12,8 +12,8 @@ from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, TaskId
-from asyncrl.core.recipe.buffer import NoJournal
-from asyncrl.core.recipe.trajectories import AllTrajectories
+from asyncrl.core.recipe.buffer import NoJournalConfig
+from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer.tasks import held_out_tasks
@@ -66,7 +66,7 @@ def test_greedy_sampling_plays_each_task_once_and_other_sampling_eight_times():
 
 def test_all_episodes_are_kept_and_nothing_could_be_resumed():
     recipe = plan_evaluation(request("tiny", overrides=("tracking.trajectories={keep: none}",))).recipe
-    assert (recipe.tracking.trajectories, recipe.buffer.journal) == (AllTrajectories(), NoJournal())
+    assert (recipe.tracking.trajectories, recipe.buffer.journal) == (AllTrajectoriesConfig(), NoJournalConfig())
     assert recipe.model.path == "tiny"
 
 

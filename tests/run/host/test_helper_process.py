@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.run.host.helper_process import helped
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tiny.player import Player
@@ -17,6 +17,6 @@ async def test_modules_of_the_user_hide_none_of_ours(tmp_path: Path, monkeypatch
     for name in ("buffers", "generators", "learners", "msgspec", "asyncrl"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('hidden')\n")
     monkeypatch.chdir(tmp_path)
-    player = Player(ClassEnvironment(name="calculater"), EpisodeLimits.of(compose("quickstart")))
+    player = Player(ClassEnvironmentConfig(name="calculater"), EpisodeLimits.of(compose("quickstart")))
     with pytest.raises(ComponentFailed, match="there is no environment 'calculater'"):
         await helped("asyncrl.run.tiny.warm_up", Request({"": player}, "hermes", 0), print, task="making", seconds=300)

@@ -10,7 +10,7 @@ from asyncrl.core.measures.counters import snapshot
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.messages import CallOutcome, CallRecord
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.run.measures.episode_metrics import EpisodeMetrics, finished_between
 from generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
@@ -58,7 +58,7 @@ def batch(*rewards: tuple[str, float]) -> Batch:
 
 def found(finished: FinishedEpisodes, *rewards: tuple[str, float], shares=None) -> dict[str, float]:
     return combine(
-        EpisodeMetrics(ClassEnvironment(name="calculator")).readings(
+        EpisodeMetrics(ClassEnvironmentConfig(name="calculator")).readings(
             finished, batch(*(rewards or [("a", 1.0)])), shares or {"a": 1.0}
         )
     )
@@ -82,7 +82,7 @@ def test_parts_of_the_reward_are_means_over_the_batch():
             batch(("a", 1.0), ("a", 0.0), ("b", 0.5)).rows, ({"right": 1.0, "mean": 0.2}, {}, {"right": 0.5}), strict=True
         )
     ]
-    values = combine(EpisodeMetrics(ClassEnvironment(name="calculator")).reward_parts(rows))
+    values = combine(EpisodeMetrics(ClassEnvironmentConfig(name="calculator")).reward_parts(rows))
     assert values == pytest.approx({"reward/right": 0.5, "reward/part_mean": 0.2 / 3})  # reward/mean is that of whole rewards
 
 
@@ -164,7 +164,7 @@ def test_what_a_dead_generator_counted_is_kept():
 
 
 def test_too_many_names_are_folded_into_one_and_the_user_is_told_once():
-    metrics = EpisodeMetrics(ClassEnvironment(name="calculator"))
+    metrics = EpisodeMetrics(ClassEnvironmentConfig(name="calculator"))
     for _ in range(2):
         finished = counted(*(episode(accuracy=0.5, **{f"task_{i}": 1.0}) for i in range(MAX_NAMES + 200)))
         assert len(finished.sources["a"].metrics) == MAX_NAMES + 1

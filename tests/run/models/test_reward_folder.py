@@ -6,7 +6,7 @@ import pytest
 from model_folders import SMALL, write_model, write_weights
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.run.models.reward_folder import check_vocabulary
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.plan.plan import Plan, make_plan
@@ -79,7 +79,7 @@ def test_a_reward_model_may_know_more_tokens_than_the_policy(tmp_path: Path):
 def test_tokens_of_a_unigram_model_are_numbered_by_their_place(tmp_path: Path):
     unigram = {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0]]}, "added_tokens": TOKENS["added_tokens"]}
     check_vocabulary(
-        ModelReward(path=str(folder(tmp_path / "reward", CLASSIFIER, unigram))), folder(tmp_path / "policy", SHAPE, TOKENS)
+        ModelRewardConfig(path=str(folder(tmp_path / "reward", CLASSIFIER, unigram))), folder(tmp_path / "policy", SHAPE, TOKENS)
     )
 
 

@@ -10,19 +10,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.network import FileTls, NetworkConfig, NoTls, RunTls
+from asyncrl.core.recipe.network import FileTlsConfig, NetworkConfig, NoTlsConfig, RunTlsConfig
 from asyncrl.run.nodes.certificates import check_network, keys_of, make_keys
 
 
 def files(folder: Path, **contents: bytes) -> NetworkConfig:
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    return NetworkConfig(FileTls(*(str(folder / name) for name in ("certificate", "key", "authority"))))
+    return NetworkConfig(FileTlsConfig(*(str(folder / name) for name in ("certificate", "key", "authority"))))
 
 
 def test_no_two_runs_have_the_same_keys():
-    assert keys_of(NetworkConfig(NoTls())) is None
-    assert keys_of(NetworkConfig(RunTls())) != keys_of(NetworkConfig(RunTls()))
+    assert keys_of(NetworkConfig(NoTlsConfig())) is None
+    assert keys_of(NetworkConfig(RunTlsConfig())) != keys_of(NetworkConfig(RunTlsConfig()))
 
 
 def test_keys_of_the_user_s_own_are_read_and_checked(tmp_path):
@@ -91,8 +91,8 @@ def test_a_certificate_that_an_end_would_refuse_is_refused_before_anything_start
 
 def test_keys_do_not_pass_through_a_cluster_that_is_not_encrypted():
     cluster = {"RAY_ADDRESS": "10.0.0.1:6379"}
-    check_network(NetworkConfig(NoTls()), cluster)
-    check_network(NetworkConfig(RunTls()), {})
-    check_network(NetworkConfig(RunTls()), {**cluster, "RAY_USE_TLS": "1"})
+    check_network(NetworkConfig(NoTlsConfig()), cluster)
+    check_network(NetworkConfig(RunTlsConfig()), {})
+    check_network(NetworkConfig(RunTlsConfig()), {**cluster, "RAY_USE_TLS": "1"})
     with pytest.raises(RecipeError, match=r"would pass unencrypted .* RAY_USE_TLS=1"):
-        check_network(NetworkConfig(RunTls()), cluster)
+        check_network(NetworkConfig(RunTlsConfig()), cluster)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from asyncrl.core.recipe.buffer import AccuracyWindowFilter, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
 from asyncrl.run.buffer.tasks import load_held_out_tasks, make_task_stream
 from asyncrl.run.plan.plan import Source, make_plan
 from asyncrl.run.recipe.compose import compose
@@ -72,4 +72,4 @@ def test_its_filters_are_those_of_the_schema(tmp_path):
     _, filters = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "filters.yaml").write_text(f"defaults: [quickstart, _self_]\n{filters}")
     found = compose(str(tmp_path / "filters.yaml")).buffer.filters
-    assert found == (ZeroVarianceFilter(), AccuracyWindowFilter(low=0.1, high=0.9))
+    assert found == (ZeroVarianceFilterConfig(), AccuracyWindowFilterConfig(low=0.1, high=0.9))

@@ -11,7 +11,7 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolSpec
-from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.envs import ToolEnvironment
@@ -146,7 +146,7 @@ def tasks(*names: str) -> TaskSource:
 def play(
     environment: type[Environment], *sources: TaskSource, note: Callable[[str], None] = print, **limits: float
 ) -> tuple[str, ...]:
-    config = ClassEnvironment(name=f"{__name__}:{environment.__name__}", **limits)  # type: ignore[arg-type]
+    config = ClassEnvironmentConfig(name=f"{__name__}:{environment.__name__}", **limits)  # type: ignore[arg-type]
     recipe = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=config)
     return rehearsed(recipe, *sources, note=note).remarks
 
@@ -168,7 +168,7 @@ def line_of(name: str) -> int:
 
 
 def test_a_sound_environment_is_played_once_for_each_source_and_shows_three_prompts_of_it():
-    config = ClassEnvironment(name=f"{__name__}:Sound")
+    config = ClassEnvironmentConfig(name=f"{__name__}:Sound")
     recipe = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=config)
     found = rehearsed(recipe, tasks("a", "b", "c", "d"), tasks("e"))
     assert found.remarks == ()

@@ -17,7 +17,7 @@ from short_trajectories import trajectory
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import TaskId
-from asyncrl.core.recipe.reward import RemoteReward
+from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.task import Task
 from asyncrl.run.reward.model_scorer import ModelScorer
 from asyncrl.run.reward.remote_scorer import RemoteScorer
@@ -105,7 +105,7 @@ def serving(service: Service, port: int = 0) -> Iterator[int]:
 
 
 def scorer(port: int, deadline_s: float = MINUTE, **keys: Any) -> RemoteScorer:
-    reward = RemoteReward(url=f"http://127.0.0.1:{port}/score", **{"timeout_s": MINUTE, **keys})
+    reward = RemoteRewardConfig(url=f"http://127.0.0.1:{port}/score", **{"timeout_s": MINUTE, **keys})
     return RemoteScorer(reward, lambda ids: " ".join(map(str, ids)), deadline_s, first_retry_s=0.01)
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.environment import ClassEnvironment, MixedEnvironment, RemoteEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig, MixedEnvironmentConfig, RemoteEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling
@@ -88,13 +88,13 @@ class Untaught(Calculator):
         return None
 
 
-OWN = ClassEnvironment(name=f"{__name__}:Untaught")
+OWN = ClassEnvironmentConfig(name=f"{__name__}:Untaught")
 
 
 def test_all_members_with_lessons_are_taught(quickstart: Recipe):
-    easy = ClassEnvironment(name="calculator", options={"max_operations": 1}, max_turns=3)
+    easy = ClassEnvironmentConfig(name="calculator", options={"max_operations": 1}, max_turns=3)
     members = {"easy": easy, "own": OWN, "hard": quickstart.environment}
-    mixed = msgspec.structs.replace(quickstart, environment=MixedEnvironment(members=members))
+    mixed = msgspec.structs.replace(quickstart, environment=MixedEnvironmentConfig(members=members))
     players = players_of(mixed)
     assert {name: (player.environment, player.limits.max_turns) for name, player in players.items()} == {
         "easy": (easy, 6),
@@ -105,7 +105,7 @@ def test_all_members_with_lessons_are_taught(quickstart: Recipe):
 
 
 def test_environments_elsewhere_get_the_calculators_model_and_a_remark(quickstart: Recipe):
-    remote = msgspec.structs.replace(quickstart, environment=RemoteEnvironment(urls=("ws://there:1",)))
+    remote = msgspec.structs.replace(quickstart, environment=RemoteEnvironmentConfig(urls=("ws://there:1",)))
     (remark,) = remarks_on(remote)
     assert "unless remote has tools like the calculator's" in remark
 
@@ -157,7 +157,7 @@ class Unable(CalculatorLessons):
     ],
 )
 def test_lessons_that_cannot_be_taught_are_refused_at_launch(quickstart: Recipe, environment: type, problem: str):
-    own = msgspec.structs.replace(quickstart, environment=ClassEnvironment(name=f"{__name__}:{environment.__name__}"))
+    own = msgspec.structs.replace(quickstart, environment=ClassEnvironmentConfig(name=f"{__name__}:{environment.__name__}"))
     with pytest.raises(RecipeError, match=f"environment: {problem}"):
         remarks_on(own)
 

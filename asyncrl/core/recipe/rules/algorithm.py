@@ -4,19 +4,24 @@ from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.advantage import (
-    BestOfGroupAdvantage,
-    GaeAdvantage,
-    GdpoAdvantage,
-    MaxRlAdvantage,
-    OpoAdvantage,
-    PassAtKAdvantage,
-    ReinforcePlusPlusAdvantage,
-    RemaxAdvantage,
+    BestOfGroupAdvantageConfig,
+    GaeAdvantageConfig,
+    GdpoAdvantageConfig,
+    MaxRlAdvantageConfig,
+    OpoAdvantageConfig,
+    PassAtKAdvantageConfig,
+    ReinforcePlusPlusAdvantageConfig,
+    RemaxAdvantageConfig,
 )
-from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInLoss, KlInReward, TurnCredit
-from asyncrl.core.recipe.correction import CorrectionConfig, MaskBound, NormalizedBound, RejectRatio
-from asyncrl.core.recipe.custom import CustomAdvantage, CustomLoss
-from asyncrl.core.recipe.loss import ClipCovLoss, GmpoLoss, KlCovLoss, PpoClipLoss, ReinforceLoss, SapoLoss
+from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, KlInLossConfig, KlInRewardConfig, TurnCreditConfig
+from asyncrl.core.recipe.correction import CorrectionConfig, MaskBoundConfig, NormalizedBoundConfig, RejectRatioConfig
+from asyncrl.core.recipe.custom import CustomAdvantageConfig, CustomLossConfig
+from asyncrl.core.recipe.loss import (
+    ClipCovLossConfig,
+    GmpoLossConfig,
+    PpoClipLossConfig,
+    ReinforceLossConfig,
+)
 from asyncrl.core.recipe.schema import Recipe
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
@@ -55,7 +60,7 @@ def _a_bound_bounds_a_weight(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_mean_of_weights_does_not_move(recipe: Recipe) -> Iterator[RecipeError]:
     correction = recipe.algorithm.correction
-    if isinstance(correction.bound, NormalizedBound) and correction.anchor == "proximal_log_linear":
+    if isinstance(correction.bound, NormalizedBoundConfig) and correction.anchor == "proximal_log_linear":
         yield RecipeError(
             "algorithm.correction.bound.kind",
             "normalize divides by a mean taken before the first step, but each step moves the weights of anchor "
@@ -66,7 +71,7 @@ def _a_mean_of_weights_does_not_move(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _an_anchor_needs_a_ratio(recipe: Recipe) -> Iterator[RecipeError]:
     anchor = recipe.algorithm.correction.anchor
-    if isinstance(recipe.algorithm.loss, ReinforceLoss) and anchor != "proximal_recomputed":
+    if isinstance(recipe.algorithm.loss, ReinforceLossConfig) and anchor != "proximal_recomputed":
         yield RecipeError(
             "algorithm.correction.anchor",
             f"{anchor} anchors a ratio, and algorithm.loss of kind reinforce has none, so it would correct for nothing",
@@ -76,9 +81,9 @@ def _an_anchor_needs_a_ratio(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_decaying_trust_region_is_a_clip_range(recipe: Recipe) -> Iterator[RecipeError]:
     loss = recipe.algorithm.loss
-    if recipe.algorithm.correction.trust_region_decay < 1 and isinstance(loss, ReinforceLoss | SapoLoss | KlCovLoss | CustomLoss):
+    if recipe.algorithm.correction.trust_region_decay < 1 and not loss.has_clip_range:
         kind = type(loss).__struct_config__.tag
-        own = ", and have your function narrow its own range by tokens.staleness" if isinstance(loss, CustomLoss) else ""
+        own = ", and have your function narrow its own range by tokens.staleness" if isinstance(loss, CustomLossConfig) else ""
         yield RecipeError(
             "algorithm.correction.trust_region_decay",
             f"algorithm.loss of kind {kind} has no clip range to narrow",
@@ -87,7 +92,7 @@ def _a_decaying_trust_region_is_a_clip_range(recipe: Recipe) -> Iterator[RecipeE
 
 
 def _one_advantage_for_a_loss_of_whole_rows(recipe: Recipe) -> Iterator[RecipeError]:
-    if isinstance(recipe.algorithm.loss, GmpoLoss) and not isinstance(recipe.algorithm.credit, EpisodeCredit):
+    if isinstance(recipe.algorithm.loss, GmpoLossConfig) and not isinstance(recipe.algorithm.credit, EpisodeCreditConfig):
         yield RecipeError(
             "algorithm.credit.kind",
             "turn gives the tokens of a row several advantages, and algorithm.loss of kind gmpo needs one for the whole row",
@@ -116,27 +121,27 @@ def _an_overlong_penalty_can_be_earned(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_success_stays_one(recipe: Recipe) -> Iterator[RecipeError]:
     algorithm = recipe.algorithm
-    if not isinstance(algorithm.advantage, PassAtKAdvantage | MaxRlAdvantage):
+    if not isinstance(algorithm.advantage, PassAtKAdvantageConfig | MaxRlAdvantageConfig):
         return
     kind = type(algorithm.advantage).__struct_config__.tag
     problem = f"algorithm.advantage of kind {kind} counts successes, and a success that loses any reward would count as a failure"
     if algorithm.overlong is not None:
         yield RecipeError("algorithm.overlong", problem, "take it out, or set algorithm.advantage.kind to grpo")
-    if isinstance(algorithm.kl, KlInReward):
+    if isinstance(algorithm.kl, KlInRewardConfig):
         yield RecipeError("algorithm.kl.kind", problem, "set it to in_loss, or algorithm.advantage.kind to grpo")
 
 
 def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
     algorithm = recipe.algorithm
-    if not isinstance(algorithm.advantage, GaeAdvantage):
+    if not isinstance(algorithm.advantage, GaeAdvantageConfig):
         return
-    if isinstance(algorithm.loss, GmpoLoss):
+    if isinstance(algorithm.loss, GmpoLossConfig):
         yield RecipeError(
             "algorithm.advantage.kind",
             "gae gives the tokens of a row several advantages, and algorithm.loss of kind gmpo needs one for the whole row",
             "set it to grpo, or algorithm.loss.kind to ppo_clip",
         )
-    if isinstance(algorithm.credit, TurnCredit) and algorithm.credit.discount < 1:
+    if isinstance(algorithm.credit, TurnCreditConfig) and algorithm.credit.discount < 1:
         yield RecipeError(
             "algorithm.credit.discount",
             f"{algorithm.credit.discount:g} discounts turns, and algorithm.advantage of kind gae discounts tokens",
@@ -153,15 +158,15 @@ def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
 def _advantages_that_need_whole_episodes(recipe: Recipe) -> Iterator[RecipeError]:
     advantage = recipe.algorithm.advantage
     of_episodes = (
-        OpoAdvantage
-        | PassAtKAdvantage
-        | MaxRlAdvantage
-        | BestOfGroupAdvantage
-        | ReinforcePlusPlusAdvantage
-        | GdpoAdvantage
-        | RemaxAdvantage
+        OpoAdvantageConfig
+        | PassAtKAdvantageConfig
+        | MaxRlAdvantageConfig
+        | BestOfGroupAdvantageConfig
+        | ReinforcePlusPlusAdvantageConfig
+        | GdpoAdvantageConfig
+        | RemaxAdvantageConfig
     )
-    if isinstance(advantage, of_episodes) and not isinstance(recipe.algorithm.credit, EpisodeCredit):
+    if isinstance(advantage, of_episodes) and not isinstance(recipe.algorithm.credit, EpisodeCreditConfig):
         yield RecipeError(
             "algorithm.credit.kind",
             f"turn does not go with algorithm.advantage of kind {type(advantage).__struct_config__.tag}, which rates episodes",
@@ -171,7 +176,11 @@ def _advantages_that_need_whole_episodes(recipe: Recipe) -> Iterator[RecipeError
 
 def _named_rewards_are_of_episodes(recipe: Recipe) -> Iterator[RecipeError]:
     advantage = recipe.algorithm.advantage
-    if isinstance(advantage, CustomAdvantage) and advantage.rewards and not isinstance(recipe.algorithm.credit, EpisodeCredit):
+    if (
+        isinstance(advantage, CustomAdvantageConfig)
+        and advantage.rewards
+        and not isinstance(recipe.algorithm.credit, EpisodeCreditConfig)
+    ):
         yield RecipeError(
             "algorithm.advantage.rewards",
             f"{', '.join(advantage.rewards)} are known of whole episodes, and algorithm.credit of kind turn compares turns",
@@ -181,7 +190,7 @@ def _named_rewards_are_of_episodes(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Iterator[RecipeError]:
     algorithm = recipe.algorithm
-    if not isinstance(algorithm.advantage, GdpoAdvantage):
+    if not isinstance(algorithm.advantage, GdpoAdvantageConfig):
         return
     for name, weight in algorithm.advantage.rewards.items():
         if not name:
@@ -198,7 +207,7 @@ def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Itera
                 f"{-MAX_WEIGHT:g} to {-MIN_WEIGHT:g}, or take it out",
             )
     taken_off = [
-        *(["algorithm.kl.kind"] if isinstance(algorithm.kl, KlInReward) else []),
+        *(["algorithm.kl.kind"] if isinstance(algorithm.kl, KlInRewardConfig) else []),
         *(["algorithm.overlong"] if algorithm.overlong is not None else []),
     ]
     for place in taken_off:
@@ -210,7 +219,7 @@ def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Itera
 
 
 def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[RecipeError]:
-    if not isinstance(recipe.algorithm.advantage, RemaxAdvantage):
+    if not isinstance(recipe.algorithm.advantage, RemaxAdvantageConfig):
         return
     least, size = recipe.batch.min_group, recipe.batch.group_size
     if least is not None and least < size:
@@ -219,7 +228,7 @@ def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[Re
             f"among {least} of {size} episodes the greedy one may be missing, and algorithm.advantage of kind remax needs it",
             "leave it out",
         )
-    if isinstance(recipe.algorithm.kl, KlInReward):
+    if isinstance(recipe.algorithm.kl, KlInRewardConfig):
         yield RecipeError(
             "algorithm.kl.kind",
             "in_reward subtracts a divergence from the rewards of trained episodes, but not from that of the greedy episode",
@@ -229,7 +238,7 @@ def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[Re
 
 def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
     advantage, size = recipe.algorithm.advantage, recipe.batch.group_size
-    if isinstance(advantage, PassAtKAdvantage) and advantage.k >= size:
+    if isinstance(advantage, PassAtKAdvantageConfig) and advantage.k >= size:
         # With k the group's size, the only set is the whole group, which has nothing to be compared with.
         yield RecipeError(
             "algorithm.advantage.k",
@@ -240,14 +249,14 @@ def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _ranges_are_not_empty(recipe: Recipe) -> Iterator[RecipeError]:
     loss = recipe.algorithm.loss
-    if isinstance(loss, ClipCovLoss) and loss.low >= loss.high:
+    if isinstance(loss, ClipCovLossConfig) and loss.low >= loss.high:
         yield RecipeError(
             "algorithm.loss.low", f"{loss.low:g} is not below algorithm.loss.high {loss.high:g}", f"set it below {loss.high:g}"
         )
     correction = recipe.algorithm.correction
-    ranges = [(f"reject[{number}]", one) for number, one in enumerate(correction.reject) if isinstance(one, RejectRatio)]
+    ranges = [(f"reject[{number}]", one) for number, one in enumerate(correction.reject) if isinstance(one, RejectRatioConfig)]
     for place, one in [("bound", correction.bound), *ranges]:
-        if isinstance(one, MaskBound | RejectRatio) and one.lower == one.upper:
+        if isinstance(one, MaskBoundConfig | RejectRatioConfig) and one.lower == one.upper:
             yield RecipeError(
                 f"algorithm.correction.{place}.lower",
                 f"{one.lower:g} to {one.upper:g} leaves nothing to train",
@@ -257,7 +266,7 @@ def _ranges_are_not_empty(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_dual_clip_is_beyond_the_clip(recipe: Recipe) -> Iterator[RecipeError]:
     loss = recipe.algorithm.loss
-    if isinstance(loss, PpoClipLoss) and 0 < loss.dual_clip <= 1 + loss.clip_high:
+    if isinstance(loss, PpoClipLossConfig) and 0 < loss.dual_clip <= 1 + loss.clip_high:
         yield RecipeError(
             "algorithm.loss.dual_clip",
             f"{loss.dual_clip:g} is not above 1 + algorithm.loss.clip_high {loss.clip_high:g}",
@@ -267,7 +276,7 @@ def _a_dual_clip_is_beyond_the_clip(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_divergence_in_the_loss_has_a_gradient(recipe: Recipe) -> Iterator[RecipeError]:
     kl = recipe.algorithm.kl
-    if isinstance(kl, KlInLoss) and not kl.straight_through and kl.estimator in ("k1", "abs"):
+    if isinstance(kl, KlInLossConfig) and not kl.straight_through and kl.estimator in ("k1", "abs"):
         yield RecipeError(
             "algorithm.kl.estimator",
             f"the gradient of {kl.estimator} does not lower the divergence: for k1 it is 0 in expectation, for abs only a sign",

@@ -18,7 +18,7 @@ from asyncrl.core.recipe.rules.placement import PLACEMENT_RULES, pool_place
 from asyncrl.core.recipe.rules.reward import REWARD_RULES
 from asyncrl.core.recipe.rules.sampling import SAMPLING_RULES
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.tasks import FileTasks
+from asyncrl.core.recipe.tasks import FileTasksConfig
 from asyncrl.core.text import counted
 
 LARGEST_HALF = 0.5
@@ -157,7 +157,7 @@ def _the_warmup_ends(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
     match recipe.tasks:
-        case FileTasks(train=train, evaluation=evaluation):
+        case FileTasksConfig(train=train, evaluation=evaluation):
             trained = {(Path(source.path).resolve(), source.split) for source in train}
             for index, source in enumerate(evaluation):
                 if (Path(source.path).resolve(), source.split) in trained:

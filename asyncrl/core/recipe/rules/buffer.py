@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.buffer import AccuracyWindowFilter, PrioritisedSampler
+from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, PrioritisedSamplerConfig
 from asyncrl.core.recipe.schema import Recipe
 
 
@@ -19,7 +19,7 @@ def _a_group_can_reach_its_minimum(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_window_lets_something_through(recipe: Recipe) -> Iterator[RecipeError]:
     for index, window in enumerate(recipe.buffer.filters):
-        if isinstance(window, AccuracyWindowFilter) and not window.low <= window.high:
+        if isinstance(window, AccuracyWindowFilterConfig) and not window.low <= window.high:
             yield RecipeError(
                 f"buffer.filters[{index}].low",
                 f"{window.low:g} is not at most high {window.high:g}, so every group would be left out",
@@ -50,7 +50,7 @@ def _without_a_bound_to_cross_nothing_waits(recipe: Recipe) -> Iterator[RecipeEr
 
 
 def _weights_are_of_all_that_is_ready(recipe: Recipe) -> Iterator[RecipeError]:
-    if recipe.buffer.on_stale == "wait" and isinstance(recipe.buffer.sampler, PrioritisedSampler):
+    if recipe.buffer.on_stale == "wait" and isinstance(recipe.buffer.sampler, PrioritisedSamplerConfig):
         yield RecipeError(
             "buffer.sampler.kind",
             "prioritised draws by chance, and buffer.on_stale wait forces groups into the batch: its importance weights would "

@@ -7,12 +7,12 @@ be wrong is refused instead (:mod:`asyncrl.core.recipe.rules.broken_rules`), and
 
 from collections.abc import Callable, Iterator
 
-from asyncrl.core.recipe.advantage import GaeAdvantage, ReinforcePlusPlusAdvantage, RemaxAdvantage
-from asyncrl.core.recipe.algorithm import TokenMean
-from asyncrl.core.recipe.buffer import ZeroVarianceFilter
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig, ReinforcePlusPlusAdvantageConfig, RemaxAdvantageConfig
+from asyncrl.core.recipe.algorithm import TokenMeanConfig
+from asyncrl.core.recipe.buffer import ZeroVarianceFilterConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.loss import GmpoLoss, GspoLoss, ReinforceLoss
+from asyncrl.core.recipe.loss import GmpoLossConfig, GspoLossConfig, ReinforceLossConfig
 from asyncrl.core.recipe.schema import Recipe
 
 _NARROW = 0.01
@@ -32,7 +32,7 @@ def conflicts(recipe: Recipe) -> Iterator[str]:
 def _a_critic_that_lags_behind(recipe: Recipe) -> Iterator[str]:
     advantage, rate = recipe.algorithm.advantage, recipe.learner.lr
     # The critic trains all its weights, so the higher rate of adapters says nothing about it.
-    if isinstance(advantage, GaeAdvantage) and recipe.learner.lora is None and advantage.critic_lr < rate:
+    if isinstance(advantage, GaeAdvantageConfig) and recipe.learner.lora is None and advantage.critic_lr < rate:
         yield (
             f"algorithm.advantage.critic_lr {advantage.critic_lr:g} is below learner.lr {rate:g}: the critic learns more slowly "
             f"than the policy whose values it estimates; set algorithm.advantage.critic_lr={rate:g} or higher"
@@ -41,7 +41,7 @@ def _a_critic_that_lags_behind(recipe: Recipe) -> Iterator[str]:
 
 def _a_narrow_range_around_a_distant_anchor(recipe: Recipe) -> Iterator[str]:
     loss, anchor = recipe.algorithm.loss, recipe.algorithm.correction.anchor
-    if isinstance(loss, GspoLoss) and loss.clip_high < _NARROW and anchor == "behaviour":
+    if isinstance(loss, GspoLossConfig) and loss.clip_high < _NARROW and anchor == "behaviour":
         yield (
             f"algorithm.loss of kind gspo clips at 1 + {loss.clip_high:g}, but with algorithm.correction.anchor behaviour the "
             "staleness and the engines' arithmetic alone move the mean ratio of many rows by more, and clipped rows are not "
@@ -53,7 +53,7 @@ def _a_narrow_range_around_a_distant_anchor(recipe: Recipe) -> Iterator[str]:
 def _a_narrow_range_for_large_steps(recipe: Recipe) -> Iterator[str]:
     algorithm, rate = recipe.algorithm, recipe.learner.lr
     loss, steps = algorithm.loss, algorithm.optimizer_steps
-    if isinstance(loss, GspoLoss) and loss.clip_high < _NARROW and steps > 1 and rate > _LARGE_LR:
+    if isinstance(loss, GspoLossConfig) and loss.clip_high < _NARROW and steps > 1 and rate > _LARGE_LR:
         yield (
             f"algorithm.loss of kind gspo clips at 1 + {loss.clip_high:g}, which suits a learning rate of about 1e-6: with "
             f"learner.lr {rate:g} the first of the {steps} optimizer steps on a batch moves many rows out of that range, and the "
@@ -64,7 +64,7 @@ def _a_narrow_range_for_large_steps(recipe: Recipe) -> Iterator[str]:
 
 def _a_ratio_of_rows_weighed_by_length(recipe: Recipe) -> Iterator[str]:
     algorithm = recipe.algorithm
-    if isinstance(algorithm.loss, GspoLoss | GmpoLoss) and isinstance(algorithm.aggregation, TokenMean):
+    if isinstance(algorithm.loss, GspoLossConfig | GmpoLossConfig) and isinstance(algorithm.aggregation, TokenMeanConfig):
         kind = type(algorithm.loss).__struct_config__.tag
         yield (
             f"algorithm.loss of kind {kind} has one ratio for each row, and algorithm.aggregation of kind token_mean weighs long "
@@ -75,7 +75,7 @@ def _a_ratio_of_rows_weighed_by_length(recipe: Recipe) -> Iterator[str]:
 def _later_steps_without_ratio(recipe: Recipe) -> Iterator[str]:
     algorithm = recipe.algorithm
     steps = algorithm.optimizer_steps
-    if isinstance(algorithm.loss, ReinforceLoss) and steps > 1:
+    if isinstance(algorithm.loss, ReinforceLossConfig) and steps > 1:
         yield (
             "algorithm.loss of kind reinforce has neither ratio nor clip, so that of the "
             f"{steps} optimizer steps on a batch only the first is corrected for how the policy has moved; set "
@@ -95,8 +95,8 @@ def _far_tokens_that_only_the_ratio_corrects(recipe: Recipe) -> Iterator[str]:
 
 def _groups_without_spread_that_would_teach(recipe: Recipe) -> Iterator[str]:
     advantage = recipe.algorithm.advantage
-    filters = any(isinstance(one, ZeroVarianceFilter) for one in recipe.buffer.filters)
-    if filters and isinstance(advantage, GaeAdvantage | RemaxAdvantage | ReinforcePlusPlusAdvantage):
+    filters = any(isinstance(one, ZeroVarianceFilterConfig) for one in recipe.buffer.filters)
+    if filters and isinstance(advantage, GaeAdvantageConfig | RemaxAdvantageConfig | ReinforcePlusPlusAdvantageConfig):
         kind = type(advantage).__struct_config__.tag
         yield (
             f"buffer.filters of kind zero_variance leaves out groups of equal rewards, which algorithm.advantage of kind {kind} "

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.environment import MixedEnvironment, member_place
+from asyncrl.core.recipe.environment import MixedEnvironmentConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks
+from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig
 
 Rule = Callable[[Recipe], Iterator[RecipeError]]
 
 
 def _weights_are_of_members(recipe: Recipe) -> Iterator[RecipeError]:
-    if not isinstance(recipe.tasks, GeneratedTasks):
+    if not isinstance(recipe.tasks, GeneratedTasksConfig):
         return
-    if not isinstance(recipe.environment, MixedEnvironment):
+    if not isinstance(recipe.environment, MixedEnvironmentConfig):
         if recipe.tasks.weights:
             yield RecipeError("tasks.weights", "there is one environment, which makes all tasks", _MIX)
         if recipe.tasks.curriculum is not None:
@@ -26,13 +26,13 @@ def _weights_are_of_members(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _each_file_names_its_member(recipe: Recipe) -> Iterator[RecipeError]:
-    if not isinstance(recipe.tasks, FileTasks):
+    if not isinstance(recipe.tasks, FileTasksConfig):
         return
     members: Mapping[str, object] = recipe.environment.by_member
     for split, files in (("train", recipe.tasks.train), ("evaluation", recipe.tasks.evaluation)):
         for index, file in enumerate(files):
             place = f"tasks.{split}[{index}].environment"
-            if isinstance(recipe.environment, MixedEnvironment):
+            if isinstance(recipe.environment, MixedEnvironmentConfig):
                 if file.environment not in members:
                     problem = (
                         f"environment.members has no {file.environment!r}"
@@ -45,7 +45,7 @@ def _each_file_names_its_member(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _each_member_is_trained(recipe: Recipe) -> Iterator[RecipeError]:
-    if isinstance(recipe.tasks, FileTasks) and isinstance(recipe.environment, MixedEnvironment):
+    if isinstance(recipe.tasks, FileTasksConfig) and isinstance(recipe.environment, MixedEnvironmentConfig):
         trained = {file.environment for file in recipe.tasks.train}
         for name in recipe.environment.members:
             if name not in trained:

@@ -6,39 +6,13 @@ loss has the gradient of plain REINFORCE. What the correction does beside the ra
 does not depend on this.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
-from asyncrl.core.recipe.custom import CustomLoss
 from asyncrl.core.recipe.environment import EpisodeConfig, member_place
-from asyncrl.core.recipe.loss import (
-    CispoLoss,
-    ClipCovLoss,
-    DivergenceMaskLoss,
-    GmpoLoss,
-    GspoLoss,
-    KlCovLoss,
-    Loss,
-    PpoClipLoss,
-    ReinforceLoss,
-    SapoLoss,
-)
+from asyncrl.core.recipe.loss import ClipCovLossConfig, DivergenceMaskLossConfig
 from asyncrl.core.recipe.schema import Recipe
-
-_KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
-    PpoClipLoss: ("clip_low", "clip_high", "dual_clip"),
-    GspoLoss: ("clip_low", "clip_high"),
-    CispoLoss: ("clip_low", "clip_high"),
-    SapoLoss: ("tau_positive", "tau_negative"),
-    GmpoLoss: ("clip",),
-    DivergenceMaskLoss: ("low", "high", "max_ratio"),
-    ClipCovLoss: ("clip_low", "clip_high"),
-    KlCovLoss: ("share", "coefficient"),
-    ReinforceLoss: (),
-    CustomLoss: (),
-}
-"""Keys of each loss that only act where a ratio is not 1."""
 
 
 def inert(recipe: Recipe) -> str | None:
@@ -50,7 +24,7 @@ def _in_the_loss(recipe: Recipe) -> Iterator[str]:
     algorithm = recipe.algorithm
     loss, correction = algorithm.loss, algorithm.correction
     # A dual_clip of 0 is off, so it is not named.
-    keys = [f"algorithm.loss.{name}" for name in _KEYS_OF_THE_RATIO[type(loss)] if getattr(loss, name) != 0]
+    keys = [f"algorithm.loss.{name}" for name in loss.ratio_keys if getattr(loss, name) != 0]
     if not keys or algorithm.optimizer_steps > 1 or correction.anchor != "proximal_recomputed":
         return
     if correction.trust_region_decay < 1:
@@ -58,11 +32,11 @@ def _in_the_loss(recipe: Recipe) -> Iterator[str]:
     remedies, by_behaviour = [_more_steps(recipe)], "algorithm.correction.anchor=behaviour algorithm.correction.weight=none"
     if correction.bound != CorrectionConfig().bound:
         by_behaviour += " ~algorithm.correction.bound"
-    if isinstance(loss, DivergenceMaskLoss):
+    if isinstance(loss, DivergenceMaskLossConfig):
         remedies.insert(0, f"{by_behaviour} (as published)")
     elif recipe.buffer.max_staleness > 0:
         remedies.append(by_behaviour)
-    drawn = ", but for the tokens it draws" if isinstance(loss, ClipCovLoss) else ""
+    drawn = ", but for the tokens it draws" if isinstance(loss, ClipCovLossConfig) else ""
     yield (
         f"{', '.join(keys)} cannot act: with one optimizer step a batch and algorithm.correction.anchor proximal_recomputed "
         f"every ratio is 1, and algorithm.loss of kind {type(loss).__struct_config__.tag} is plain REINFORCE{drawn} (the "
@@ -72,7 +46,7 @@ def _in_the_loss(recipe: Recipe) -> Iterator[str]:
 
 def _in_the_critic(recipe: Recipe) -> Iterator[str]:
     advantage = recipe.algorithm.advantage
-    if isinstance(advantage, GaeAdvantage) and advantage.value_clip and recipe.algorithm.optimizer_steps == 1:
+    if isinstance(advantage, GaeAdvantageConfig) and advantage.value_clip and recipe.algorithm.optimizer_steps == 1:
         yield (
             "algorithm.advantage.value_clip cannot act: the critic's one step on a batch starts from the values it is to stay "
             f"near; set {_more_steps(recipe)}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
+from asyncrl.core.recipe.reward import EnvironmentRewardConfig, ModelRewardConfig, RemoteRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 
 LABEL_BYTES = 63
@@ -12,7 +12,7 @@ LABEL_BYTES = 63
 
 
 def _a_url_is_one_of_http(recipe: Recipe) -> Iterator[RecipeError]:
-    if isinstance(recipe.reward, RemoteReward) and (wrong := _wrong_with(url := recipe.reward.url)):
+    if isinstance(recipe.reward, RemoteRewardConfig) and (wrong := _wrong_with(url := recipe.reward.url)):
         problem, remedy = wrong
         yield RecipeError("reward.url", f"{_without_password(url)!r} {problem}", f"write it as http://host:port/path{remedy}")
 
@@ -42,7 +42,7 @@ def _without_password(url: str) -> str:
 
 def _a_request_ends_before_its_deadline(recipe: Recipe) -> Iterator[RecipeError]:
     reward, seconds = recipe.reward, recipe.deadlines.reward
-    if isinstance(reward, RemoteReward) and reward.timeout_s > seconds:
+    if isinstance(reward, RemoteRewardConfig) and reward.timeout_s > seconds:
         yield RecipeError(
             "reward.timeout_s",
             f"{reward.timeout_s:g} s for one request is more than deadlines.reward {seconds:g} s for it and its repetitions",
@@ -52,7 +52,7 @@ def _a_request_ends_before_its_deadline(recipe: Recipe) -> Iterator[RecipeError]
 
 def _an_episode_fits_a_forward_pass(recipe: Recipe) -> Iterator[RecipeError]:
     reward, context = recipe.reward, recipe.model.max_context
-    if isinstance(reward, ModelReward) and reward.batch_tokens < context:
+    if isinstance(reward, ModelRewardConfig) and reward.batch_tokens < context:
         yield RecipeError(
             "reward.batch_tokens",
             f"{reward.batch_tokens} cannot hold an episode of model.max_context {context} tokens",
@@ -62,7 +62,7 @@ def _an_episode_fits_a_forward_pass(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _waiting_for_a_batch_outlasts_a_score(recipe: Recipe) -> Iterator[RecipeError]:
     score, batch = recipe.deadlines.reward, recipe.deadlines.batch
-    if not isinstance(recipe.reward, EnvironmentReward) and score > batch:
+    if not isinstance(recipe.reward, EnvironmentRewardConfig) and score > batch:
         yield RecipeError(
             "deadlines.reward",
             f"{score:g} s for a score is more than deadlines.batch {batch:g} s for a whole batch of them",
