@@ -1,10 +1,12 @@
-"""A whole run around the real buffer service, journal and payload, to be killed at any point: engines and learner are made up.
+"""A whole run around the real buffer service, journal and payload, to be killed, or to lose its disk, at any point: engines and
+learner are made up.
 
 What an engine generates is a pure function of task, episode and policy version; what the learner's weights are is a hash over all
 payload it ever trained on, in order. Only time is left to chance.
 """
 
 import asyncio
+import errno
 import json
 import os
 import random
@@ -40,7 +42,8 @@ class Kill(msgspec.Struct, frozen=True):
     """The process kills itself at the ``count``-th ``call`` on a file whose name ends with ``suffix``, or in its last ``step``.
 
     Attributes:
-        moment: ``before`` the call, ``after`` it, or ``torn``: when half of the bytes are written.
+        moment: ``before`` the call, ``after`` it, or ``torn``: when half of the bytes are written. If the call is
+            ``refused``, the disk fails from then on, and the process is not killed.
     """
 
     step: int
@@ -270,7 +273,11 @@ def _die_at(kill):
         if name.endswith(kill.suffix):
             calls += 1
             if calls == kill.count:
-                if kill.moment == "torn":
+                if kill.moment == "refused":
+                    for call in ("pwritev", "fdatasync", "fsync", "ftruncate", "replace", "unlink"):
+                        setattr(os, call, refused)
+                    refused(target)
+                elif kill.moment == "torn":
                     whole = b"".join(arguments[0])
                     real(target, [whole[: max(1, len(whole) // 2)]], *arguments[1:])
                 elif kill.moment == "after":
@@ -279,3 +286,8 @@ def _die_at(kill):
         return real(target, *arguments)
 
     setattr(os, kill.call, counted)
+
+
+def refused(target, *_, **__):
+    """What a disk that has failed answers to every call. Only calls that are given a path know a name."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO), *(() if isinstance(target, int) else (str(target),)))

@@ -1,4 +1,5 @@
-"""Runs killed with SIGKILL at 200 points, spread over time and over all that is written, and resumed each time."""
+"""Runs killed with SIGKILL, or left by their disk, at 200 points, spread over time and over all that is written, and resumed each
+time."""
 
 import multiprocessing
 import random
@@ -24,19 +25,21 @@ KILLS = 50
 GROUPS_PER_STEP = 4
 LONGEST_LIFE = 2 * CHECKPOINT_EVERY - 1
 """Steps of one life, but for the last; it gets at most one checkpoint further."""
+LONGEST_S = 120.0
+"""Seconds after which a life that should have ended hangs."""
 STEPS = (KILLS + 2) * CHECKPOINT_EVERY
 """So many that no run is complete before it was killed often enough, however fast the machine."""
 
 POINTS = [
-    ("pwritev", ".log", 40, ("before", "torn", "after")),
-    ("pwritev", ".rows", 25, ("before", "torn", "after")),
-    ("pwritev", ".snapshot.making", 2, ("before", "torn", "after")),
-    ("fdatasync", ".snapshot.making", 2, ("before", "after")),
-    ("replace", ".snapshot.making", 2, ("before", "after")),
-    ("unlink", ".log", 2, ("before", "after")),
-    ("unlink", ".rows", 3, ("before", "after")),
-    ("ftruncate", ".rows", 3, ("before", "after")),
-    ("replace", "checkpoint.making", 1, ("before", "after")),
+    ("pwritev", ".log", 40, ("before", "torn", "after", "refused")),
+    ("pwritev", ".rows", 25, ("before", "torn", "after", "refused")),
+    ("pwritev", ".snapshot.making", 2, ("before", "torn", "after", "refused")),
+    ("fdatasync", ".snapshot.making", 2, ("before", "after", "refused")),
+    ("replace", ".snapshot.making", 2, ("before", "after", "refused")),
+    ("unlink", ".log", 2, ("before", "after", "refused")),
+    ("unlink", ".rows", 3, ("before", "after", "refused")),
+    ("ftruncate", ".rows", 3, ("before", "after", "refused")),
+    ("replace", "checkpoint.making", 1, ("before", "after", "refused")),
 ]
 """A call, the files it is counted on, how often at most before the kill, and when."""
 
@@ -65,16 +68,25 @@ class Life:
     """One process of the run."""
 
     def __init__(self, recipe, folder, kill):
-        self.paths = Paths(folder)
+        self.paths, self.refused = Paths(folder), kill is not None and kill.moment == "refused"
+        self.lost_its_disk = False
         self.process = multiprocessing.get_context("fork").Process(target=crash_run.main, args=(recipe, folder, kill))
         self.process.start()
 
     def ends(self, seconds):
-        """Whether it ended by itself, complete; it is killed after ``seconds`` at the latest."""
-        self.process.join(seconds)
+        """Whether it ended by itself, complete; it is killed after ``seconds`` at the latest, but not if its disk is to fail."""
+        self.process.join(LONGEST_S if self.refused else seconds)
+        hangs = self.process.is_alive()
         self.process.kill()
         self.process.join()
         code = self.process.exitcode
+        if self.refused:
+            assert not hangs, "it hangs"
+        if self.refused and code == 1:
+            error = self.paths.error.read_text()
+            assert f"Input/output error: '{self.paths.buffer.parent}" in error, error
+            self.lost_its_disk = True
+            return False
         assert code in (0, -9), self.paths.error.read_text()
         return code == 0
 
@@ -82,7 +94,9 @@ class Life:
 def kill_point(chance):
     """The point at which a run is killed, and the longest time it may live."""
     call, suffix, most, moments = chance.choice(POINTS)
-    kill = Kill(chance.randrange(1, LONGEST_LIFE + 1), call, suffix, chance.randint(1, most), chance.choice(moments))
+    moment = chance.choice(moments)
+    step = LONGEST_LIFE if moment == "refused" else chance.randrange(1, LONGEST_LIFE + 1)
+    kill = Kill(step, call, suffix, chance.randint(1, most), moment)
     return kill, chance.choice([chance.uniform(0.01, 0.15), 1.0])
 
 
@@ -114,15 +128,18 @@ def check_ledger(statistics: BufferStatistics):
 def run_to_the_end(recipe, folder, kills, seed=0):
     """The number of kills it took, of ``kills`` that were meant to be, and how the run ended."""
     folder.mkdir()
-    chance, paths, killed = random.Random(seed), Paths(folder), 0
+    chance, paths, killed, disks = random.Random(seed), Paths(folder), 0, 0
     while True:
         kill, seconds = kill_point(chance) if killed < kills else (None, 200)
-        if Life(recipe, folder, kill).ends(seconds):
+        life = Life(recipe, folder, kill)
+        if life.ends(seconds):
             break
+        disks += life.lost_its_disk
         assert killed < kills, "it hangs"
         killed += 1
         if paths.journal.exists():
             check_what_is_left(recipe, paths)
+    assert disks or not kills, "no life lost its disk"
     statistics = msgspec.json.decode(paths.statistics.read_bytes(), type=BufferStatistics)
     return killed, msgspec.json.decode(paths.checkpoint.read_bytes(), type=Checkpoint), statistics, paths
 
