@@ -16,7 +16,7 @@ it cannot begin or end a turn. A template that separates turns by ordinary text 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,15 @@ _CONVERSATIONS: Sequence[tuple[Sequence[Mapping[str, str]], Sequence[ToolSpec]]]
 
 
 class TemplateUnsuitable(AsyncRLError):
-    """The model's chat template cannot be continued token by token."""
+    """The model's chat template cannot be continued token by token.
+
+    Attributes:
+        problem: what is wrong with the template, without its name and the remedy.
+    """
+
+    def __init__(self, text: str, problem: str = "") -> None:
+        super().__init__(text)
+        self.problem = problem or text
 
 
 class _Ends(msgspec.Struct):
@@ -125,12 +133,23 @@ class ChatFormat:
         return cls(tokenizer, _named_ends(Path(model_path)))
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Return the first tokens of an episode: messages, tools, and the start of an assistant turn."""
+        """Return the first tokens of an episode: messages, tools, and the start of an assistant turn.
+
+        Raises:
+            TemplateUnsuitable: the template leaves out tools or system message, or no tool's answer could follow.
+        """
+        self._check_reaches(messages, tools)
         turns, described = _turns(messages), [_readable_json(tool.as_template_input()) for tool in tools]
         return await self._tokenize(msgspec.msgpack.encode((turns, described)), partial(self._render, turns, described))
 
     async def delta(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens after a turn's :attr:`end_of_turn`: the messages, and the start of the next turn."""
+        """Return the tokens after a turn's :attr:`end_of_turn`: the messages, and the start of the next turn.
+
+        Raises:
+            TemplateUnsuitable: a tool's answer is among the messages, and the template cannot render one.
+        """
+        if self._tool_problem and any(message.role == "tool" for message in messages):
+            raise self._unsuitable(self._tool_problem)
         turns = _turns(messages)
         return await self._tokenize(
             msgspec.msgpack.encode((turns,)), lambda: self._after_marker(turns).removeprefix(self._end_name)
@@ -210,30 +229,66 @@ class ChatFormat:
         return name, ids[0]
 
     def _check_delta(self) -> list[int]:
-        """Check that a tool response can follow a sampled turn, and that no message can begin an assistant turn.
+        """Check that a message can follow a sampled turn, and that none can begin an assistant turn.
 
         Returns the ids of what follows a user's message.
         """
+        self._tool_problem = self._problem_of_delta("tool")
+        if self._tool_problem and (problem := self._problem_of_delta("user")):
+            raise self._unsuitable(problem)
+        return self._control.encode(self._render(({"role": "user", "content": _PROBE},)).rpartition(_PROBE)[2])
+
+    def _problem_of_delta(self, role: str) -> str:
+        """Say why a message of ``role`` cannot follow a sampled turn; empty if it can."""
+        what = {"tool": "tool response", "user": "user's message"}[role]
         try:
-            after = self._after_marker(({"role": "tool", "content": _PROBE},))
-        except Exception as error:
-            raise self._unsuitable(f"it does not render a tool response after an assistant turn ({error})") from error
+            after = self._after_marker(({"role": role, "content": _PROBE},))
+        except TemplateUnsuitable as error:
+            return error.problem
+        except Exception as error:  # noqa: BLE001 - whatever the template's own code raises
+            return f"it does not render a {what} after an assistant turn ({_first_line(error)})"
         end = self._end_name
         if not after.startswith(end):
-            raise self._unsuitable(f"an assistant turn ends with {self._shown(end)} only where the conversation ends")
+            return f"an assistant turn ends with {self._shown(end)} only where the conversation ends"
         if _PROBE not in after:
-            raise self._unsuitable("it leaves out the content of a tool response")
+            return f"it leaves out the content of a {what}"
         question = ({"role": "user", "content": _PROBE},)
         prompt = self._render(question)
         start = prompt.removeprefix(self._render(question, generation=False))
         if not after.endswith(start) or not (start or self._control.last_name(after) != end):
-            raise self._unsuitable(f"a tool response is not followed by the start of an assistant turn, {self._shown(start)}")
+            return f"a {what} is not followed by the start of an assistant turn, {self._shown(start)}"
         for rendered in (prompt, after):
             between = rendered.rpartition(_PROBE)[2]
             if not self._control.last_name(between):
                 problem = f"only ordinary text, {between!r}, separates a message from the assistant's turn"
-                raise self._unsuitable(f"{problem}, and a message may contain the same text")
-        return self._control.encode(prompt.rpartition(_PROBE)[2])
+                return f"{problem}, and a message may contain the same text"
+        return ""
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        """Whether a description of tools reaches the prompt. A template that raises says more of why when the prompt is made."""
+        question, tool = [{"role": "user", "content": "?"}], ToolSpec(_PROBE, "Does it.", _PARAMETERS)
+        try:
+            return _PROBE in self._render(question, [tool.as_template_input()])
+        except Exception:  # noqa: BLE001
+            return True
+
+    @cached_property
+    def _shows_system(self) -> bool:
+        """Whether a system message reaches the prompt. A template that raises says more of why when the prompt is made."""
+        try:
+            return _PROBE in self._render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}])
+        except Exception:  # noqa: BLE001
+            return True
+
+    def _check_reaches(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
+        """Refuse a prompt of which the template would leave out a part without a word."""
+        if tools and self._tool_problem:
+            raise self._unsuitable(self._tool_problem)
+        if tools and not self._shows_tools:
+            raise self._unsuitable("it leaves out the tools, so the model would never see them")
+        if not self._shows_system and any(message.role == "system" for message in messages):
+            raise self._unsuitable("it leaves out the system message, so the model would never see it")
 
     def _check_tokens(self) -> None:
         """Check that private names do not change what the template writes.
@@ -262,7 +317,8 @@ class ChatFormat:
         return TemplateUnsuitable(
             f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'} cannot be continued token by token: "
             f"{problem}; put a template into the model's folder (chat_template.jinja) that ends each turn with one special token "
-            "and knows the roles system, user, assistant and tool"
+            "and knows the roles system, user, assistant and tool",
+            problem,
         )
 
 

@@ -67,18 +67,44 @@ def test_what_is_remembered_cannot_be_changed_by_a_caller(chat: ChatFormat) -> N
         (None, "there is none"),
         ("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", "does not begin with a special token"),
         ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", "exactly once"),
-        (
-            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-            "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}>{% endif %}",
-            "no tools",
-        ),
-        ("{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}", "leaves out"),
+        ("{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}", "leaves out"),
         ("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "not followed by the start of an assistant turn"),
     ],
 )
 def test_a_template_without_a_delta_is_refused_with_the_reason(template: str | None, problem: str) -> None:
     with pytest.raises(TemplateUnsuitable, match=problem):
         ChatFormat(make_tokenizer(template))
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{% for m in messages if m.role == 'tool' %}{{ raise_exception('none') }}{% endfor %}" + CHAT_ML, "none"),
+        (
+            CHAT_ML.replace("for message in messages", "for message in messages if message.role != 'tool'", 1),
+            "leaves out the content",
+        ),
+        (CHAT_ML.replace("if tools", "if false"), "leaves out the tools"),
+    ],
+)
+def test_a_template_that_knows_no_tools_is_refused_only_where_there_are_tools(template: str, problem: str) -> None:
+    chat = ChatFormat(make_tokenizer(template))
+    assert prompt_ids(chat, PROMPT) == prompt_ids(ChatFormat(make_tokenizer()), PROMPT)
+    assert delta_ids(chat, REPLIES[2])
+    with pytest.raises(TemplateUnsuitable, match=problem):
+        prompt_ids(chat, PROMPT, (TOOL,))
+    if "the tools" not in problem:
+        with pytest.raises(TemplateUnsuitable, match=problem):
+            delta_ids(chat, REPLIES[0])
+
+
+def test_a_system_message_that_would_not_reach_the_prompt_is_refused() -> None:
+    chat = ChatFormat(
+        make_tokenizer(CHAT_ML.replace("for message in messages", "for message in messages if message.role != 'system'", 1))
+    )
+    assert prompt_ids(chat, PROMPT[1:])
+    with pytest.raises(TemplateUnsuitable, match="leaves out the system message"):
+        prompt_ids(chat, PROMPT)
 
 
 def test_what_no_tokenizer_can_read_is_spelt_out(chat: ChatFormat) -> None:

@@ -21,7 +21,7 @@ import generators.vllm.engine_arguments
 import learners.supported_model
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.files.weight_files import stored_tensors
-from asyncrl.core.messages import Message
+from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status
@@ -37,7 +37,7 @@ from learners.supported_model import supported_config
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 WITH_GPU = msgspec.structs.replace(ROOMY, gpus=2)
 LAYER = "model.layers.0.mlp.down_proj.weight"
-ML = "{# <tool_call> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+ML = "{# <tool_call> #}{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
 START = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 EXPERTS = SMALL | {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -128,6 +128,15 @@ def load_template(folder: Path) -> None:
     ChatFormat.load(str(folder))
 
 
+def call_tools(folder: Path) -> None:
+    """What an episode of an environment with tools does before its first turn."""
+    asyncio.run(ChatFormat.load(str(folder)).prompt([Message("user", "1+2?")], [ToolSpec("add", "Adds.", {"type": "object"})]))
+
+
+def be_told(folder: Path) -> None:
+    asyncio.run(ChatFormat.load(str(folder)).prompt([Message("system", "Be brief."), Message("user", "1+2?")]))
+
+
 def load_config(**learner: Any) -> Callable[[Path], object]:
     return lambda folder: supported_config(folder, LearnerConfig(**learner))
 
@@ -189,6 +198,8 @@ def deleted(folder: Path) -> None:
 
 DATABASE = ("tracking.uri='sqlite:///HERE/m.db'",)
 
+FROM_FILES = ("~tasks", "+tasks={kind: files, train: [{path: HERE/tasks.jsonl}], evaluation: [{path: HERE/others.jsonl}]}")
+
 CASES = {
     "no template": Case(lambda folder: (folder / "chat_template.jinja").unlink(), "there is none", load_template),
     "no tokenizer": Case(
@@ -208,13 +219,27 @@ CASES = {
     "no tools": Case(
         template(ML.replace("{{ m.role }}", "{{ raise_exception('?') if m.role == 'tool' else m.role }}") + START),
         "does not render a tool response",
-        load_template,
+        call_tools,
     ),
     "end at the end": Case(
         template(ML.replace("<|im_end|>", "{% if loop.last %}<|im_end|>{% endif %}") + START), "only where the", load_template
     ),
     "no response": Case(
-        template(ML.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' }}") + START), "leaves out", load_template
+        template(ML.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' }}") + START),
+        "leaves out the content",
+        call_tools,
+    ),
+    "tools left out": Case(template(ML.replace("{{ tools }}", "") + START), "leaves out the tools", call_tools),
+    "system left out": Case(
+        both(template(ML.replace("{{ m.content }}", "{{ m.content if m.role != 'system' }}") + START), system_messages),
+        "leaves out the system message",
+        be_told,
+        FROM_FILES,
+    ),
+    "ends": Case(
+        lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}'),
+        "must be a token id",
+        load_template,
     ),
     "no start": Case(template(ML), "not followed by the start", load_template),
     "plain between": Case(
@@ -242,7 +267,7 @@ CASES = {
         ),
         r"cannot render the prompt .*: no system; use a template that takes the roles system, user",
         None,
-        ("~tasks", "+tasks={kind: files, train: [{path: HERE/tasks.jsonl}], evaluation: [{path: HERE/others.jsonl}]}"),
+        FROM_FILES,
     ),
     "beyond the embedding": Case(
         lambda folder: write_model(folder, SMALL | {"vocab_size": 256}), "the model has embeddings of 256", None
@@ -312,7 +337,10 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (generators.chat, "ChatFormat._control_tokens"): ("slow tokenizer",),
     (generators.chat, "ChatFormat._after_marker"): ("no content",),
     (generators.chat, "ChatFormat._find_end_of_turn"): ("no syntax", "no end"),
-    (generators.chat, "ChatFormat._check_delta"): ("no tools", "end at the end", "no response", "no start", "plain between"),
+    (generators.chat, "ChatFormat._check_delta"): ("end at the end", "no start", "plain between"),
+    (generators.chat, "ChatFormat._check_reaches"): ("no tools", "no response", "tools left out", "system left out"),
+    (generators.chat, "ChatFormat.delta"): ("no tools",),
+    (generators.chat, "_named_ends"): ("ends",),
     (generators.chat, "ChatFormat._check_tokens"): ("pieces",),
     (generators.vllm.engine_arguments, "check_cpu_arguments"): "the plan calls it",
     (generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
