@@ -17,9 +17,11 @@ from asyncrl.core.errors import RecipeError
 _LIST_ALL = """
 import sys, msgspec
 from vllm.plugins import load_general_plugins
-from {module} import {manager}
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 load_general_plugins()
-sys.stdout.buffer.write(b"\\n" + msgspec.json.encode(sorted({manager}.list_registered())))
+known = {each.__name__: sorted(each.list_registered()) for each in (ReasoningParserManager, ToolParserManager)}
+sys.stdout.buffer.write(b"\\n" + msgspec.json.encode(known))
 """
 _LISTING_S = 300.0
 
@@ -77,12 +79,16 @@ def _own(kind: _Kind) -> frozenset[str]:
     return frozenset()
 
 
-@cache
 def _all(kind: _Kind) -> frozenset[str]:
-    """Return the parsers that a new process with vLLM and its plug-ins lists; none if that process fails."""
-    listing = _LIST_ALL.format(module=f"vllm.{kind.package}", manager=kind.manager)
+    """Return the parsers of a kind that vLLM and its plug-ins have."""
+    return _listed().get(kind.manager, frozenset())
+
+
+@cache
+def _listed() -> dict[str, frozenset[str]]:
+    """Return the parsers of each manager that a new process with vLLM and its plug-ins lists; none if that process fails."""
     try:
-        done = subprocess.run([sys.executable, "-P", "-c", listing], capture_output=True, timeout=_LISTING_S, check=True)
-        return frozenset(msgspec.json.decode(done.stdout.splitlines()[-1], type=list[str]))
+        done = subprocess.run([sys.executable, "-P", "-c", _LIST_ALL], capture_output=True, timeout=_LISTING_S, check=True)
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, frozenset[str]])
     except (subprocess.SubprocessError, msgspec.DecodeError, IndexError):
-        return frozenset()
+        return {}

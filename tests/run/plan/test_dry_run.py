@@ -408,11 +408,18 @@ def test_what_a_part_refuses_when_it_starts_the_plan_refuses(folder: Path, case:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", ASKING_VLLM.values(), ids=ASKING_VLLM)
-def test_what_vllm_refuses_when_it_starts_the_plan_refuses(folder: Path, case: Case):
-    check(case, folder)
+@pytest.mark.parametrize("name", ["parser", "reasoning"])
+def test_what_vllm_refuses_when_it_starts_the_plan_refuses(folder: Path, name: str):
+    check(ASKING_VLLM[name], folder)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("tried_apart")
+def test_a_process_that_asks_vllm_says_what_it_refuses(folder: Path):
+    check(ASKING_VLLM["argument"], folder)
+
+
+@pytest.mark.usefixtures("tried_apart")
 def test_a_sound_folder_is_taken(folder: Path):
     load_template(folder)
     load_config()(folder)
