@@ -12,6 +12,7 @@ from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.task import Task
+from asyncrl.core.ticket import Ticket
 
 
 class Group(msgspec.Struct, array_like=True, gc=False):
@@ -56,6 +57,10 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     newest_sampled: PolicyVersion = PolicyVersion(0)
     advantage: float = 0.0
     leased: int = 0
+
+    def ticket(self) -> Ticket:
+        """Return the ticket for the episodes that are open."""
+        return Ticket(self.id, self.task, tuple(self.open), self.attempt, self.version, self.source)
 
     def missing(self) -> list[int]:
         """List the sample indexes of the episodes that are neither finished nor being generated."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
+from asyncrl.core.errors import FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
@@ -26,6 +26,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from buffers.batches import Batches
+from buffers.failures import Failures
 from buffers.filters import left_out_by
 from buffers.group import Group
 from buffers.groups import Groups
@@ -69,7 +70,7 @@ class ReplayBuffer:
     def _adopt(self, state: BufferState) -> None:
         self._state, max_reuse = state, self._limits.max_reuse
         self.groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=max_reuse)
-        self._ledger, self._index = self.groups.ledger, self.groups.index
+        self._ledger, self._index, self._failures = self.groups.ledger, self.groups.index, Failures(state)
         self.batches = Batches(self._batch, state, self.groups, self._policy, self._sampler, max_reuse=max_reuse, seed=self._seed)
 
     @property
@@ -137,10 +138,8 @@ class ReplayBuffer:
             now: seconds since the epoch; only ages are computed from it.
         """
         self._state.now = now
-        return [
-            _ticket(self.groups.issue_again(worker) or self.groups.issue(worker, self._tasks))
-            for _ in range(min(limit, self.room()))
-        ]
+        room = range(min(limit, self.room()))
+        return [(self.groups.issue_again(worker) or self.groups.issue(worker, self._tasks)).ticket() for _ in room]
 
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
         """Return those of a worker's ``running`` groups that the buffer no longer expects from this worker."""
@@ -222,18 +221,8 @@ class ReplayBuffer:
             return
         first = kind not in group.broken_by
         self._give_back(group, [sample_index], kind, reason)
-        if first and self._counts(incident, group):
-            self._spend(kind, _of_task(group.task, reason))
-
-    def _counts(self, incident: str, group: Group) -> bool:
-        """Whether a failure of ``group`` by ``incident`` counts; if so, those of all groups that run now do not any more."""
-        if not incident:
-            return True
-        counted = self._state.incident_leases  # there are at most max_failures of them
-        if group.leased <= counted.get(incident, -1):
-            return False
-        counted[incident] = self._state.leases
-        return True
+        if first and self._failures.counts(incident, group):
+            self._failures.spend(kind, _of_task(group.task, reason))
 
     def lost(self, worker: WorkerId) -> None:
         """Take back all episodes of a worker that was given up. Nothing happens if it had none.
@@ -242,7 +231,7 @@ class ReplayBuffer:
             BudgetExceeded: there were more than ``max_failures`` failures of kind infrastructure.
         """
         if self._give_all_back(worker, f"{worker} is gone"):
-            self._spend(FailureKind.INFRASTRUCTURE, f"{worker} is gone")
+            self._failures.spend(FailureKind.INFRASTRUCTURE, f"{worker} is gone")
 
     def hand_back(self, worker: WorkerId, why: str) -> None:
         """Take back all episodes of a worker for a reason that is no failure of its own: nothing is counted.
@@ -256,8 +245,7 @@ class ReplayBuffer:
         """Take back the episodes of all workers after the whole run ended, and count failures from 0 again."""
         for worker in self._index.workers():
             self._give_all_back(worker, "the run was resumed")
-        self._state.failures = dict.fromkeys(FailureKind, 0)
-        self._state.incident_leases = {}
+        self._failures.begin_again()
 
     def _give_all_back(self, worker: WorkerId, reason: str) -> int:
         held = sorted(self._index.held_by(worker))
@@ -274,15 +262,6 @@ class ReplayBuffer:
             group.broken_by.append(kind)
         if not group.open:
             self._settle(group, _of_task(group.task, reason))
-
-    def _spend(self, kind: FailureKind, what: str) -> None:
-        failures = self._state.failures
-        failures[kind] += 1
-        if failures[kind] > self.limits.max_failures:
-            raise BudgetExceeded(
-                f"{failures[kind]} failures ({kind.told}), more than buffer.max_failures={self.limits.max_failures}; "
-                f"the last one: {what}"
-            )
 
     def _settle(self, group: Group, last_failure: str = "") -> None:
         """Decide what happens to a group when none of its episodes is being generated any more."""
@@ -409,10 +388,6 @@ class ReplayBuffer:
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BufferState)
-
-
-def _ticket(group: Group) -> Ticket:
-    return Ticket(group.id, group.task, tuple(group.open), group.attempt, group.version, group.source)
 
 
 def _of_task(task: Task, reason: str) -> str:

@@ -41,8 +41,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         prompt_length: leading tokens that nobody sampled.
         prompt_checksums: CRC-32 of their beginnings, see :func:`prompt_checksums`. From these the learner plans which rows
             can share their beginning, before it has any payload.
-        reward_parts: the parts of the turns' rewards that have names, each summed over the episode. Records of journals that
-            were written before there was this field have none.
+        reward_parts: the parts of the turns' rewards that have names, each summed over the episode.
     """
 
     group_id: GroupId

@@ -6,13 +6,17 @@ records after damaged ones, and so tell a torn end from a gap in the history.
 
 import struct
 import zlib
+from pathlib import Path
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.files.file_formats import check_format
 
-FORMAT = 4
-"""Version of the format. Files of another version are refused."""
+FORMAT = 5
+"""The format of these frames and of the records and snapshots in them; files of another are refused.
+
+It was 4 until the limits of a buffer became part of its state.
+"""
 
 _MARK = b"\xa7RL\x1e"
 _SIZE, _SIZES = struct.Struct("<I"), struct.Struct("<II")
@@ -44,10 +48,6 @@ class Damage(msgspec.Struct, frozen=True):
     records_behind: bool
 
 
-class UnknownFormat(AsyncRLError):
-    """A journal was written by another version of this program."""
-
-
 def pack(record: bytes) -> bytes:
     """Return the bytes that come before ``record`` in a file.
 
@@ -66,11 +66,11 @@ def pack_header(header: Header) -> bytes:
     return pack(record) + record
 
 
-def read(data: bytes) -> tuple[Header | None, list[bytes], Damage | None]:
-    """Return the header (None if it is damaged), the records after it, and the damage where they end, if there is any.
+def read(data: bytes, file: Path) -> tuple[Header | None, list[bytes], Damage | None]:
+    """Read what ``file`` holds: its header (None if it is damaged), the records after it, and the damage where they end, if any.
 
     Raises:
-        UnknownFormat: the header has another version of the format.
+        UnknownFormat: the header has another format.
     """
     records: list[bytes] = []
     offset = 0
@@ -81,14 +81,11 @@ def read(data: bytes) -> tuple[Header | None, list[bytes], Damage | None]:
         records.append(record)
         offset += _FRAME + len(record)
     damage = Damage(offset, _any_record(data, offset + 1)) if offset < len(data) or not records else None
-    return (_unpack_header(records[0]), records[1:], damage) if records else (None, [], damage)
+    return (_unpack_header(records[0], file), records[1:], damage) if records else (None, [], damage)
 
 
-def _unpack_header(record: bytes) -> Header:
-    if record[:1] != bytes([FORMAT]):
-        raise UnknownFormat(
-            f"the journal has format {record[:1].hex()}, not {FORMAT:02x}; resume with the version of asyncrl that wrote it"
-        )
+def _unpack_header(record: bytes, file: Path) -> Header:
+    check_format(int.from_bytes(record[:1]), file, FORMAT)
     return msgspec.msgpack.decode(record[1:], type=Header)
 
 

@@ -32,7 +32,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     tasks: str
     recipe: dict[str, Any]
-    sources: tuple[RecordedSource, ...] = ()
+    sources: tuple[RecordedSource, ...]
 
     @classmethod
     def of(cls, recipe: Recipe, tasks: TaskStream) -> "Identity":

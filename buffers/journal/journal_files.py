@@ -222,12 +222,13 @@ def _read_snapshot(folder: Path, number: int, segments: list[int]) -> tuple[Head
     before it then has more records than the snapshot covers.
     """
     path = path_of(folder, number, SNAPSHOT)
-    header, states, damage = frames.read(_content(path))
+    header, states, damage = frames.read(_content(path), path)
     if header is None or len(states) != 1 or damage is not None:
         logger.warning("snapshot %s is damaged and is not used", path)
         return None
     if number not in segments and number - 1 in segments:
-        before, records, _ = frames.read(_content(path_of(folder, number - 1, LOG)))
+        segment = path_of(folder, number - 1, LOG)
+        before, records, _ = frames.read(_content(segment), segment)
         if before is not None and before.position + len(records) > header.position:
             logger.warning("snapshot %s is older than the records before it and is not used", path)
             return None
@@ -244,7 +245,7 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
         if number not in segments:
             raise _missing(path, segments, head, readable)
         data = _content(path)
-        header, found, damage = frames.read(data)
+        header, found, damage = frames.read(data, path)
         last = number == segments[-1]
         if header is not None and header.position != position:
             problem = f"it begins with record {header.position:,}, but record {position:,} is next"

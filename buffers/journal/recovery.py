@@ -21,11 +21,11 @@ from typing import Protocol
 
 import msgspec
 
+from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from buffers import commands
 from buffers.commands import Command
-from buffers.journal.frames import UnknownFormat
 from buffers.journal.identity import Identity, JournalOfAnotherRun
 from buffers.journal.journal import Journal
 from buffers.journal.journal_files import JournalGone, Recovery
@@ -186,8 +186,7 @@ def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recov
             buffer.restore(found.snapshot)
         commands.replay(found.records, buffer)
     except msgspec.MsgspecError as error:
-        problem = f"{folder} holds a record that this version of asyncrl cannot read ({error})"
-        raise UnknownFormat(f"{problem}; resume with the version of asyncrl that wrote it") from error
+        raise UnknownFormat(folder, f"holds a record that this version of asyncrl cannot read ({error})") from error
     if steps < buffer.steps:
         raise JournalOfAnotherRun(
             f"{folder} belongs to a run of {buffer.steps} steps, but steps is now {steps}: a run can be made longer, not "

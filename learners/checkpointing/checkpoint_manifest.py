@@ -11,11 +11,14 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.files.file_formats import check_json_format
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from learners.checkpointing import checkpoints
 
 NAME = "checkpoint.json"
+FORMAT = 1
+"""The format of checkpoints: of the manifest, and of what Megatron writes beside it."""
 _READ_BYTES = 4 * 2**20
 
 
@@ -125,12 +128,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         layout: layout of the ranks that wrote the checkpoint.
+        format: the checkpoint's format; those of earlier versions do not say it, and have format 1.
     """
 
     progress: Progress
     shape: CheckpointShape
     layout: ParallelLayout
     files: tuple[StoredFile, ...]
+    format: int = FORMAT
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -138,9 +143,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             CheckpointDamaged: if there is no manifest, or it cannot be decoded.
+            UnknownFormat: if the checkpoint has another format.
         """
         try:
-            return msgspec.json.decode((folder / NAME).read_bytes(), type=cls)
+            content = (folder / NAME).read_bytes()
+            check_json_format(content, folder / NAME, FORMAT)
+            return msgspec.json.decode(content, type=cls)
         except OSError as error:
             raise CheckpointDamaged(folder, f"{NAME} cannot be read ({error.strerror})") from error
         except (ValueError, RecursionError) as error:

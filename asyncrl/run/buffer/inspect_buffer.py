@@ -7,7 +7,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
-from asyncrl.run.buffer.tasks import make_task_stream, recorded_task_stream
+from asyncrl.run.buffer.tasks import recorded_task_stream
 from asyncrl.run.folder.buffer_folder import journal_of
 from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
@@ -41,8 +41,7 @@ def inspect_run(run: Path) -> BufferReport:
         raise RecipeError("", problem, "wait until the run has started its buffer, or, if it failed before that, see its logs")
     recorded = msgspec.json.decode(found.identity, type=Identity)
     with in_launch_directory(folder):  # where the recipe's curriculum and sampler are, if it has its own
-        # Journals of earlier versions do not record their tasks.
-        tasks = recorded_task_stream(recipe, recorded.sources) if recorded.sources else make_task_stream(recipe)
+        tasks = recorded_task_stream(recipe, recorded.sources)
         buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
         rebuild(buffer, Identity.of(recipe, tasks), journal, found)
     return inspect(buffer.statistics(), tasks.drawn, time.time())

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_disk import filled, mounted
 
+from asyncrl.core.files.file_formats import UnknownFormat
 from buffers.journal.disk import DiskFull
-from buffers.journal.frames import FORMAT, UnknownFormat
+from buffers.journal.frames import FORMAT
 from buffers.journal.journal import Journal, JournalInUse
 from buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 
@@ -200,7 +201,9 @@ def test_a_journal_of_another_format_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("buffers.journal.frames.FORMAT", 9)
         written(tmp_path, [b"a"])
-    with pytest.raises(UnknownFormat, match=rf"format 09, not {FORMAT:02x}; resume with the version of asyncrl"):
+    with pytest.raises(
+        UnknownFormat, match=rf"00000001.log has format 9, and this .* reads format {FORMAT}; resume it with the asyncrl that"
+    ):
         open_journal(tmp_path)
 
 

@@ -10,6 +10,7 @@ from made_buffers import buffer_of, recovered
 from test_crash import recipe
 
 from asyncrl.core.errors import LedgerError
+from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.ids import TaskId
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
@@ -17,7 +18,6 @@ from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig, Tas
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
 from buffers import commands
-from buffers.journal.frames import UnknownFormat
 from buffers.journal.identity import Identity, JournalOfAnotherRun
 from buffers.journal.journal import JournalInUse
 from buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
@@ -497,4 +497,6 @@ def test_a_record_that_is_none_of_this_program_s_is_told(tmp_path):
     life = Life(tmp_path)
     life.journal.append(msgspec.msgpack.encode([99, "who knows"]))
     life.die()
-    refused(tmp_path, UnknownFormat, "holds a record that this version of asyncrl cannot read .*; resume with the version")
+    refused(
+        tmp_path, UnknownFormat, "holds a record that this version of asyncrl cannot read .*; resume it with the asyncrl that"
+    )
