@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.files.file_formats import UnknownFormat, check_json_format
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.run.measures.totals import SavedTotals
+from asyncrl.run.measures.totals import FORMAT, SavedTotals
 from learners.checkpointing import checkpoints
 
 
@@ -49,7 +50,11 @@ def totals_at(folder: Path, version: PolicyVersion) -> tuple[SavedTotals, str]:
     """Read the totals saved with the checkpoint of ``version`` in ``folder``; if that fails, also say why."""
     file = totals_file(folder, version)
     try:
-        return msgspec.json.decode(file.read_bytes(), type=SavedTotals), ""
+        content = file.read_bytes()
+        check_json_format(content, file, FORMAT)
+        return msgspec.json.decode(content, type=SavedTotals), ""
+    except UnknownFormat as error:
+        return SavedTotals(), f"{error}, or else the summary counts from version {version} on"
     except (OSError, ValueError, RecursionError) as error:
         missing = version == 0 and isinstance(error, FileNotFoundError)
         return SavedTotals(), "" if missing else f"{file} cannot be read ({error}): the summary counts from version {version} on"

@@ -31,6 +31,9 @@ from asyncrl.run.measures.summary import (
 from asyncrl.run.measures.time_split import aligned, grown
 from generators.worker import GeneratorStatistics
 
+FORMAT = 2
+"""The format of saved totals. It was 1 while an evaluation was its mean reward alone."""
+
 
 class SavedTotals(msgspec.Struct, kw_only=True):
     """The totals that are saved with a checkpoint. Times in seconds; engine times are summed over the engines.
@@ -52,6 +55,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         skipped_evaluations: versions whose evaluation was due, and that none of ``evaluations`` stands for.
         warnings: the sentence of each warning, by its key.
         errors: errors of the environments' own code, by place.
+        format: the format of a file of totals; those that do not say it have format 1.
     """
 
     steps: int = 0
@@ -75,6 +79,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     skipped_evaluations: list[PolicyVersion] = []
     warnings: dict[str, str] = {}
     errors: tuple[CountedError, ...] = ()
+    format: int = FORMAT
 
     @property
     def trajectories_per_s(self) -> float:

@@ -8,6 +8,7 @@ import pickle
 import re
 import shutil
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from learner_samples import assemble, make_batch, make_model, make_recipe, untim
 from ranks import RankFailed, run_ranks
 from test_ranks import distance
 
+from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.measures.metrics import combine
 from learners.checkpointing import checkpoint_manifest, checkpoints
 from learners.checkpointing.checkpoint_check import check_checkpoint
@@ -390,3 +392,21 @@ def test_errors_survive_the_way_between_processes(tmp_path):
     unknown = checkpoint_manifest.UnknownClass(tmp_path, "common.pt", "posix.system")
     for error in (checkpoint_manifest.CheckpointDamaged(tmp_path, "torn"), unknown):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_checkpoint_that_an_earlier_version_wrote_is_loaded():
+    """It is of revision 9e1bf04, of a model of one layer; ``weights.npz`` holds the weights that the learner had then."""
+    written = Path(__file__).resolve().parents[2] / "data" / "9e1bf04" / "checkpoint"
+    source = written / "version-000008"
+    check_checkpoint(source)
+    ((version, loaded, _, _),) = ranks_of(rank_side.load_and_train, written, source, [], dtype="float32")
+    assert version == 8
+    with np.load(written / "weights.npz") as weights:
+        assert_identical(assemble([loaded]), dict(weights))
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path):
+    (tmp_path / checkpoint_manifest.NAME).write_text('{"format": 9, "something": "else"}')
+    told = r"checkpoint.json has format 9, and this version of asyncrl reads format 1; resume it with the asyncrl that wrote it"
+    with pytest.raises(UnknownFormat, match=told):
+        check_checkpoint(tmp_path)
