@@ -196,6 +196,9 @@ class Journal:
         begun = self._number if self._end else self._number - 1
         try:
             Head(begun, max(journal_files.numbers(self._folder, SNAPSHOT), default=0)).write(self._folder)
+            if self.fsync:
+                sync(journal_files.head_of(self._folder))
+                sync(self._folder.parent)  # the names of the head and of the journal's folder
         except OSError as error:
             # The old head is still true, and the journal is complete without it.
             logger.warning("%s could not be updated: %s", journal_files.head_of(self._folder), error)

@@ -522,6 +522,18 @@ def test_records_that_shall_survive_a_power_cut_wait_for_the_disk(tmp_path, monk
     journal.close()
 
 
+def test_how_far_a_journal_has_come_survives_a_power_cut_if_its_records_do(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))) or real(file))
+    folder = tmp_path / "always" / "journal"
+    written(folder, [b"abc"], fsync=True)
+    assert synced[-2:] == [head_of(folder), folder.parent]
+    synced.clear()
+    written(tmp_path / "never" / "journal", [b"abc"])
+    assert synced == []
+
+
 @pytest.mark.parametrize("begun", [True, False], ids=["in a segment", "at the beginning of one"])
 def test_a_full_disk_leaves_the_journal_as_it_was_and_it_goes_on(tmp_path, begun):
     with mounted(tmp_path / "small", "tmpfs", "size=1m") as disk:
