@@ -24,11 +24,11 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.process.long_import import long_import
 from asyncrl.core.text import writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from generators.control_tokens import RESERVED, ControlTokens, spelt_out
 from generators.token_cache import RememberedIds
-from generators.vllm.without_sklearn import without_sklearn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,7 +123,7 @@ class ChatFormat:
         if not any((Path(model_path) / name).is_file() for name in _VOCABULARIES):
             # transformers would make an empty one, of which it only says that it has no special tokens
             raise TemplateUnsuitable(f"{model_path} holds no tokenizer; {remedy}")
-        with without_sklearn():
+        with long_import():
             from transformers import AutoTokenizer  # takes seconds; a process that only starts generators does not need it
 
         try:

@@ -29,6 +29,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.process.environment_variables import added_to_environment
+from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import INSTALL, PREPARE, Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling, VersionSpan
@@ -43,12 +44,10 @@ from generators.vllm.engine_folder import EngineFolder
 from generators.vllm.engine_load import REPORT_LOAD
 from generators.vllm.engine_ranks import EngineRanks
 from generators.vllm.held_outputs import HOLD_OUTPUTS
-from generators.vllm.partial_blocks import KEEP_PARTIAL_BLOCKS
 from generators.vllm.request_settings import adapter_request, sampling_params, scoring_params
 from generators.vllm.turn_batches import TurnSettings
 from generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
 from generators.vllm.version_slots import VersionSlots, version_in
-from generators.vllm.without_sklearn import without_sklearn
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -138,7 +137,6 @@ class VllmEngine:
         settings = {"engine": name, "ranks": self._ranks.count, "adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
         await self._ranks.ask(HOLD_OUTPUTS)
-        await self._ranks.ask(KEEP_PARTIAL_BLOCKS)
         length = min(_WARM_UP_TOKENS, max_context // 2)
         with first_error():
             async with asyncio.TaskGroup() as group:
@@ -192,18 +190,16 @@ class VllmEngine:
         max_tokens: int,
         sampling: Sampling,
         stop_token_ids: tuple[int, ...],
-        computed: int | None = None,
     ) -> Completion:
         """Sample one turn after ``token_ids``; see :class:`generators.completion.Sampler`.
 
         Args:
             slot: that of the version that samples.
             rank: the data-parallel rank that samples.
-            computed: the first tokens of ``token_ids`` that the turn before it in the same conversation had computed, if any.
         """
         params = self._params(max_tokens, sampling, stop_token_ids)
         settings = TurnSettings(params, self._adapter(slot), self._salt(slot))
-        turn = await self._answered(self._turns.ask(token_ids, settings, computed, rank))
+        turn = await self._answered(self._turns.ask(token_ids, settings, rank))
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
         return self._completion(turn, slot)
 
@@ -350,23 +346,14 @@ class _EpisodeSampler:
 
     def __init__(self, engine: VllmEngine, slot: int, rank: int) -> None:
         self._engine, self._slot, self._rank = engine, slot, rank
-        self._computed: int | None = None
 
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
         """See :meth:`generators.completion.Sampler.generate`."""
-        completion = await self._engine.generate_in(
-            self._slot,
-            self._rank,
-            token_ids,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop_token_ids=stop_token_ids,
-            computed=self._computed,
+        return await self._engine.generate_in(
+            self._slot, self._rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
         )
-        self._computed = len(token_ids) + len(completion.token_ids) - 1  # all but the last one that was sampled
-        return completion
 
 
 def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
@@ -379,7 +366,7 @@ def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
 
 
 def _import_vllm() -> None:
-    with added_to_environment(ENGINE_VARIABLES), without_sklearn():
+    with added_to_environment(ENGINE_VARIABLES), long_import():
         import vllm.v1.engine.async_llm  # noqa: F401
 
 

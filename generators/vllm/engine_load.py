@@ -12,7 +12,6 @@ import psutil
 from generators.vllm.engine_locks import own_progress_locks
 from generators.vllm.engine_steps import EngineSteps
 from generators.vllm.held_outputs import HOLD_OUTPUTS, hold_outputs
-from generators.vllm.partial_blocks import KEEP_PARTIAL_BLOCKS, keep_partial_blocks
 from generators.vllm.turn_batches import ADD_TURNS, add_turns
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ def register() -> None:
     own_progress_locks()
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
     setattr(EngineCoreProc, HOLD_OUTPUTS, hold_outputs)
-    setattr(EngineCoreProc, KEEP_PARTIAL_BLOCKS, keep_partial_blocks)
     setattr(EngineCoreProc, ADD_TURNS, add_turns)
 
 

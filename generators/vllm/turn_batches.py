@@ -44,13 +44,11 @@ class TurnRequest(NamedTuple):
 
     Attributes:
         token_ids: what the turn follows.
-        computed: how many of them the turn before it in the same conversation had computed; None if there was none.
     """
 
     name: str
     token_ids: list[int]
     settings: TurnSettings
-    computed: int | None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -60,12 +58,12 @@ def encode_turns(requests: Iterable[TurnRequest]) -> bytes:
     """Encode requests for :func:`add_turns`. Settings with the same objects are sent once."""
     settings: list[TurnSettings] = []
     numbers: dict[tuple[int, int, str], int] = {}
-    named: list[tuple[str, list[int], int, int | None]] = []
-    for name, token_ids, (params, adapter, salt), computed in requests:
+    named: list[tuple[str, list[int], int]] = []
+    for name, token_ids, (params, adapter, salt) in requests:
         number = numbers.setdefault((id(params), id(adapter), salt), len(settings))
         if number == len(settings):
             settings.append(TurnSettings(params, adapter, salt))
-        named.append((name, token_ids, number, computed))
+        named.append((name, token_ids, number))
     return _encoder.encode((settings, named))
 
 
@@ -75,7 +73,7 @@ def _decoder() -> "msgspec.msgpack.Decoder[Any]":
     from vllm.lora.request import LoRARequest
 
     settings = tuple[SamplingParams, LoRARequest | None, str]
-    return msgspec.msgpack.Decoder(tuple[list[settings], list[tuple[str, list[int], int, int | None]]])
+    return msgspec.msgpack.Decoder(tuple[list[settings], list[tuple[str, list[int], int]]])
 
 
 def vllm_request(request: TurnRequest, client: int) -> "EngineCoreRequest":
@@ -83,7 +81,6 @@ def vllm_request(request: TurnRequest, client: int) -> "EngineCoreRequest":
     from vllm.v1.engine import EngineCoreRequest
 
     params, adapter, salt = request.settings
-    session = None if request.computed is None else str(request.computed)  # where generators.vllm.partial_blocks looks for it
     return EngineCoreRequest(
         request_id=request.name,
         prompt_token_ids=request.token_ids,
@@ -96,7 +93,6 @@ def vllm_request(request: TurnRequest, client: int) -> "EngineCoreRequest":
         data_parallel_rank=None,
         client_index=client,
         current_wave=_PAST_WAVE,
-        session_id=session,
     )
 
 
@@ -107,8 +103,8 @@ def add_turns(core: "EngineCoreProc", encoded: bytes, client: int) -> "Future[No
         A future that never ends, so that vLLM sends no answer to this call: the answers to the requests are enough.
     """
     several, named = _decoder().decode(encoded)
-    for name, token_ids, number, computed in named:
-        request = vllm_request(TurnRequest(name, token_ids, TurnSettings(*several[number]), computed), client)
+    for name, token_ids, number in named:
+        request = vllm_request(TurnRequest(name, token_ids, TurnSettings(*several[number])), client)
         try:
             ready = core.preprocess_add_request(request)
         except Exception:  # noqa: BLE001 - as vLLM does: the request ends with an error, and the others go on

@@ -73,10 +73,8 @@ class TurnRequests:
         self._core.utility_results[_CALL] = self._refused
         llm._run_output_handler()
 
-    async def ask(
-        self, token_ids: Sequence[int], settings: TurnSettings, computed: int | None = None, rank: int = 0
-    ) -> SampledTurn:
-        """Have one turn sampled in ``rank`` after ``token_ids``, of which the turn before it had computed the first ``computed``.
+    async def ask(self, token_ids: Sequence[int], settings: TurnSettings, rank: int = 0) -> SampledTurn:
+        """Have one turn sampled in ``rank`` after ``token_ids``.
 
         Raises:
             EngineDeadError: the engine died.
@@ -85,7 +83,7 @@ class TurnRequests:
         name = f"turn {next(self._numbers)}"
         if not self._unsent:
             self._loop.call_soon(self._send)
-        self._unsent[rank].append(TurnRequest(name, list(token_ids), settings, computed))
+        self._unsent[rank].append(TurnRequest(name, list(token_ids), settings))
         answer: asyncio.Future[SampledTurn] = self._loop.create_future()
         self._turns[name] = SampledTurn(), answer
         try:

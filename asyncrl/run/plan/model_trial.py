@@ -15,10 +15,10 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from generators.vllm.without_sklearn import without_sklearn
 
 if TYPE_CHECKING:
     from generators.chat import ChatFormat
@@ -181,7 +181,7 @@ def main() -> None:
     if "light" in sys.argv:
         # transformers imports torch where there is one, for models, which takes three seconds and is not needed here.
         sys.modules["torch"] = None  # type: ignore[assignment]
-    with without_sklearn():
+    with long_import():
         import transformers.models.auto  # noqa: F401 - while the request is still being made
     outcome = outcome_of(asked(sys.stdin.buffer.read()))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(outcome))

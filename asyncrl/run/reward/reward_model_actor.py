@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import ray
 
+from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN
 from asyncrl.run.models.reward_folder import check_vocabulary
 from asyncrl.run.nodes.model_folder import ModelFolder
-from generators.vllm.without_sklearn import without_sklearn
 
 if TYPE_CHECKING:
     from learners.reward_model import RewardModel
@@ -39,7 +39,7 @@ class RewardModelActor:
         Raises:
             RecipeError: its folder lacks weights, or its tokenizer lacks a token of the policy or gives it another id.
         """
-        with without_sklearn():
+        with long_import():
             import torch
 
             from learners.reward_model import RewardModel

@@ -2,9 +2,9 @@
 
 import importlib
 
+from asyncrl.core.process.long_import import long_import
 from generators.vllm.cpu.engine_process import IMPORTED
-from generators.vllm.without_sklearn import without_sklearn
 
-with without_sklearn():
+with long_import():
     for name in IMPORTED:
         importlib.import_module(name)

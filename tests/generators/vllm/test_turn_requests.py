@@ -85,11 +85,9 @@ class FrontEnd:
         llm = SimpleNamespace(engine_core=self.core, output_processor=self.reader, _run_output_handler=lambda: None)
         self.requests = TurnRequests(llm)
 
-    async def ask(
-        self, number: int, settings: TurnSettings = PLAIN, computed: int | None = None
-    ) -> "list[asyncio.Task[SampledTurn]]":
+    async def ask(self, number: int, settings: TurnSettings = PLAIN) -> "list[asyncio.Task[SampledTurn]]":
         """Ask for several turns in one pass of the loop, and wait until they are sent."""
-        tasks = [asyncio.create_task(self.requests.ask([1, 2 + each], settings, computed)) for each in range(number)]
+        tasks = [asyncio.create_task(self.requests.ask([1, 2 + each], settings)) for each in range(number)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return tasks
@@ -124,14 +122,13 @@ def test_a_turn_is_read_as_vllm_reads_it(parts, finish) -> None:
 async def test_requests_of_one_pass_are_sent_together_as_vllm_would_send_them() -> None:
     front_end = FrontEnd()
     other = TurnSettings(PARAMS, LoRARequest("slot 1", 2, "published"), "5")
-    tasks = [*await front_end.ask(2), *await front_end.ask(1, other, computed=1)]
+    tasks = [*await front_end.ask(2), *await front_end.ask(1, other)]
     assert [len(message) for message in front_end.core.messages] == [2, 1]
     first, second, third = (request for message in front_end.core.messages for request in message)
     assert [request.prompt_token_ids for request in (first, second, third)] == [[1, 2], [1, 3], [1, 2]]
     assert first.sampling_params == PARAMS
     assert first.sampling_params is second.sampling_params, "what they share is sent once"
     assert [request.cache_salt for request in (first, third)] == ["0", "5"]
-    assert [request.session_id for request in (first, third)] == [None, "1"]
     assert (first.lora_request, third.lora_request.lora_int_id) == (None, 2)
     assert {request.client_index for request in (first, second, third)} == {Core.client_index}
     front_end.read([output(request.request_id, [9], FinishReason.STOP) for request in (third, first, second)])
@@ -151,7 +148,7 @@ async def test_each_rank_gets_its_own_requests_in_one_message() -> None:
 
 async def test_a_long_request_is_sent_as_vllm_s_front_end_sends_it() -> None:
     front_end = FrontEnd()
-    tasks = [asyncio.create_task(front_end.requests.ask(range(length), PLAIN, 5)) for length in (3, 5000, 4)]
+    tasks = [asyncio.create_task(front_end.requests.ask(range(length), PLAIN)) for length in (3, 5000, 4)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     (long,), short = front_end.core.messages
