@@ -50,9 +50,9 @@ from generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswe
 from generators.vllm.version_slots import VersionSlots, version_in
 
 if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
     from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class VllmEngine:
     """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
 
     def __init__(
-        self, llm: "AsyncLLM", name: str, answer_s: float, adapters: AdapterSettings | None, folder: EngineFolder | None
+        self, llm: "AsyncLLMEngine", name: str, answer_s: float, adapters: AdapterSettings | None, folder: EngineFolder | None
     ) -> None:
         self._llm, self._adapters, self._folder = llm, adapters, folder
         self._slots = VersionSlots(1 if adapters is None else adapters.versions)
@@ -158,7 +158,7 @@ class VllmEngine:
         return self._slots.version(self._slots.newest)
 
     @property
-    def llm(self) -> "AsyncLLM":
+    def llm(self) -> "AsyncLLMEngine":
         """vLLM's own engine, to compare with."""
         return self._llm
 
@@ -367,7 +367,7 @@ def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
 
 def _import_vllm() -> None:
     with added_to_environment(ENGINE_VARIABLES), long_import():
-        import vllm.v1.engine.async_llm  # noqa: F401
+        from vllm import AsyncLLMEngine  # noqa: F401 - imports the engine
 
 
 def _build(
@@ -379,13 +379,13 @@ def _build(
     adapters: AdapterSettings | None,
     folder: EngineFolder,
     yields: bool,
-) -> "AsyncLLM":
+) -> "AsyncLLMEngine":
     with folder.used(), added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": folder.path}):
-        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm import AsyncLLMEngine
 
         from generators.vllm.coordinator_process import tie_coordinators
 
         tie_coordinators()
         with server.used_by_vllm() if server is not None else nullcontext():
             arguments = engine_arguments(config, model_path, max_context, seed, adapters, yields=yields)
-            return AsyncLLM.from_engine_args(arguments)
+            return AsyncLLMEngine.from_engine_args(arguments)

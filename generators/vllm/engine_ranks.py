@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.core.errors import ProcessDied
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm import AsyncLLMEngine
 
 _ALIVE_S = 1.0
 """At most so many seconds between two looks at whether an engine that owes an answer is alive."""
@@ -26,7 +26,7 @@ class EngineRanks:
         answer_s: seconds that a rank may take to answer a question.
     """
 
-    def __init__(self, llm: "AsyncLLM", name: str, answer_s: float) -> None:
+    def __init__(self, llm: "AsyncLLMEngine", name: str, answer_s: float) -> None:
         self._client, self._name, self._answer_s = llm.engine_core, name, answer_s
         self._users = [0] * len(self._client.core_engines)
         if self.count > 1:

@@ -19,8 +19,8 @@ import numpy as np
 from generators.vllm.turn_batches import ADD_TURNS, TurnRequest, TurnSettings, encode_turns, vllm_request
 
 if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
     from vllm.v1.engine import EngineCoreOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 _CALL = 0
 """The number of all calls of :data:`ADD_TURNS`. Only one that fails is answered."""
@@ -59,7 +59,7 @@ class SampledTurn(msgspec.Struct):
 class TurnRequests:
     """The requests for turns to one engine. Made within the event loop in which vLLM's front end runs, and used there."""
 
-    def __init__(self, llm: "AsyncLLM") -> None:
+    def __init__(self, llm: "AsyncLLMEngine") -> None:
         self._core = llm.engine_core
         self._loop = asyncio.get_running_loop()
         self._numbers = count()

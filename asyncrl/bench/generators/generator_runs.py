@@ -35,7 +35,7 @@ from generators.evaluation import HeldOutTask, evaluate
 from generators.vllm.engine import VllmEngine
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm import AsyncLLMEngine
 
 GROUP_SIZE = 8
 _INSTRUCTIONS = """\
@@ -228,7 +228,7 @@ class Measured:
                 raise ComponentFailed(f"the bare engine sampled {found} tokens where {request.sampled} were asked for")
 
     @property
-    def _llm(self) -> "AsyncLLM":
+    def _llm(self) -> "AsyncLLMEngine":
         return self._engine.llm
 
 

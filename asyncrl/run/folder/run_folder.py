@@ -5,7 +5,6 @@
         launched-in     the folder that the command was run in
         summary.json    how the run ended
         mlflow-run      the id of the run in MLflow
-        artifacts/      what MLflow keeps as files
         trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
         tensorboard/, wandb/  files of other trackers, if the recipe asks for them
         logs/           one file a process
@@ -16,7 +15,8 @@
         driver.lock     the lock of the process that drives the run
         control         how ``asyncrl scale`` reaches that process, while it trains
 
-Beside the folder lies ``mlflow.db``, with the metrics of all runs there, unless the recipe names another place for them.
+Beside the folder lie ``mlflow.db``, with the metrics of all runs there, and ``mlflow-artifacts/``, with the files that MLflow
+keeps, unless the recipe names another place for them.
 Runs of earlier versions have an ``mlflow.db`` of their own in the folder, and keep it.
 
 A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
@@ -54,7 +54,6 @@ class RunFolder:
         self.recipe = self.path / "recipe.yaml"
         self.summary = self.path / "summary.json"
         self.tracked_as = self.path / "mlflow-run"
-        self.artifacts = self.path / "artifacts"
         self.trajectories = self.path / "trajectories"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
@@ -118,7 +117,7 @@ class RunFolder:
     @classmethod
     def below(cls, path: Path) -> list[Path]:
         """The folders of runs, or of an evaluation's models, right below a folder that is none itself."""
-        return sorted(each.parent for each in path.glob("*/recipe.yaml") if each.parent.name != cls(path).artifacts.name)
+        return sorted(each.parent for each in path.glob("*/recipe.yaml"))
 
     @contextmanager
     def driven(self) -> Iterator[None]:

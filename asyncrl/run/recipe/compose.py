@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -141,12 +140,11 @@ def _options(group: str) -> list[str]:
 def _refuse_settings_of_hydra(name: str, overrides: list[str]) -> None:
     """Refuse a section ``hydra``: Hydra removes it before the schema sees it, so it would be accepted and do nothing."""
     loader = GlobalHydra.instance().config_loader()
-    assert isinstance(loader, ConfigLoaderImpl)
     for config in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
         if config.config_path is None or (config.package or "").partition(".")[0] == "hydra":
             continue
-        found = loader.repository.load_config(config.config_path)
-        if config.package in ("", None) and found is not None and "hydra" in found.config:
+        source = next((each for each in loader.get_sources() if each.is_config(config.config_path)), None)
+        if config.package in ("", None) and source and "hydra" in source.load_config(config.config_path).config:
             problem = f"{config.config_path}.yaml has a section of settings for Hydra itself"
             raise RecipeError("hydra", problem, _NOT_A_HYDRA_APPLICATION)
 

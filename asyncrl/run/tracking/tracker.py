@@ -11,7 +11,6 @@ import fcntl
 import logging
 import os
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BUSY_S = 60.0
-"""How long a call waits while other runs write to the same SQLite database."""
 _LOCKED = "database is locked"
 
 QUEUE_LENGTH = 10_000
@@ -200,12 +197,6 @@ class Tracker:
             remedy = f"correct that and resume, or resume without it (--resume {self._folder.path} 'tracking.also=[]')"
             raise TrackingFailed(f"{name}: {error}; {remedy}") from error
 
-    def _keep_text(self, client: "MlflowClient", run_id: str, name: str, text: str) -> None:
-        """Keep a text in the run's folder, and where MLflow looks for it."""
-        self._with_room(partial(client.log_text, run_id, text, name))
-        if sqlite_file(self.uri) is None:
-            self._with_room(partial(_write_text, self._folder.artifacts / name, text))
-
     def _with_room(self, write: Callable[[], T]) -> T:
         """Call ``write``, again and again while it fails because the disk is full or other runs write to the same database."""
         failed = 0
@@ -245,12 +236,11 @@ class Tracker:
     def _has_run(self, client: "MlflowClient") -> bool:
         """Whether the run is known where it is tracked now; a resume may name another place than before."""
         from mlflow.exceptions import MlflowException
-        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
         try:
             self._with_room(partial(client.get_run, self._folder.read_tracked_as()))
         except MlflowException as error:
-            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             logger.warning("%s does not know the run that %s names: tracking begins anew", self.uri, self._folder.tracked_as)
             return False
@@ -260,7 +250,6 @@ class Tracker:
         """Go on with the MLflow run that a resumed run had, and return its id."""
         run_id = self._folder.read_tracked_as()
         self._with_room(partial(client.update_run, run_id, status="RUNNING"))
-        self._own_artifacts(run_id)
         self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
         return run_id
 
@@ -271,19 +260,11 @@ class Tracker:
         run = self._with_room(partial(client.create_run, experiment, run_name=self._folder.path.name))
         parameters = [Param(parameter_name(key), str(value)) for key, value in flatten(msgspec.to_builtins(self._recipe))]
         run_id: str = run.info.run_id
-        self._own_artifacts(run_id)
         for chunk in _chunks(parameters, PARAMETERS_A_CALL):
             self._with_room(partial(client.log_batch, run_id, params=chunk))
-        self._keep_text(client, run_id, "recipe.yaml", resolved_yaml(self._recipe))
+        self._with_room(partial(client.log_text, run_id, resolved_yaml(self._recipe), self._folder.recipe.name))
         self._with_room(partial(_write_text, self._folder.tracked_as, run_id))
         return run_id
-
-    def _own_artifacts(self, run_id: str) -> None:
-        """Have MLflow keep the run's artifacts in the run's folder, of which it knows nothing; a server decides for itself."""
-        file = sqlite_file(self.uri)
-        if file is not None:
-            change = ("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (self._folder.artifacts.as_uri(), run_id))
-            self._with_room(partial(_change, file, *change))
 
     def _experiment(self, client: "MlflowClient") -> str:
         from mlflow.exceptions import MlflowException
@@ -291,8 +272,9 @@ class Tracker:
         name = self._recipe.tracking.experiment
         if found := client.get_experiment_by_name(name):
             return found.experiment_id
-        # A server decides where artifacts go; for the file beside the run folders, we decide.
-        location = None if self._recipe.tracking.uri else self._folder.database.with_name("mlflow-artifacts").as_uri()
+        # A server decides where its artifacts go. Those of a file would go into the folder that this process happens to be in.
+        database = sqlite_file(self.uri)
+        location = None if database is None else database.with_name("mlflow-artifacts").as_uri()
         try:
             return client.create_experiment(name, artifact_location=location)
         except MlflowException:
@@ -348,13 +330,7 @@ def _only_one_makes(uri: str) -> Iterator[None]:
         yield
 
 
-def _change(file: Path, statement: str, values: tuple[str, ...]) -> None:
-    with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S)) as database, database:
-        database.execute(statement, values)
-
-
 def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
         path.write_text(text, encoding="utf-8")
 

@@ -38,8 +38,8 @@ class AdapterSlots:
         self._helper = PEFTHelper(settings.rank, settings.alpha, list(settings.targets))
         for slot in range(settings.versions):
             # vLLM finds these registered and active for ever, so it never looks for their files.
-            manager._registered_adapters[adapter_id(slot)] = LoRAModel(adapter_id(slot), settings.rank, {})
-            manager.activate_adapter(adapter_id(slot))
+            self._manager._registered_adapters[adapter_id(slot)] = LoRAModel(adapter_id(slot), settings.rank, {})
+            self._manager.activate_adapter(adapter_id(slot))
         self._free = self._manager.lora_index_to_id.index(None)
 
     @torch.no_grad()

@@ -143,11 +143,9 @@ def test_half_of_a_run_folder_is_none(tmp_path, monkeypatch):
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_run_without_its_recipe_is_not_taken_for_several(tmp_path):
-    """MLflow keeps a copy of the recipe in the folder's artifacts."""
+def test_a_run_without_its_recipe_is_named(tmp_path):
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
-    folder.artifacts.mkdir()
-    folder.recipe.rename(folder.artifacts / "recipe.yaml")
+    folder.recipe.unlink()
     with pytest.raises(RecipeError, match=r"is not a run folder: it has no recipe\.yaml; name a folder that"):
         RunFolder.find(folder.path)
     assert RunFolder.below(folder.path) == []

@@ -110,9 +110,11 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     assert texts["turn 2"] == ("t5", "t6 t7")
     assert texts["unreadable call"][1] == {"outcome": "malformed", "problem": "no JSON"}
     assert texts["evaluation task-0"][1]["metrics"] == {"tool_calls": 2.0}
-    assert run.info.artifact_uri == folder.artifacts.as_uri()
-    assert (folder.artifacts / "recipe.yaml").read_text() == resolved_yaml(recipe)
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["mlflow.db", folder.path.name]
+    artifacts = tmp_path / "mlflow-artifacts" / run.info.run_id / "artifacts"
+    assert run.info.artifact_uri == artifacts.as_uri()
+    assert (artifacts / "recipe.yaml").read_text() == resolved_yaml(recipe)
+    beside = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
+    assert beside == ["mlflow-artifacts", "mlflow.db", folder.path.name]
 
     # Resumed from an earlier step: the steps done again are not tracked twice, evaluations and later steps are.
     again = Tracker(recipe, folder)

@@ -1,0 +1,26 @@
+"""The registers of what the product replaces in packages that environments are made of; see :mod:`asyncrl.core.reach`."""
+
+from asyncrl.core.reach import Reach
+
+MCP = (
+    Reach(
+        files=("asyncrl/envs/mcp/session.py",),
+        names=(".validate_tool_result", "mcp.client._transport.Transport"),
+        why="leave results unchecked: the client checks them in the event loop by the server's own schema, perhaps for ever",
+        test="tests/envs/test_mcp.py::"
+        "test_a_server_with_hostile_schemas_is_refused_when_its_session_begins_and_its_results_pass_unchecked",
+        needless="a client can be told to check no results",
+    ),
+)
+"""What is reached in the MCP client 2."""
+
+REASONING_GYM = (
+    Reach(
+        files=("asyncrl/envs/builtin/reasoning_gym_scoring.py",),
+        names=(".[eval]", ".[name]"),
+        why="score answers without running their code: some scorers give them to eval, or to sympy's parse_expr",
+        test="tests/envs/builtin/test_reasoning_gym.py::test_no_code_of_an_answer_is_run",
+        needless="reasoning-gym parses answers",
+    ),
+)
+"""What is reached in reasoning-gym 0.1.25."""

@@ -1,0 +1,40 @@
+"""The register of what the product replaces, reads or calls in Ray that Ray keeps to itself; see :mod:`asyncrl.core.reach`."""
+
+from asyncrl.core.reach import Reach
+
+_ALONE = "tests/run/host/test_ray.py::test_ray_is_the_run_s_alone_and_takes_no_sigterm"
+
+REACHES = (
+    Reach(
+        files=("asyncrl/run/host/ray_cluster.py",),
+        names=(
+            *("ray._private", "ray._private.node.Node.start_api_server", "ray._private.node.Node.start_log_monitor"),
+            "ray._private.node.Node.start_monitor",
+        ),
+        why="start none of three processes that serve nobody in a cluster of one run: each takes half a second of a start",
+        test=_ALONE,
+        needless="ray.init has settings for them",
+    ),
+    Reach(
+        files=("asyncrl/run/host/ray_cluster.py",),
+        names=("ray._private.worker.print_to_stdstream",),
+        why="log what Ray says, which it would write in between what the run shows",
+        test="tests/core/test_reach.py::test_what_is_reached_is_still_where_it_was",
+        needless="Ray hands messages to a logger",
+    ),
+    Reach(
+        files=("asyncrl/run/host/ray_cluster.py",),
+        names=("ray._private.worker._global_node", ".terminate"),
+        why="end Ray's processes at once: they have SIGTERM blocked, and Ray waits a second for each",
+        test="tests/run/host/test_ray.py::test_what_ray_leaves_is_removed_unless_the_run_failed",
+        needless="ray.shutdown takes how long it waits",
+    ),
+    Reach(
+        files=("asyncrl/run/nodes/cluster_nodes.py",),
+        names=("ray._private.state.available_resources_per_node",),
+        why="know what each node has free; ray.available_resources adds up all nodes, and ray.util.state needs the dashboard",
+        test="tests/run/nodes/test_placed_processes.py::test_a_plan_and_a_run_put_every_process_on_the_same_nodes",
+        needless="ray.nodes says what is free",
+    ),
+)
+"""What is reached in Ray 2.50 and later."""

@@ -1,0 +1,42 @@
+"""The first of vLLM's warnings that weights are rounded is passed on in other words, and no other is."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from vllm.model_executor.models.utils import AutoWeightsLoader
+
+from asyncrl.weights.vllm.rounding_log import explain_rounding
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("vllm.model_executor.models.utils")
+    before = [*logger.filters]
+    explain_rounding()
+    yield logger
+    logger.filters[:] = before
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+        self.second = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+
+
+def test_a_warning_of_vllms_loader_is_explained_and_then_silent(
+    logger: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    weights = {"first": torch.ones(2), "second": torch.ones(2)}
+    assert set(AutoWeightsLoader(Layer()).load_weights(weights.items())) == weights.keys()
+    explained = (
+        "weights of torch.float32 are rounded to the engine's torch.bfloat16, as generators.dtype says; this is not told again"
+    )
+    assert [record.getMessage() for record in caplog.records if record.name == logger.name] == [explained]
+    caplog.clear()
+    AutoWeightsLoader(Layer()).load_weights({"first": torch.ones(2, dtype=torch.int8)}.items())
+    assert "torch.int8" in caplog.text, "whatever else is converted is vLLM's warning"
