@@ -423,7 +423,7 @@ def test_a_full_disk_is_told_once_and_then_counted(beside_others, monkeypatch, c
         begin = len(asked)
         wait_for(lambda: len(asked) > begin + 10, "more attempts")
     tracker.finish(Status.COMPLETED, seconds=60)
-    records = [record for record in caplog.records if record.name == tracker.__name__]
+    records = [record for record in caplog.records if record.name == tracker_module.__name__]
     assert len(records) == 2, caplog.text
     assert records[1].getMessage().startswith("the disk has room again: tracking goes on, after ")
     assert "Traceback" not in caplog.text
