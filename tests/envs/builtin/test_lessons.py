@@ -45,7 +45,7 @@ def played(environment: ClassEnvironmentConfig, scripts: list[tuple[Task, Script
 @pytest.mark.parametrize(("name", "options"), TAUGHT)
 def test_ideal_scripts_solve_their_tasks_also_after_a_mistake(name: str, options: dict[str, Any]):
     environment, lessons = lessons_for(name, options)
-    tasks = make_tasks(environment, "evaluation", 30, 0)
+    tasks = make_tasks(environment, "evaluation", 15, 0)
     for show in (lessons.ideal, lessons.mistaken):
         assert [each.reward for each in played(environment, [(task, show(task)) for task in tasks])] == [1.0] * len(tasks)
 
@@ -54,7 +54,7 @@ def test_ideal_scripts_solve_their_tasks_also_after_a_mistake(name: str, options
 def test_the_habit_costs_reward_but_not_at_every_task(name: str, options: dict[str, Any]):
     """So a greedy model that has the habit leaves something to learn, and shows whether it has learned anything at all."""
     environment, lessons = lessons_for(name, options)
-    tasks = make_tasks(environment, "evaluation", 150, 0)
+    tasks = make_tasks(environment, "evaluation", 60, 0)
     scripts = [(task, lessons.habitual(task, 1.0, random.Random(0))) for task in tasks]
     rewards = [each.reward for each in played(environment, scripts)]
     assert 0.2 < fmean(rewards) < 0.7

@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
@@ -17,8 +19,10 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
 from asyncrl.envs.builtin.reasoning_gym import UNREPEATABLE
-from asyncrl.envs.builtin.reasoning_gym_scoring import EXPRESSIONS_PARSED, LISTS_EVALUATED
+from asyncrl.envs.builtin.reasoning_gym_scoring import EXPRESSIONS_PARSED, LISTS_EVALUATED, Scoring
 from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.tool_process import Load
+from asyncrl.envs.hosting.tool_processes import ToolProcesses
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
 from asyncrl.envs.secrets import Secrets
 
@@ -113,19 +117,32 @@ CHEATS = [
 """Answers that run as code, that do not compute what they should, and that a scorer fails at, by family."""
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scoring(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[ToolProcesses, Path]]:
+    """A process that has imported the library, once for all tests that only ask it for scores, and the folder it is in."""
+    folder = tmp_path_factory.mktemp("scoring")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        processes = ToolProcesses("scoring", most=1)
+        await processes.load(Load(Scoring.__module__, Scoring.__qualname__))
+    yield processes, folder
+    processes.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("family", "answer"), CHEATS)
-async def test_no_code_of_an_answer_is_run(family: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+async def test_no_code_of_an_answer_is_run(family: str, answer: str, scoring: tuple[ToolProcesses, Path]):
+    processes, folder = scoring
     member = load_member(gym({family: {}}))
     (task,) = member.make_tasks("train", 1, 0)
     async with member.share(Secrets()) as shared:
         asked = shared.entry(task)["metadata"]
-        environment = member.make(Provided(shared=shared))
+        environment = member.make(Provided(shared=shared, processes=processes))
         await environment.reset(task)
         filled = answer.format(**asked) if "{" in answer else answer
         assert (await environment.step(Action(filled, ()))).reward <= 0.01
         await environment.close()
-    assert os.listdir() == []
+    assert os.listdir(folder) == []
 
 
 async def test_a_score_that_never_ends_is_0_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch):
@@ -140,14 +157,15 @@ async def test_a_score_that_never_ends_is_0_and_holds_nobody_up(monkeypatch: pyt
         await environment.close()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "family", sorted({place.partition(".")[2] for place in (*LISTS_EVALUATED, *EXPRESSIONS_PARSED)} - {*UNREPEATABLE})
 )
-async def test_right_answers_are_still_right_where_code_is_not_run(family: str):
+async def test_right_answers_are_still_right_where_code_is_not_run(family: str, scoring: tuple[ToolProcesses, Path]):
     member = load_member(gym({family: {}}))
     tasks = member.make_tasks("train", 5, 0)
     async with member.share(Secrets()) as shared:
-        environment = member.make(Provided(shared=shared))
+        environment = member.make(Provided(shared=shared, processes=scoring[0]))
         for task in tasks:
             await environment.reset(task)
             right = task.data["answer"] or shared.entry(task)["metadata"]["valid_answers"][0]
