@@ -46,6 +46,10 @@ class _WithGlooEngine(_Forked):
     server = _server("gloo_engine")
 
 
+class _WithTransformers(_Forked):
+    server = _server("transformers.modeling_utils")
+
+
 class _MegatronContext(ForkServerContext):
     Process = _WithMegatron
 
@@ -58,5 +62,10 @@ class _GlooEngineContext(ForkServerContext):
     Process = _WithGlooEngine
 
 
+class _TransformersContext(ForkServerContext):
+    Process = _WithTransformers
+
+
 WITH_MEGATRON, WITH_MLFLOW, WITH_GLOO_ENGINE = _MegatronContext(), _MlflowContext(), _GlooEngineContext()
+WITH_TRANSFORMERS = _TransformersContext()
 """Contexts of multiprocessing."""

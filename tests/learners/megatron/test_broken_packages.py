@@ -1,12 +1,11 @@
 """The learner beside packages that are installed and cannot be used: Megatron imports them by itself, in more than 100 places."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import broken_packages_side
 import pytest
+from fork_server import WITH_TRANSFORMERS
 
 TOP = """
 from . import common
@@ -53,26 +52,6 @@ BROKEN = {
     },
 }
 
-PROGRAM = """
-import sys
-import torch
-if sys.argv[1] == "gpu":
-    torch.cuda.is_available = lambda: True
-from learners.megatron.cpu import compat
-compat.install()
-compat.install()
-from megatron.core import fp8_utils
-from megatron.core.extensions import transformer_engine
-from megatron.core.models.common.embeddings import rope_utils
-from megatron.core import optimizer
-import learners.megatron.trainer
-assert not fp8_utils.HAVE_TE and not transformer_engine.HAVE_TE
-assert optimizer.Adam is torch.optim.AdamW, optimizer.Adam
-from learners.megatron.layers.engine import engine_layers, why_unusable
-assert not engine_layers(torch.bfloat16, 1)
-sys.stdout.write(why_unusable())
-"""
-
 
 def install(folder: Path, files: dict[str, str]) -> None:
     """Write a package as pip would have: TransformerEngine's with its top level and its metadata."""
@@ -93,18 +72,15 @@ def install(folder: Path, files: dict[str, str]) -> None:
 @pytest.mark.parametrize("kind", BROKEN)
 def test_the_learner_does_without_what_cannot_be_used_and_says_why(tmp_path, kind, device):
     install(tmp_path, BROKEN[kind])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, device],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
-    )
-    assert done.returncode == 0, done.stderr
+    process = WITH_TRANSFORMERS.Process(target=broken_packages_side.import_learner, args=(tmp_path, device == "gpu"), daemon=True)
+    process.start()
+    process.join(240)
+    output, errors = ((tmp_path / name).read_text() for name in ("stdout", "stderr"))
+    assert process.exitcode == 0, errors
     if device == "cpu":
-        assert done.stdout == "there is no GPU"
+        assert output == "there is no GPU"
     elif kind == "other packages":
-        assert done.stdout == "it is not installed"
-        assert "flashinfer is installed, but cannot be imported" in done.stderr
+        assert output == "it is not installed"
+        assert "flashinfer is installed, but cannot be imported" in errors
     else:
-        assert done.stdout.startswith("it is installed, but cannot be imported: ")
+        assert output.startswith("it is installed, but cannot be imported: ")
