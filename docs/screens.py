@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from rich.terminal_theme import MONOKAI
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.metrics import Metric
+from asyncrl.core.measures.time_split import IDLE_GENERATORS, IDLE_LEARNER, GeneratorTime, LearnerTime, TimeSplit
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind
@@ -24,7 +26,6 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.summary import PlayedEvaluation, Summary
-from asyncrl.run.measures.time_split import Shares
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.metric_history import metric_history
 from asyncrl.run.views.episode_view import episode_view
@@ -112,20 +113,15 @@ def _live(run: Path) -> None:
                 steps=recipe.steps,
                 version=step - 1,
                 reward=value(metrics.REWARD),
-                generator_tokens_per_s=value(metrics.GENERATED_RATE),
-                learner_tokens_per_s=value(metrics.TRAINED_RATE),
-                trajectories_per_s=value(metrics.TRAJECTORY_RATE),
+                time=_time(value, step_s),
                 sampled_tokens=0,
                 staleness_mean=value(STALENESS_MEAN),
                 staleness_max=value(STALENESS_MAX),
                 staleness_bound=recipe.buffer.max_staleness,
                 running=int(value(metrics.RUNNING)),
                 committed=int(value(metrics.COMMITTED)),
-                publish_seconds=value(metrics.PUBLISH_INSTALL),
-                pause_seconds=value(metrics.PUBLISH_PAUSE),
-                idle_generators=value(metrics.GENERATORS_IDLE),
-                idle_learner=value(metrics.LEARNER_IDLE),
-                shares=Shares(),
+                delivery_s=value(metrics.PUBLISH_DELIVERY),
+                pause_s=value(metrics.PUBLISH_PAUSE),
                 pipeline_depth=int(value(metrics.PIPELINE_DEPTH)),
                 bottleneck=summary.bottleneck,
                 eta_s=(recipe.steps - step) * step_s,
@@ -134,6 +130,18 @@ def _live(run: Path) -> None:
         )
     console.print(view._draw())
     _drawing(console, "live", "asyncrl launch quickstart")
+
+
+def _time(value: Callable[[Metric], float], seconds: float) -> TimeSplit:
+    idle = value(IDLE_GENERATORS)
+    return TimeSplit(
+        seconds=seconds,
+        learner=LearnerTime(training=seconds * (1 - value(IDLE_LEARNER))),
+        generators=GeneratorTime(sampling=1 - idle, nothing=idle),
+        trajectories=round(seconds * value(metrics.TRAJECTORY_RATE)),
+        trained_tokens=round(seconds * value(metrics.TRAINED_RATE)),
+        generated_tokens=round(seconds * value(metrics.GENERATED_RATE)),
+    )
 
 
 def _evaluation(step: int, reward: float) -> PlayedEvaluation:

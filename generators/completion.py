@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.concurrency import EngineLoad
@@ -49,26 +50,16 @@ class EngineUse(msgspec.Struct, frozen=True):
     Attributes:
         tokens_generated: number of sampled tokens.
         tokens_by_version: number of sampled tokens by the policy version that sampled them.
-        wall_seconds: seconds since the engine was ready.
-        idle_seconds: seconds in which no request ran or the engine was paused.
         paused_seconds: seconds in which the engine was paused.
-        request_seconds: seconds that requests took, summed over all requests.
-        cpu_seconds: processor time that the engine's process took, as of the last :meth:`Engine.load`.
         last_pause_seconds: seconds for which the last installation paused the engine.
-        prefill_seconds, decode_seconds: seconds of the engine's steps, as far as they computed prompts and sampled tokens; as
-            of the last :meth:`Engine.load`.
+        time: seconds of the engine's steps and processes, as of the last :meth:`Engine.load`.
     """
 
     tokens_generated: int = 0
     tokens_by_version: Counter[PolicyVersion] = msgspec.field(default_factory=Counter)
-    wall_seconds: float = 0.0
-    idle_seconds: float = 0.0
     paused_seconds: float = 0.0
-    request_seconds: float = 0.0
-    cpu_seconds: float = 0.0
     last_pause_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
+    time: GeneratorTime = GeneratorTime()
 
 
 class Sampler(Protocol):

@@ -9,45 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
-import msgspec
-
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.measures.counters import added
+from asyncrl.core.measures.time_split import PARTS, GeneratorTime
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion, Engine, EngineUse, Sampler
 from generators.concurrency import EngineLoad
-
-
-class TimeUse(msgspec.Struct, frozen=True):
-    """Seconds of one worker, by what it did. The parts add up to the time that it has been there.
-
-    Attributes:
-        sampling: requests of training episodes ran.
-        evaluating: requests of an evaluation ran, or only its environments.
-        tools: no request ran, and training episodes were in their environments: in tools, in ``reset`` or between turns.
-        scoring: no request ran, and finished episodes waited for a reward model.
-        tickets: no request ran, and there was room for episodes but no ticket.
-        paused: the engine was paused to exchange weights; or no request ran, and no ticket may be asked for while weights are
-            installed.
-        nothing: none of these.
-    """
-
-    sampling: float = 0.0
-    evaluating: float = 0.0
-    tools: float = 0.0
-    scoring: float = 0.0
-    tickets: float = 0.0
-    paused: float = 0.0
-    nothing: float = 0.0
-
-    def __add__(self, other: "TimeUse") -> "TimeUse":
-        return added(self, other)
-
-    @property
-    def seconds(self) -> float:
-        """The whole time."""
-        return float(sum(msgspec.structs.astuple(self)))
 
 
 class Doing(IntEnum):
@@ -72,7 +39,7 @@ _REQUEST, _EVALUATION_REQUEST = int(Doing.REQUEST), int(Doing.EVALUATION_REQUEST
 
 
 class EngineTime:
-    """The time of one worker, split as :class:`TimeUse` says.
+    """The time of one worker, split by the parts of :class:`asyncrl.core.measures.time_split.GeneratorTime`.
 
     Args:
         room: number of episodes that could begin if there were tickets. Call :meth:`settle` before it changes.
@@ -83,12 +50,17 @@ class EngineTime:
         self._room, self._clock = room, clock
         self._settled_at = clock()
         self._now = [0] * len(Doing)
-        self._parts = dict.fromkeys(TimeUse.__struct_fields__, 0.0)
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._requests = 0.0
         self._contexts = [_Context(self, what) for what in Doing]
 
     def doing(self, what: Doing) -> "_Context":
         """Return a context manager: one more is doing ``what`` while the context lasts."""
         return self._contexts[what]
+
+    def busy_with(self, what: Doing) -> int:
+        """Return how many are doing ``what`` now."""
+        return self._now[what]
 
     def change(self, what: int, by: int) -> None:
         """Note that ``by`` more are doing ``what``, a :class:`Doing`, from now on."""
@@ -120,10 +92,10 @@ class EngineTime:
                         self._parts[part] -= (self._parts[part] - was) * paused / took
                     self._parts["paused"] += paused
 
-    def use(self) -> TimeUse:
-        """Return the parts so far."""
+    def use(self) -> GeneratorTime:
+        """Return the parts so far, and the seconds that requests of training episodes took, summed over all of them."""
         self.settle()
-        return TimeUse(**self._parts)
+        return GeneratorTime(**self._parts, requests=self._requests)
 
     def settle(self) -> None:
         """Count the time since the last call, in which nothing changed."""
@@ -133,6 +105,7 @@ class EngineTime:
             return
         doing, parts = self._now, self._parts
         requests, evaluation_requests = doing[_REQUEST], doing[_EVALUATION_REQUEST]
+        self._requests += elapsed * requests
         if requests and not evaluation_requests:  # this is so nearly always
             parts["sampling"] += elapsed
             return
@@ -143,8 +116,8 @@ class EngineTime:
         waiting = {
             "tools": doing[Doing.EPISODE],
             "scoring": doing[Doing.SCORE],
-            "evaluating": doing[Doing.EVALUATION],
-            "paused" if doing[Doing.INSTALLATION] else "tickets": max(0, self._room()),
+            "evaluation_tools": doing[Doing.EVALUATION],
+            "loading" if doing[Doing.INSTALLATION] else "tickets": max(0, self._room()),
         }
         whole = sum(waiting.values())
         if not whole:

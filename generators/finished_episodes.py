@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncrl.core.measures.counters import added
+from asyncrl.core.measures.counters import Counters
 from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.messages import CallOutcome, CallRecord
 from asyncrl.core.trajectory import StopReason, Trajectory
@@ -66,7 +66,7 @@ class ToolCounts(msgspec.Struct):
     latencies: Latencies = msgspec.field(default_factory=Latencies)
 
 
-class FinishedEpisodes(msgspec.Struct):
+class FinishedEpisodes(Counters, msgspec.Struct):
     """The finished episodes of one worker.
 
     Attributes:
@@ -85,9 +85,6 @@ class FinishedEpisodes(msgspec.Struct):
     queue: Latencies = msgspec.field(default_factory=Latencies)
     scoring: Latencies = msgspec.field(default_factory=Latencies)
     episode: Latencies = msgspec.field(default_factory=Latencies)
-
-    def __add__(self, other: "FinishedEpisodes") -> "FinishedEpisodes":
-        return added(self, other)
 
     def add(self, trajectory: Trajectory, source: str, seconds: float, *, empty_answer: bool, member: str = "") -> None:
         """Count one episode of a task of ``source``, which took ``seconds`` in all.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
+from asyncrl.core.measures.counters import Counters
 from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.scoring import Scorer
 from asyncrl.core.task import Task
@@ -21,7 +22,7 @@ ENVIRONMENT_REWARD = "environment_reward"
 _EXPECTED = f"it must be a number of at most {LARGEST_REWARD:g} in size"
 
 
-class ScoringUse(msgspec.Struct, frozen=True):
+class ScoringUse(Counters, msgspec.Struct, frozen=True):
     """Counters of the episodes scored so far.
 
     Attributes:
@@ -33,12 +34,6 @@ class ScoringUse(msgspec.Struct, frozen=True):
     episodes: int = 0
     total: float = 0.0
     seconds: float = 0.0
-
-    def __add__(self, other: "ScoringUse") -> "ScoringUse":
-        return ScoringUse(self.episodes + other.episodes, self.total + other.total, self.seconds + other.seconds)
-
-    def __sub__(self, other: "ScoringUse") -> "ScoringUse":
-        return ScoringUse(self.episodes - other.episodes, self.total - other.total, self.seconds - other.seconds)
 
 
 class Scoring:

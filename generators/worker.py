@@ -24,6 +24,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, EnvironmentLost, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.counters import snapshot
+from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.plug_ins.error_counts import CountedError, merged
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
@@ -31,13 +32,12 @@ from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
 from generators.completion import EngineUse
 from generators.concurrency import Concurrency, EngineLoad
-from generators.engine_time import Doing, EngineTime, TimedEngine, TimeUse
+from generators.engine_time import Doing, EngineTime, TimedEngine
 from generators.episode import EpisodeName, EpisodeTools, run_episode
 from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
 from generators.finished_episodes import FinishedEpisodes
 from generators.first_error import first_error
 from generators.leases import Lease, Leases
-from generators.occupancy import Occupancy
 from generators.scoring import Scoring, ScoringUse
 from generators.tool_output import TOOL_OUTPUT_CUT
 from generators.worker_settings import WorkerSettings
@@ -61,13 +61,8 @@ class GeneratorStatistics(EngineUse, frozen=True):
         finished_episodes: episodes played to their end for training, whether or not they were handed in.
         tool_output_cut: characters cut from the tool outputs of these episodes because of
             ``environment.max_tool_output``.
-        episode_seconds: seconds for which episodes took room, summed over all episodes.
-        held_back_seconds: seconds in which there was room for a whole group but no ticket.
-        evaluating_seconds: seconds in which an evaluation was running.
-        front_end_cpu_seconds: processor time that the worker's own process took, the engine's process not included.
         episode_limit: how many episodes may be played at once at the moment.
         scoring: counters of the scores that a reward model gave to the episodes.
-        time: seconds since the worker was made, split by what it did.
         finished: what the episodes that were handed in reported.
         errors: errors of the environments' code, by place.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
@@ -77,13 +72,8 @@ class GeneratorStatistics(EngineUse, frozen=True):
 
     finished_episodes: int = 0
     tool_output_cut: int = 0
-    episode_seconds: float = 0.0
-    held_back_seconds: float = 0.0
-    evaluating_seconds: float = 0.0
-    front_end_cpu_seconds: float = 0.0
     episode_limit: int = 0
     scoring: ScoringUse = ScoringUse()
-    time: TimeUse = TimeUse()
     finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
     errors: tuple[CountedError, ...] = ()
     blocked_by: tuple[str, ...] = ()
@@ -134,7 +124,6 @@ class GeneratorWorker:
         self._finished_episodes = self._tool_output_cut = 0
         self._finished = FinishedEpisodes()
         self._blank_tokens: dict[int, bool] = {}
-        self._evaluations = Occupancy(time.monotonic)
         self._cpu_seconds_when_made = time.process_time()
 
     def _timed(self, tools: EpisodeTools, what: Doing) -> EpisodeTools:
@@ -189,7 +178,7 @@ class GeneratorWorker:
         """Hold as many episodes as the engine can bear."""
         while True:
             load = await self._engine_load()
-            if not self._evaluations.running:  # requests of an evaluation say nothing about training
+            if not self._time.busy_with(Doing.EVALUATION):  # requests of an evaluation say nothing about training
                 self._concurrency.observe(load, self._leases.playing)
             await sleep(ADAPT_S)
 
@@ -335,18 +324,14 @@ class GeneratorWorker:
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         """Play the episodes of held-out tasks; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
         settings = self._settings
-        self._evaluations.enter()
-        try:
-            with self._time.doing(Doing.EVALUATION):
-                episodes = await evaluate(
-                    tasks,
-                    settings.evaluation_limits,
-                    self._evaluation_tools,
-                    at_once=settings.max_running,
-                    attempts=settings.evaluation_attempts,
-                )
-        finally:
-            self._evaluations.leave()
+        with self._time.doing(Doing.EVALUATION):
+            episodes = await evaluate(
+                tasks,
+                settings.evaluation_limits,
+                self._evaluation_tools,
+                at_once=settings.max_running,
+                attempts=settings.evaluation_attempts,
+            )
         if self._keep is not None:
             sources = {each.task.id: each.source for each in tasks}
             await self._keep(version, [each for each in episodes if isinstance(each, Trajectory)], sources)
@@ -354,17 +339,19 @@ class GeneratorWorker:
 
     def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""
+        engine, scoring = self._engine.use(), self._scoring.use if self._scoring is not None else ScoringUse()
+        waits = GeneratorTime(
+            episodes=self._leases.episode_seconds,
+            scores=scoring.seconds,
+            held_back=self._leases.held_back_seconds,
+            front_end_cpu=time.process_time() - self._cpu_seconds_when_made,
+        )
         return GeneratorStatistics(
-            **msgspec.structs.asdict(self._engine.use()),
+            **msgspec.structs.asdict(engine) | {"time": self._time.use() + engine.time + waits},
             finished_episodes=self._finished_episodes,
             tool_output_cut=self._tool_output_cut,
-            episode_seconds=self._leases.episode_seconds,
-            held_back_seconds=self._leases.held_back_seconds,
-            evaluating_seconds=self._evaluations.wall_seconds - self._evaluations.idle_seconds,
-            front_end_cpu_seconds=time.process_time() - self._cpu_seconds_when_made,
             episode_limit=self._concurrency.limit,
-            scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
-            time=self._time.use(),
+            scoring=scoring,
             finished=snapshot(self._finished),
             errors=self._tools.errors.counted,
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.measures.metrics import Reading
+from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
@@ -190,7 +191,7 @@ class Learner:
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
         spent = self._trainer.clock.end()
-        return StepReport(readings, weights_moved=moved, seconds=spent if self._rank.is_reporter else None)
+        return StepReport(readings, weights_moved=moved, time=spent if self._rank.is_reporter else LearnerTime())
 
     def log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
         """Compute the log-probability of every token of ``rows`` but the first of each, with the weights as they are now.

@@ -104,9 +104,13 @@ TFLOPS_PER_RANK = _mean(
 MFU = _mean("learner/mfu", "1", "learner/tflops_per_rank / the device's dense bfloat16 peak; only where the peak is known")
 
 
+TOKENS_AT = "staleness/tokens_at_"
+"""Where the names of the bars of the staleness histogram begin."""
+
+
 def tokens_at(staleness: int) -> Metric:
     """The metric of one bar of the staleness histogram."""
-    return _sum(f"staleness/tokens_at_{staleness}", "tokens", f"tokens in the loss of staleness {staleness}")
+    return _sum(f"{TOKENS_AT}{staleness}", "tokens", f"tokens in the loss of staleness {staleness}")
 
 
 def by_staleness(metric: Metric, youngest: int, oldest: int) -> Metric:

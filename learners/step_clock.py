@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import msgspec
+from asyncrl.core.measures.time_split import LearnerTime
 
 if TYPE_CHECKING:
     import torch
@@ -28,15 +28,6 @@ class Part(StrEnum):
     """Computes gradients and adds them over ranks; where there are pipeline stages, also waits for the others."""
     OPTIMIZER = "optimizer"
     """Computes the gradient's norm, clips it, and updates the weights."""
-
-
-class PartSeconds(msgspec.Struct, frozen=True):
-    """Seconds that a rank spent on each part of a training step."""
-
-    data: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-    optimizer: float = 0.0
 
 
 class StepClock:
@@ -69,7 +60,7 @@ class StepClock:
         finally:
             self._mark(outer)
 
-    def end(self) -> PartSeconds:
+    def end(self) -> LearnerTime:
         """End the training step. On a GPU, wait until everything launched in it is computed; not for weights on their way."""
         self._mark(Part.DATA)
         self._in_step = False
@@ -81,7 +72,7 @@ class StepClock:
         for (part, began), (_, ended) in zip(self._marks, self._marks[1:], strict=False):
             seconds[part] += _between(began, ended)
         self._marks.clear()
-        return PartSeconds(**seconds)
+        return LearnerTime(**seconds)
 
     def _mark(self, part: Part) -> None:
         self._part = part

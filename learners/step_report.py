@@ -3,7 +3,7 @@
 import msgspec
 
 from asyncrl.core.measures.metrics import Reading
-from learners.step_clock import PartSeconds
+from asyncrl.core.measures.time_split import LearnerTime
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -14,18 +14,11 @@ class StepReport(msgspec.Struct, frozen=True):
             values.
         weights_moved: whether weights of the rank's part of the policy moved: by a gradient, or by what momentum or weight decay
             made of none.
-        seconds: what the rank spent the training step on; None on all ranks but the one that reports.
+        time: what the rank spent the training step on; nothing on all ranks but the one that reports.
         news: what the user should be told; empty, or a sentence.
     """
 
     readings: list[Reading]
     weights_moved: bool
-    seconds: PartSeconds | None = None
+    time: LearnerTime = LearnerTime()
     news: str = ""
-
-    def after_fetching(self, seconds: float) -> "StepReport":
-        """Return the report with the ``seconds`` that the rank spent on fetching its rows as part of the data."""
-        if self.seconds is None:
-            return self
-        spent = msgspec.structs.replace(self.seconds, data=self.seconds.data + seconds)
-        return msgspec.structs.replace(self, seconds=spent)

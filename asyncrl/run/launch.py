@@ -176,7 +176,8 @@ async def _run(
         publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:
             view.phase(f"Publishing version {begin}")
-            await publisher.deliver(*await publisher.write(begin, must_differ=False))
+            publication, _ = await publisher.write(begin, must_differ=False)
+            await publisher.deliver(publication)
         if begin == 0 == published_version:
             view.phase("Evaluating version 0")
             await evaluator.evaluate(begin)
@@ -247,7 +248,7 @@ async def _end(
     if cluster is not None:
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                totals.ended(await cluster.generators.statistics(), await cluster.buffer.statistics())
+                totals.counted(await cluster.generators.statistics(), await cluster.buffer.statistics())
         except (AsyncRLError, TimeoutError) as error:
             logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)

@@ -20,6 +20,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -142,7 +143,9 @@ class LearnerActor:
         rows = {key: decode(data) for key, data in zip(fetched, self._fetch(batch, fetched), strict=True)}
         seconds = time.perf_counter() - began
         records = TokenRecords(chosen)
-        report = learner.step(batch, rows, records).after_fetching(seconds)
+        report = learner.step(batch, rows, records)
+        if self._is_reporter:
+            report = msgspec.structs.replace(report, time=report.time + LearnerTime(data=seconds))
         self._probed = tuple(
             tuple(rows[key].token_ids[:PROBED_TOKENS].tolist()) for key in needed[:PROBED_ROWS] if len(rows[key].token_ids) > 1
         )

@@ -7,21 +7,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-import msgspec
-
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.pool.generator_pool import GeneratorPool
-
-
-class PublishTimes(msgspec.Struct, frozen=True):
-    """Seconds that the learner spent writing a version, and seconds from then until it was published."""
-
-    write_seconds: float
-    install_seconds: float
 
 
 class WritingRanks(Protocol):
@@ -69,12 +60,16 @@ class Publisher:
         self._last_fingerprint = publication.fingerprint
         return publication, self._clock() - started
 
-    async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have the engines load ``publication`` and prove that they did; then make it the published version."""
+    async def deliver(self, publication: Publication) -> float:
+        """Have the engines load ``publication`` and prove that they did; then make it the published version.
+
+        Returns:
+            the seconds that this took.
+        """
         started = self._clock()
         await self._generators.install(publication)
         if publication.version > self.published_version:
             await self._buffer.advance(publication.version)
             self.published_version = publication.version
             self._totals.published()
-        return PublishTimes(write_seconds, self._clock() - started)
+        return self._clock() - started

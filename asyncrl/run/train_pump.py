@@ -16,13 +16,12 @@ from typing import Protocol
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.evaluator import Evaluator
-from asyncrl.run.measures.time_split import StepTimes
-from asyncrl.run.publisher import Publisher, PublishTimes
+from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.weight_probe import Probe
-from learners.step_clock import PartSeconds
 from learners.step_report import StepReport
 
 
@@ -56,7 +55,7 @@ async def train_pump(
         clock: returns seconds; measures what the learner spends its time on.
     """
     async with asyncio.TaskGroup() as background:
-        delivering: asyncio.Task[PublishTimes] | None = None
+        delivering: asyncio.Task[float] | None = None
         evaluating: asyncio.Task[None] | None = None
         checkpointing = 0.0
         for step in range(begin + 1, steps + 1):
@@ -72,19 +71,25 @@ async def train_pump(
             await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
             ready = clock()
             checkpointing += ready - noted
-            publish_times = await delivering if delivering is not None else None
+            delivery_s = await delivering if delivering is not None else None
             delivered = clock()
-            write_seconds = 0.0
+            writing = 0.0
             if version >= publisher.published_version:
                 moved = any(report.weights_moved for report in reports)
-                publication, write_seconds = await publisher.write(version, must_differ=moved)
-                delivering = background.create_task(publisher.deliver(publication, write_seconds))
+                publication, writing = await publisher.write(version, must_differ=moved)
+                delivering = background.create_task(publisher.deliver(publication))
                 if probe.due():
                     background.create_task(probe.compare(delivering))  # asks the ranks before they train the next batch
             readings = [*(reading for report in reports for reading in report.readings), *probe.readings()]
-            parts = next((report.seconds for report in reports if report.seconds is not None), PartSeconds())
-            times = StepTimes(taken - asked, done - taken, delivered - ready, write_seconds, checkpointing, parts)
-            await recorder.step(step, batch, readings, times, publish_times)
+            spent = LearnerTime(
+                waiting=taken - asked,
+                training=done - taken,
+                delivering=delivered - ready,
+                writing=writing,
+                checkpointing=checkpointing,
+            )
+            spent = sum((report.time for report in reports), spent)
+            await recorder.step(step, batch, readings, spent, delivery_s)
             recorded = clock()
             await checkpointer.begin(version)
             checkpointing = clock() - recorded  # recording has ended the step, so this belongs to the next one
@@ -98,7 +103,7 @@ async def train_pump(
         await checkpointer.finish()
 
 
-async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluator, version: PolicyVersion) -> None:
+async def _evaluate_delivered(delivering: "asyncio.Task[float]", evaluator: Evaluator, version: PolicyVersion) -> None:
     """Evaluate ``version`` once every engine has it."""
     await delivering
     await evaluator.evaluate(version)

@@ -7,7 +7,7 @@ rows; values of different versions are never compared; and a difference beyond r
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.measures import metrics
 from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
-
-if TYPE_CHECKING:
-    from asyncrl.run.publisher import PublishTimes
 
 BOUNDS = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.03}
 """The largest mean difference of log-probabilities, in nats, by the coarser type of both sides. Rounding gives about a tenth of
@@ -68,7 +65,7 @@ class Probe:
         found, self._readings = self._readings, []
         return found
 
-    async def compare(self, delivering: "asyncio.Task[PublishTimes]") -> None:
+    async def compare(self, delivering: "asyncio.Task[float]") -> None:
         """Compare both sides for the version that is being delivered. To be begun before the ranks are asked for anything else.
 
         If the engine has got another version meanwhile, or died, the next publication is probed instead.

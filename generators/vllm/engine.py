@@ -13,7 +13,6 @@ the process that samples. What always holds:
 
 import asyncio
 import os
-import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,6 +27,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import INSTALL, PREPARE, Publication
@@ -37,7 +37,6 @@ from generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from generators.concurrency import EngineLoad
 from generators.first_error import first_error
 from generators.loop_share import LoopShare
-from generators.occupancy import Occupancy
 from generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
 from generators.vllm.engine_arguments import engine_arguments
 from generators.vllm.engine_folder import EngineFolder
@@ -83,9 +82,8 @@ class VllmEngine:
         self._reset_counters()
 
     def _reset_counters(self) -> None:
-        self._occupancy = Occupancy(time.monotonic)
         self._tokens_by_version: Counter[PolicyVersion] = Counter()
-        self._last_pause_seconds = 0.0
+        self._paused_seconds = self._last_pause_seconds = 0.0
 
     @classmethod
     async def start(
@@ -204,16 +202,13 @@ class VllmEngine:
         return self._completion(turn, slot)
 
     async def _answered(self, asked: Awaitable[T]) -> T:
-        """Wait for the answer to one request, which counts as running meanwhile."""
+        """Wait for the answer to one request."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        self._occupancy.enter()
         try:
             answer = await asked
         except (EngineDeadError, EngineGenerateError, TurnUnanswered) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
-        finally:
-            self._occupancy.leave()
         if self._failure is not None:
             raise ComponentFailed(f"the vLLM engine has unknown weights, because an installation failed: {self._failure}")
         return answer
@@ -295,7 +290,7 @@ class VllmEngine:
             # The salt changes only now: a request sent during the installation may have read what older weights cached.
             self._slots.hold(slot, version)
             self._last_pause_seconds = max(pause_s for pause_s, *_ in loaded)
-            self._occupancy.paused_for(self._last_pause_seconds)
+            self._paused_seconds += self._last_pause_seconds
         acknowledged = [fingerprint for _, *fingerprints in loaded for fingerprint in fingerprints]
         if len(set(acknowledged)) != 1:
             self._failure = f"the workers of one engine loaded different weights: fingerprints {acknowledged}"
@@ -322,14 +317,13 @@ class VllmEngine:
         return EngineUse(
             tokens_generated=self._tokens_by_version.total(),
             tokens_by_version=self._tokens_by_version.copy(),
-            wall_seconds=self._occupancy.wall_seconds,
-            idle_seconds=self._occupancy.idle_seconds,
-            paused_seconds=self._occupancy.paused_seconds,
-            request_seconds=self._occupancy.request_seconds,
-            cpu_seconds=max(0.0, self._load.cpu_seconds - self._cpu_seconds_when_ready),
+            paused_seconds=self._paused_seconds,
             last_pause_seconds=self._last_pause_seconds,
-            prefill_seconds=self._load.prefill_seconds,
-            decode_seconds=self._load.decode_seconds,
+            time=GeneratorTime(
+                prefill=self._load.prefill_seconds,
+                decode=self._load.decode_seconds,
+                engine_cpu=max(0.0, self._load.cpu_seconds - self._cpu_seconds_when_ready),
+            ),
         )
 
     async def close(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from made_time import made_time
 from rich.console import Console
 from transformers import Qwen3ForCausalLM
 
@@ -31,12 +32,11 @@ from asyncrl.bench.peers.workload_tools import MEAN_S, OUTLIER_S, PAGE_WORDS, ca
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import ProcessDied, RecipeError
+from asyncrl.core.measures.time_split import IdleShares, LearnerTime, TimeSplit
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
 from asyncrl.run.measures.progress import RunProgress
-from asyncrl.run.measures.summary import IdleShares
-from asyncrl.run.measures.time_split import Shares
 from generators.chat import ChatFormat
 
 EVERY_WORKLOAD = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda workload: workload.name)
@@ -307,7 +307,7 @@ def test_a_comparison_of_sides_that_did_other_work_ends_the_command(tmp_path, me
 def test_figures_are_of_the_measured_steps(materials):
     of_run = recipe(WORKLOADS["tools"], "1m", materials["tools"])
     episodes = of_run.batch.groups_per_step * GROUP_SIZE
-    warm_up = msgspec.structs.replace(STEP, sampled_tokens=999_999, shares=Shares(waiting=1.0))
+    warm_up = msgspec.structs.replace(STEP, sampled_tokens=999_999, time=TimeSplit(seconds=1.0, learner=LearnerTime(waiting=1.0)))
     steps = [msgspec.structs.replace(STEP, sampled_tokens=tokens * episodes) for tokens in (55, 57)]
     run = workload_runs._measured(of_run, list(zip([100.0, 102.0, 104.0], [warm_up, *steps], strict=True)))
     assert run.trajectories_per_s == 2 * episodes / 4.0
@@ -321,20 +321,15 @@ STEP = RunProgress(
     steps=3,
     version=1,
     reward=0.5,
-    generator_tokens_per_s=1.0,
-    learner_tokens_per_s=1.0,
-    trajectories_per_s=1.0,
+    time=made_time(training=0.75, waiting=0.125, publishing=0.125, idle=0.25, cores=0.5),
     sampled_tokens=1,
     staleness_mean=0.0,
     staleness_max=0.0,
     staleness_bound=1,
     running=0,
     committed=0,
-    publish_seconds=0.0,
-    pause_seconds=0.0,
-    idle_generators=0.25,
-    idle_learner=0.125,
-    shares=Shares(training=0.75, waiting=0.125, publishing=0.125, idle=0.25, cores=0.5),
+    delivery_s=0.0,
+    pause_s=0.0,
     pipeline_depth=1,
     bottleneck="of all steps so far",
     eta_s=0.0,

@@ -74,7 +74,7 @@ class FakeEngine:
         return EngineLoad(self.running, self.waiting, self.cache_share)
 
     def use(self) -> EngineUse:
-        return EngineUse(self.tokens, wall_seconds=1.0)
+        return EngineUse(self.tokens)
 
 
 def pseudo_logprobs(ids: Sequence[int]) -> np.ndarray:

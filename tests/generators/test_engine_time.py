@@ -2,12 +2,12 @@
 
 from contextlib import ExitStack
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.engine_time import Doing, EngineTime, TimeUse
+from asyncrl.core.measures.time_split import PARTS
+from generators.engine_time import Doing, EngineTime
 
 
 class World:
@@ -19,7 +19,8 @@ class World:
 
     def seconds(self, **parts: float) -> None:
         """The parts that are not 0 are these."""
-        assert msgspec.structs.asdict(self.time.use()) == pytest.approx(msgspec.structs.asdict(TimeUse(**parts)))
+        use = self.time.use()
+        assert {part: getattr(use, part) for part in PARTS} == pytest.approx(dict.fromkeys(PARTS, 0.0) | parts)
 
 
 EVENTS = st.lists(
@@ -47,8 +48,8 @@ def test_the_parts_add_up_to_the_whole_whatever_happens(events):
             entered.append(ExitStack())
             entered[-1].enter_context(world.time.doing(what))
         use = world.time.use()
-        assert use.seconds == pytest.approx(world.now)
-        assert min(msgspec.structs.astuple(use)) >= -1e-9
+        assert use.wall == pytest.approx(world.now)
+        assert min(getattr(use, part) for part in PARTS) >= -1e-9
 
 
 def test_time_of_requests_is_theirs_whatever_else_waits():
@@ -86,4 +87,28 @@ def test_room_that_waits_for_weights_does_not_wait_for_tickets():
     world = World(room=4)
     with world.time.installing(lambda: world.paused_s):
         world.now += 3.0
-    world.seconds(paused=3.0)
+    world.seconds(loading=3.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["enter", "leave", "pause"]), st.integers(0, 5))))
+def test_a_worker_is_idle_while_no_request_runs_or_its_engine_is_paused(events):
+    world = World()
+    entered: list[ExitStack] = []
+    idle = requests = 0
+    for event, seconds in events:
+        if event == "leave" and not entered:
+            continue
+        idle += seconds if event == "pause" or not entered else 0
+        requests += len(entered) * seconds
+        with world.time.installing(lambda: world.paused_s) if event == "pause" else ExitStack():
+            world.now += seconds
+            world.paused_s += seconds if event == "pause" else 0
+        if event == "enter":
+            entered.append(ExitStack())
+            entered[-1].enter_context(world.time.doing(Doing.REQUEST))
+        elif event == "leave":
+            entered.pop().close()
+    use = world.time.use()
+    assert use.wall == pytest.approx(world.now)
+    assert use.idle * use.wall == pytest.approx(idle)
+    assert use.requests == requests

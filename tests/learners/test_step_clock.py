@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from learners.step_clock import Part, PartSeconds, StepClock
+from asyncrl.core.measures.time_split import LearnerTime
+from learners.step_clock import Part, StepClock
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_the_innermost_part_counts_and_all_add_up(clock):
     with clock.part(Part.OPTIMIZER):
         passes(16.0)
     passes(0.25)
-    assert clock.end() == PartSeconds(data=1.75, forward=12.0, backward=26.0, optimizer=16.0)
+    assert clock.end() == LearnerTime(data=1.75, forward=12.0, backward=26.0, optimizer=16.0)
 
 
 def test_steps_are_measured_apart_and_what_lies_between_them_is_not(clock):
@@ -41,6 +42,6 @@ def test_steps_are_measured_apart_and_what_lies_between_them_is_not(clock):
     for _ in range(2):
         clock.begin()
         passes(1.0)
-        assert clock.end() == PartSeconds(data=1.0)
+        assert clock.end() == LearnerTime(data=1.0)
         with clock.part(Part.FORWARD):
             passes(7.0)

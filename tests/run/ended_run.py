@@ -10,10 +10,10 @@ from read_back import check_readable
 from safetensors import safe_open
 from whole_run import Run
 
+from asyncrl.core.measures.time_split import GENERATORS, LEARNER
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.declared_metrics import metric_called
 from asyncrl.run.measures.summary import Status
-from asyncrl.run.measures.time_shares import GENERATORS, LEARNER
 from asyncrl.run.views.logs import read_logs
 
 STEPS = 4

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from asyncrl.core.errors import ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.trajectory import StopReason
 from generators.completion import ScoredRow
@@ -86,7 +87,12 @@ class FakeGenerator:
     async def statistics(self) -> GeneratorStatistics:
         await self._while_alive(self.may_count.wait())
         count = self.tokens
-        return GeneratorStatistics(count, Counter({PolicyVersion(0): count}), count * 2.0, count * 1.0, finished_episodes=count)
+        return GeneratorStatistics(
+            count,
+            Counter({PolicyVersion(0): count}),
+            time=GeneratorTime(sampling=count * 1.0, nothing=count * 1.0),
+            finished_episodes=count,
+        )
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
         await self._while_alive(self.may_count.wait())

@@ -1,9 +1,9 @@
 """The summary of a completed run."""
 
 from asyncrl.core.measures.buffer_statistics import LedgerCounts
+from asyncrl.core.measures.time_split import IdleShares
 from asyncrl.run.measures.summary import (
     EvaluationEnds,
-    IdleShares,
     RewardEnds,
     StalenessTotals,
     Status,

@@ -1,16 +1,21 @@
-"""What a batch's records say of it."""
+"""What a training step and its batch say in readings."""
 
 import msgspec
+import pytest
 
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.measures.metrics import combine
+from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.trajectory import StopReason
+from asyncrl.run.measures.step_readings import MeasuredStep, Moment, batch_readings, step_readings
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.recipe.compose import compose
-from asyncrl.run.recorder import Recorder, batch_readings, versions_of
+from asyncrl.run.recorder import Recorder, versions_of
 from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics
 
 
 def record(group, sample, reward):
@@ -58,6 +63,81 @@ def test_an_evaluation_knows_the_versions_that_it_saw():
 
     assert versions_of([played(4, 4), played(3, 5), played(None, None)], PolicyVersion(4)) == (3, 5)
     assert versions_of([played(None, None)], PolicyVersion(4)) == (4, 4), "no token was sampled"
+
+
+def counted(committed: int = 0, filtered: int = 0) -> BufferStatistics:
+    ledger = LedgerCounts(
+        issued=committed + filtered,
+        running=0,
+        committed=committed,
+        taken=0,
+        trained=0,
+        filtered=filtered,
+        expired=0,
+        failed=0,
+        reasons={},
+    )
+    return BufferStatistics(
+        version=PolicyVersion(0),
+        ledger=ledger,
+        payload_bytes=0,
+        kept_batches=0,
+        kept_bytes=0,
+        held=(),
+        lengths_issued=(),
+        lengths_trained=(),
+        late_samples=0,
+        stale_tokens=StaleTokens(),
+        lost_trajectories=0,
+        failures={},
+        filtered_tasks=(),
+        skipped_rows={},
+    )
+
+
+def generator(tokens: int, wall: float, idle: float) -> GeneratorStatistics:
+    return GeneratorStatistics(tokens, time=GeneratorTime(sampling=wall - idle, nothing=idle))
+
+
+def readings_of(before: list[GeneratorStatistics], after: list[GeneratorStatistics], pools: list[str]) -> dict[str, float]:
+    """The readings of a step of two seconds."""
+    batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(0, 0, 1.0),))
+    was, now = Moment(5.0, before, counted(2, 1)), Moment(7.0, after, counted(3, 4))
+    return combine(step_readings(MeasuredStep.between(was, now, batch, LearnerTime(training=1.5), 0.5, 0.25), pools))
+
+
+def test_each_pool_has_its_own_rate_and_idle_share():
+    before = [generator(0, 0, 0), generator(100, 10, 0), generator(50, 10, 10)]
+    after = [generator(10, 2, 1), generator(140, 12, 1), generator(60, 12, 12)]
+    found = readings_of(before, after, ["generators", "generators", "small"])
+    assert {name: value for name, value in found.items() if name.startswith(("generators/generators/", "generators/small/"))} == {
+        "generators/generators/tokens_per_s": 25.0,
+        "generators/small/tokens_per_s": 5.0,
+    }
+    idle = {"idle/generators.generators": 0.5, "idle/generators.small": 1.0, "idle/generators": 2 / 3, "idle/learner": 0.25}
+    assert {name: value for name, value in found.items() if name.startswith("idle/")} == pytest.approx(idle)
+
+
+def test_one_pool_needs_no_further_metrics():
+    found = readings_of([generator(0, 0, 0)] * 2, [generator(1, 1, 0)] * 2, ["generators"] * 2)
+    assert {name for name in found if name.startswith("idle/")} == {"idle/generators", "idle/learner"}
+
+
+def test_a_generator_that_came_since_the_step_before_counts_from_0():
+    found = readings_of([generator(100, 10, 5)], [generator(102, 12, 6), generator(4, 1, 1)], ["generators"] * 2)
+    assert (found["generators/tokens_per_s"], found["idle/generators"]) == (3.0, pytest.approx(2 / 3))
+    assert found["time/generators/nothing"] == pytest.approx(0.75), "it was not there for a second of the two"
+
+
+def test_rates_are_over_the_time_between_two_steps():
+    found = readings_of([generator(0, 0, 0)], [generator(500, 2, 0)], ["generators"])
+    assert (found["generators/tokens_per_s"], found["learner/tokens_per_s"], found["run/trajectories_per_s"]) == (
+        250.0,
+        10.0,
+        0.5,
+    )
+    assert (found["publish/delivery_seconds"], found["run/cores_busy"]) == (0.25, 0.5)
+    assert found["buffer/filtered_groups"] == 0.75
 
 
 class Heard:

@@ -13,27 +13,25 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.metrics import Reading, combine
+from asyncrl.core.measures.time_split import LEARNER_TIME, GeneratorTime, LearnerTime, TimeSplit
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.evaluator import Evaluator
-from asyncrl.run.measures.time_shares import learner_readings
-from asyncrl.run.measures.time_split import StepTimes
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.pool.evaluation import Evaluation
 from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
-from asyncrl.run.publisher import Publisher, PublishTimes
+from asyncrl.run.publisher import Publisher
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.weight_probe import Probe
 from generators.completion import ScoredRow
 from generators.evaluation import EvaluationResult, HeldOutTask
-from learners.step_clock import PartSeconds
 from learners.step_report import StepReport
 
 TAKE_S, TRAIN_S, WRITE_S, INSTALL_S, CHECKPOINT_S = 1.0, 10.0, 2.0, 7.0, 6.0
-PARTS = PartSeconds(data=1.0, forward=3.0, backward=4.0, optimizer=2.0)
+PARTS = LearnerTime(data=1.0, forward=3.0, backward=4.0, optimizer=2.0)
 
 
 class World:
@@ -43,7 +41,7 @@ class World:
     def __init__(self, recipe: Recipe, *, published: int = 0) -> None:
         self.recipe, self.totals = recipe, Totals()
         self.events: list[tuple[float, str]] = []
-        self.recorded: list[tuple[int, StepTimes, PublishTimes | None]] = []
+        self.recorded: list[tuple[int, LearnerTime, float | None]] = []
         self.step_ended: list[float] = []
         self.evaluated: list[int] = []
         self.skipped: list[int] = []
@@ -74,7 +72,7 @@ class World:
 
     async def train(self, batch: Batch) -> list[StepReport]:
         await self._for(TRAIN_S, f"train {batch.version}")
-        mute, reporter = StepReport([], weights_moved=self.moving), StepReport([], weights_moved=self.moving, seconds=PARTS)
+        mute, reporter = StepReport([], weights_moved=self.moving), StepReport([], weights_moved=self.moving, time=PARTS)
         return [mute, reporter]
 
     async def trained(self, version: PolicyVersion) -> None:
@@ -125,9 +123,9 @@ class World:
 
     # the recorder
     async def step(
-        self, step: int, batch: Batch, readings: Sequence[Reading], times: StepTimes, publish: PublishTimes | None
+        self, step: int, batch: Batch, readings: Sequence[Reading], times: LearnerTime, delivery_s: float | None
     ) -> None:
-        self.recorded.append((step, times, publish))
+        self.recorded.append((step, times, delivery_s))
         self.step_ended.append(self.now())
 
     def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult], members: Mapping[TaskId, str]) -> None:
@@ -168,10 +166,10 @@ def test_a_publication_travels_while_the_next_batch_is_trained():
     world = play(3)
     assert world.when("begin train 1") < world.when("end install 1") < world.when("end train 1")
     assert world.when("begin install 1") == world.when("end write 1")
-    for step, times, publish in world.recorded:
+    for step, times, delivery_s in world.recorded:
         assert (times.training, times.writing) == (TRAIN_S, WRITE_S)
         # The delivery that a step reports is that of the step before.
-        assert publish == (None if step == 1 else PublishTimes(WRITE_S, INSTALL_S))
+        assert delivery_s == (None if step == 1 else INSTALL_S)
     assert world.totals.versions_published == 3
     assert world.publisher.published_version == 3
 
@@ -284,9 +282,10 @@ def test_what_fails_beside_a_step_ends_the_pump_at_once():
 def test_what_the_learner_spends_its_time_on_adds_up_to_the_time_between_two_steps(slow):
     world = play(5, **slow)
     for (_, times, _), (began, ended) in zip(world.recorded[1:], pairwise(world.step_ended), strict=True):
-        found = combine(learner_readings(times, ended - began))
+        found = combine(TimeSplit(seconds=ended - began, learner=times).readings(GeneratorTime()))
+        found = {name: value for name, value in found.items() if name.startswith(LEARNER_TIME)}
         assert sum(found.values()) == pytest.approx(1.0, abs=0.02)
         assert found["time/learner/other"] == pytest.approx(0.0, abs=0.02), "every second of the pump has a name"
         assert found["time/learner/backward"] == pytest.approx(PARTS.backward / (ended - began))
-    longest = {"checkpoint_s": "checkpoint", "install_s": "publish"}.get(next(iter(slow), ""))
+    longest = {"checkpoint_s": "checkpointing", "install_s": "delivering"}.get(next(iter(slow), ""))
     assert longest is None or found[f"time/learner/{longest}"] > 0.4

@@ -10,7 +10,6 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
-from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.weight_probe import BOUNDS, Probe
 from generators.completion import ScoredRow
@@ -46,7 +45,7 @@ def compare(probing, fails=False):
             await asyncio.sleep(0)
             if fails:
                 raise WeightMismatch("not delivered")
-            return PublishTimes(0.0, 0.0)
+            return 0.0
 
         delivering = asyncio.create_task(deliver())
         await probing.compare(delivering)

@@ -14,6 +14,7 @@ from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
+from learners.metrics import GRAD_NORM, POLICY_LOSS
 
 FLOAT32_GRADIENTS, BFLOAT16_GRADIENTS = 1e-4, 2e-2
 """Largest relative difference of gradient norms that is accepted."""
@@ -93,8 +94,8 @@ def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str) -> RankOut
     losses, norms = [], []
     for version in range(settings.steps):
         values = values_of(learner.step(at_version(batch, version), rows))
-        losses.append(values["loss/policy"])
-        norms.append(values["learner/grad_norm"])
+        losses.append(values[POLICY_LOSS.name])
+        norms.append(values[GRAD_NORM.name])
     with closing(SharedMemory("bench", 0, str(folder))) as files:
         published = merge([files.write(learner.version, learner.shards())])
         total = Fingerprints()
@@ -105,9 +106,9 @@ def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str) -> RankOut
     learner.start_checkpoint(checkpoint)
     learner.finish_checkpoint()
     following = at_version(batch, settings.steps)
-    went_on = values_of(learner.step(following, rows))["learner/grad_norm"]
+    went_on = values_of(learner.step(following, rows))[GRAD_NORM.name]
     learner.load_checkpoint(checkpoint)
-    resumed = values_of(learner.step(following, rows))["learner/grad_norm"]
+    resumed = values_of(learner.step(following, rows))[GRAD_NORM.name]
     engine = uses_transformer_engine(learner._trainer._chunks[0].config)
     learner.close()
     return RankOutcome(

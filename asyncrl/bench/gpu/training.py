@@ -30,6 +30,7 @@ from asyncrl.bench.gpu.subject import (
 from asyncrl.bench.learner.learner_steps import PlainLoop
 from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Rows
 from asyncrl.core.batch import Batch
+from learners.metrics import GRAD_NORM, MFU, TFLOPS_PER_RANK
 
 Result = TypeVar("Result")
 
@@ -178,10 +179,10 @@ def time_learner(folder: Path, size: ModelSize, settings: TrainingSettings, case
         speed=_speed(
             steps,
             sum(lengths),
-            statistics.median(each["learner/tflops_per_rank"] for each in values[1:]),
-            values[-1].get("learner/mfu"),
+            statistics.median(each[TFLOPS_PER_RANK.name] for each in values[1:]),
+            values[-1].get(MFU.name),
         ),
-        grad_norm=values[0]["learner/grad_norm"],
+        grad_norm=values[0][GRAD_NORM.name],
     )
 
 

@@ -22,6 +22,7 @@ from asyncrl.bench.learner.learner_subject import (
 )
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
+from learners.metrics import GRAD_NORM, TOKENS_COMPUTED
 
 SAME_GRADIENT = 1e-5
 """Largest relative difference of the gradient norms with and without sharing."""
@@ -89,7 +90,7 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
         return {reading.metric.name: reading.value for reading in readings} | {"seconds": seconds}
 
     shared, separate = step(shares_prefixes=True), step(shares_prefixes=False)
-    difference = abs(shared["learner/grad_norm"] / separate["learner/grad_norm"] - 1)
+    difference = abs(shared[GRAD_NORM.name] / separate[GRAD_NORM.name] - 1)
     if not difference < SAME_GRADIENT:
         raise RuntimeError(
             f"the gradient norms with and without sharing differ by {difference:.1e}; sharing changes the gradient, a bug"
@@ -97,7 +98,7 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
     times = [(step(shares_prefixes=True)["seconds"], step(shares_prefixes=False)["seconds"]) for _ in range(settings.repetitions)]
     learner.close()
     tokens = sum(record.length for record in batch.rows)
-    computed = shared["learner/tokens_computed"]
+    computed = shared[TOKENS_COMPUTED.name]
     seconds = statistics.median(of_shared for of_shared, _ in times)
     return PrefixSpeed(
         ratio=statistics.median(of_separate / of_shared for of_shared, of_separate in times),
@@ -105,7 +106,7 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
         computed_tokens_per_s=computed / seconds,
         separate_tokens_per_s=tokens / statistics.median(of_separate for _, of_separate in times),
         tokens=tokens,
-        token_ratio=separate["learner/tokens_computed"] / computed,
+        token_ratio=separate[TOKENS_COMPUTED.name] / computed,
         gradient_difference=difference,
     )
 

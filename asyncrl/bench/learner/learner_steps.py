@@ -28,6 +28,7 @@ from asyncrl.bench.learner.learner_subject import (
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
 from asyncrl.core.trajectory import Trajectory
+from learners.metrics import GRAD_NORM
 
 LEARNING_RATE = 1e-6
 TRUNCATION = 2.0
@@ -87,7 +88,7 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     learner = make_learner(folder, budget, LEARNING_RATE)
     plain = PlainLoop(folder, settings.rows_at_once)
     readings = {reading.metric.name: reading.value for reading in learner.step(batch, rows).readings}
-    difference = abs(plain.step(batch, rows) / readings["learner/grad_norm"] - 1)
+    difference = abs(plain.step(batch, rows) / readings[GRAD_NORM.name] - 1)
     if not difference < SAME_GRADIENT:
         raise RuntimeError(
             f"the gradient norms of learner and plain loop differ by {difference:.1e}, so they cannot be compared; a bug"

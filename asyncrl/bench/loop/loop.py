@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.measures.time_split import IdleShares
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.launch import launch
-from asyncrl.run.measures.summary import IdleShares, Status, Summary
+from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.views.live_view import LiveView
 
@@ -43,7 +44,7 @@ def run(recipe: Recipe, folder: RunFolder, view: LiveView, json_file: Path) -> S
     summary, totals = launch(recipe, folder, view)
     if summary.status is Status.COMPLETED:
         result = LoopResult(
-            totals.trajectories_per_s, totals.completion_tokens_per_s, summary.idle, totals.steps, totals.training
+            totals.trajectories_per_s, totals.time.generated_per_s, summary.idle, totals.steps, totals.time.seconds
         )
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return summary

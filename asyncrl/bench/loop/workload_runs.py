@@ -31,11 +31,11 @@ from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, la
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.peers.peer import PEERS, PeerDescription, check_sampled_tokens, peer_python, run_peer
 from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.core.measures.time_split import IdleShares, TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.measures.bottleneck import find_bottleneck
 from asyncrl.run.measures.progress import RunProgress
-from asyncrl.run.measures.summary import IdleShares, Status
-from asyncrl.run.measures.time_split import Shares
+from asyncrl.run.measures.summary import Status
 from asyncrl.run.views.live_view import LiveView
 
 ALL = "all"
@@ -243,19 +243,14 @@ def _train(recipe: Recipe, steps: int) -> _OwnRun:
 def _measured(recipe: Recipe, done: Sequence[tuple[float, RunProgress]]) -> _OwnRun:
     """The outcome of all steps in ``done`` but the first, at whose end the clock starts."""
     (began, _), *measured = done
-    ended = [end for end, _ in measured]
-    progress = [each for _, each in measured]
-    seconds = ended[-1] - began
-    idle_learner = sum(
-        (end - start) * each.idle_learner for start, end, each in zip([began, *ended[:-1]], ended, progress, strict=True)
-    )
-    shares = Shares.mean([each.shares for each in progress])
+    progress, seconds = [each for _, each in measured], measured[-1][0] - began
+    time = sum((each.time for each in progress), TimeSplit())
     episodes = len(measured) * recipe.batch.groups_per_step * recipe.batch.group_size
     return _OwnRun(
         episodes / seconds,
         sum(each.sampled_tokens for each in progress) / episodes,
-        IdleShares(shares.idle, idle_learner / seconds),
-        find_bottleneck(shares, recipe, progress[-1].pipeline_depth, len(measured)).sentence,
+        time.idle,
+        find_bottleneck(time, recipe, progress[-1].pipeline_depth, len(measured)).sentence,
     )
 
 

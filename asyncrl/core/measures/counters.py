@@ -4,26 +4,33 @@ Their growth between two readings and their sum over several places are computed
 counts as 0.
 """
 
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
-Counters = TypeVar("Counters")
+Counted = TypeVar("Counted")
 
 
-def added(one: Counters, other: Counters) -> Counters:
+class Counters:
+    """What makes a struct one of counters: ``+`` adds two, and the later reading less the earlier one is what they grew by."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Self) -> Self:
+        return added(self, other)
+
+    def __sub__(self, before: Self) -> Self:
+        return cast(Self, _combined(self, before, -1))
+
+
+def added(one: Counted, other: Counted) -> Counted:
     """Return the sum of two readings. It shares nothing that can change with either."""
-    return cast(Counters, _combined(one, other, 1))
+    return cast(Counted, _combined(one, other, 1))
 
 
-def grown(before: Counters, after: Counters) -> Counters:
-    """Return how much the counters grew from ``before`` to ``after``, which has all entries of ``before``."""
-    return cast(Counters, _combined(after, before, -1))
-
-
-def snapshot(counters: Counters) -> Counters:
+def snapshot(counters: Counted) -> Counted:
     """Return a copy that later counting does not change."""
-    return cast(Counters, _combined(counters, None, 1))
+    return cast(Counted, _combined(counters, None, 1))
 
 
 def _combined(one: Any, other: Any, sign: int) -> Any:

@@ -8,6 +8,8 @@ import math
 
 import msgspec
 
+from asyncrl.core.measures.counters import Counters
+
 SHORTEST_S = 1e-5
 """Lower bound of the first bucket, in seconds. Shorter durations are counted there."""
 BUCKETS = 128
@@ -16,8 +18,8 @@ A_DOUBLING = 4
 """Buckets between a duration and its double."""
 
 
-class Latencies(msgspec.Struct):
-    """A histogram of durations. Histograms of several places are added with :func:`asyncrl.core.measures.counters.added`.
+class Latencies(Counters, msgspec.Struct):
+    """A histogram of durations. ``+`` adds those of several places.
 
     Attributes:
         buckets: how many durations lie in each bucket that has any. Bucket b begins at ``SHORTEST_S * 2 ** (b / A_DOUBLING)``.

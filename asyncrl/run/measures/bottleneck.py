@@ -16,13 +16,13 @@ from enum import StrEnum
 
 import msgspec
 
+from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.measures.units import duration, percent
 from asyncrl.core.recipe.generators import MOST_RUNNING
 from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
-from asyncrl.run.measures.time_split import Shares
 from generators.finished_episodes import FinishedEpisodes
 
 WORTH_SAYING = 1.1
@@ -118,60 +118,59 @@ class _Advice(msgspec.Struct, frozen=True):
         return next(broken_rules(recipe), None) is not None
 
 
-def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int, slowest: SlowTool | None = None) -> Bottleneck:
-    """Find the bottleneck of the last ``steps`` training steps, of which ``shares`` is the mean.
+def find_bottleneck(time: TimeSplit, recipe: Recipe, depth: int, steps: int, slowest: SlowTool | None = None) -> Bottleneck:
+    """Find the bottleneck of the last ``steps`` training steps, of which ``time`` is the sum.
 
     Args:
         recipe: the run's recipe, with the sizes that its pools have now.
         depth: the pipeline depth now.
         slowest: the tool that took the most time in these steps, where it is known.
     """
-    lost = _lost(shares)
-    engines_hold_up = shares.waiting > max(shares.publishing, shares.idle + CLEARLY_MORE)
-    if shares.training >= max(shares.publishing, shares.waiting) and not engines_hold_up:
+    lost = _lost(time)
+    engines_hold_up = time.waiting > max(time.publishing, time.idle.generators + CLEARLY_MORE)
+    if time.training >= max(time.publishing, time.waiting) and not engines_hold_up:
         kind = Kind.LEARNER
-    elif shares.publishing >= max(shares.training, shares.waiting):
+    elif time.publishing >= max(time.training, time.waiting):
         kind = Kind.PUBLICATION
     else:
         kind = max((kind for kind in lost if kind is not Kind.LEARNER), key=lost.__getitem__)
     share = lost[kind]
     over = "training step" if steps == 1 else f"{steps} training steps"
-    found = f"{kind}-bound: in the last {over} {_says(kind, shares, share, slowest)}"
-    advice = _advice(kind, shares, recipe, depth)
+    found = f"{kind}-bound: in the last {over} {_says(kind, time, share, slowest)}"
+    advice = _advice(kind, time, recipe, depth)
     if advice.keys == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
         return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
-    divided = share + _saved_by_a_larger_batch(shares) if kind is Kind.PUBLICATION else share
-    factor = min(1 / (1 - divided + divided / advice.divides), _room(kind, shares, advice))
+    divided = share + _saved_by_a_larger_batch(time) if kind is Kind.PUBLICATION else share
+    factor = min(1 / (1 - divided + divided / advice.divides), _room(kind, time, advice))
     if factor < WORTH_SAYING or advice.breaks(recipe):
-        return Bottleneck(kind, share, f"{found}; {_no_key(shares)}")
+        return Bottleneck(kind, share, f"{found}; {_no_key(time)}")
     return Bottleneck(kind, share, f"{found}; {advice} would bring about {factor:.1f}x", factor)
 
 
-def _lost(shares: Shares) -> dict[Kind, float]:
+def _lost(time: TimeSplit) -> dict[Kind, float]:
     """Divide the learner's time by what takes it; its waits for a batch in proportion to what engines did meanwhile."""
-    held_back = shares.both_wait
-    evaluating = shares.evaluating / 2  # engines play evaluation and training episodes side by side
-    rest = max(0.0, 1 - shares.idle - evaluating)
+    held_back = time.both_wait
+    rest = max(0.0, 1 - time.idle.generators - time.evaluating)
     engines = {
-        Kind.PUBLICATION: shares.paused,
-        Kind.EVALUATION: evaluating,
-        Kind.TOOLS: max(0.0, shares.idle - shares.paused - held_back) + rest * max(0.0, 2 * shares.tools - 1),
-        Kind.GENERATION: rest * min(1.0, 2 - 2 * shares.tools),
+        Kind.PUBLICATION: time.paused,
+        Kind.EVALUATION: time.evaluating,
+        Kind.TOOLS: max(0.0, time.idle.generators - time.paused - held_back) + rest * max(0.0, 2 * time.tools - 1),
+        Kind.GENERATION: rest * min(1.0, 2 - 2 * time.tools),
     }
     whole = sum(engines.values()) or 1.0
-    lost = {kind: (shares.waiting - held_back) * part / whole for kind, part in engines.items()}
-    lost[Kind.PUBLICATION] += shares.publishing
-    scoring = held_back * shares.scoring  # episodes that wait for their score keep their place in the pipeline
-    return {Kind.LEARNER: shares.training, Kind.STALENESS: held_back - scoring, Kind.REWARD: scoring, **lost}
+    lost = {kind: (time.waiting - held_back) * part / whole for kind, part in engines.items()}
+    lost[Kind.PUBLICATION] += time.publishing
+    scoring = held_back * time.scoring  # episodes that wait for their score keep their place in the pipeline
+    return {Kind.LEARNER: time.training, Kind.STALENESS: held_back - scoring, Kind.REWARD: scoring, **lost}
 
 
-def _says(kind: Kind, shares: Shares, share: float, slowest: SlowTool | None) -> str:
+def _says(kind: Kind, time: TimeSplit, share: float, slowest: SlowTool | None) -> str:
     waited = f"the learner waited for {percent(share)} of the time"
-    outside = f"spent {percent(shares.tools)} of their own time outside engines{f' ({slowest})' if slowest else ''}"
-    also = f", and episodes {outside}" if shares.tools > MUCH_OUTSIDE else ""
+    outside = f"spent {percent(time.tools)} of their own time outside engines{f' ({slowest})' if slowest else ''}"
+    also = f", and episodes {outside}" if time.tools > MUCH_OUTSIDE else ""
     match kind:
         case Kind.LEARNER:
-            return f"the learner trained for {percent(share)} of the time, and engines idled for {percent(shares.idle)}"
+            return f"the learner trained for {percent(share)} of the time, and engines idled for {percent(time.idle.generators)}"
         case Kind.PUBLICATION:
             return f"publishing weights took {percent(share)} of the time"
         case Kind.EVALUATION:
@@ -181,12 +180,12 @@ def _says(kind: Kind, shares: Shares, share: float, slowest: SlowTool | None) ->
         case Kind.TOOLS:
             return f"{waited} for episodes, which {outside}"
         case Kind.REWARD:
-            return f"{waited} for finished episodes, which waited for their score for {percent(shares.scoring)} of their time"
+            return f"{waited} for finished episodes, which waited for their score for {percent(time.scoring)} of their time"
         case Kind.GENERATION:
             return f"{waited} for engines to generate{also}"
 
 
-def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
+def _advice(kind: Kind, time: TimeSplit, recipe: Recipe, depth: int) -> _Advice:
     match kind:
         case Kind.LEARNER:
             ranks = recipe.learner.data_parallel
@@ -197,7 +196,7 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
         case Kind.EVALUATION:
             every = recipe.evaluation.every
             return _Advice(("evaluation.every",), every, 2 * every, 2)
-        case Kind.TOOLS | Kind.GENERATION if shares.held_back < ROOM_TO_SPARE and _could_play_more(recipe, depth):
+        case Kind.TOOLS | Kind.GENERATION if time.held_back < ROOM_TO_SPARE and _could_play_more(recipe, depth):
             running = recipe.generators.max_running
             return _Advice(_MORE_AT_ONCE, running, 2 * running, 2)
         case Kind.REWARD if isinstance(recipe.reward, RemoteRewardConfig):
@@ -229,29 +228,29 @@ def _training_engines(recipe: Recipe) -> int:
     return sum(pool.count for pool in recipe.generators.training.values())
 
 
-def _saved_by_a_larger_batch(shares: Shares) -> float:
+def _saved_by_a_larger_batch(time: TimeSplit) -> float:
     """The share of time, besides publishing itself, that a training step takes only once if its batch is twice as large.
 
     That is updating the weights, and what the larger batch trains while engines still get the version before.
     """
-    return shares.optimizer + min(shares.delivering, shares.training - shares.optimizer)
+    return time.optimizer + min(time.delivering, time.training - time.optimizer)
 
 
-def _room(kind: Kind, shares: Shares, advice: _Advice) -> float:
+def _room(kind: Kind, time: TimeSplit, advice: _Advice) -> float:
     """The largest factor that the other side allows, and also the processor, where more would be computed at once."""
-    least = shares.training + shares.publishing
+    least = time.training + time.publishing
     if kind is Kind.LEARNER:
-        least = 1 - shares.idle
+        least = 1 - time.idle.generators
     elif kind is Kind.PUBLICATION:
-        fixed = shares.publishing + _saved_by_a_larger_batch(shares)
-        least = max(1 - shares.idle, shares.training + shares.publishing - fixed + fixed / advice.divides)
+        fixed = time.publishing + _saved_by_a_larger_batch(time)
+        least = max(1 - time.idle.generators, time.training + time.publishing - fixed + fixed / advice.divides)
     if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS) and advice.keys != _MORE_AT_ONCE:
-        least = max(least, shares.cores / SIDE_BY_SIDE)
+        least = max(least, time.busy_cores / SIDE_BY_SIDE)
     return 1 / max(0.01, least)
 
 
-def _no_key(shares: Shares) -> str:
-    if shares.cores > SIDE_BY_SIDE / WORTH_SAYING:
-        busy = percent(shares.cores)
+def _no_key(time: TimeSplit) -> str:
+    if time.busy_cores > SIDE_BY_SIDE / WORTH_SAYING:
+        busy = percent(time.busy_cores)
         return f"no key helps, because processor cores are busy for {busy} of the time: a smaller model or more cores would help"
     return "no key helps much: something else would hold the run up next"

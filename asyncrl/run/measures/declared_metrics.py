@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
 
+from asyncrl.core.measures import time_split
 from asyncrl.core.measures.metrics import Metric
-from asyncrl.run.measures import episode_metrics, metrics, time_shares
+from asyncrl.run.measures import episode_metrics, metrics
 from learners import metrics as learner_metrics
 
 _DEPENDS = r"(<[^>]+>)"
@@ -19,7 +20,7 @@ def declared() -> list[Metric]:
     return [
         *_in_module(metrics),
         _with("7", "<k>", metrics.evaluation_pass(7)),
-        *_in_module(time_shares),
+        *_in_module(time_split),
         *_in_module(episode_metrics),
         *_in_module(learner_metrics),
         episode_metrics.reward_metric("<part>"),
@@ -30,7 +31,7 @@ def declared() -> list[Metric]:
         episode_metrics.member_environment_metric(member, metric),
         metrics.evaluation_of(member),
         metrics.generated_by("<pool>"),
-        metrics.idle_of("<pool>"),
+        time_split.idle_in_pool("<pool>"),
         *episode_metrics.tool_metrics(tool).values(),
         _with("0", "<staleness>", learner_metrics.tokens_at(0)),
         *(

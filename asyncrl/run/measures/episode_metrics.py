@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
 from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.measures.counters import added, grown
+from asyncrl.core.measures.counters import added
 from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.measures.metrics import Metric, Reading, Reduction
 from asyncrl.core.recipe.environment import EnvironmentConfig, MixedEnvironmentConfig, member_of
@@ -19,13 +19,17 @@ from asyncrl.core.trajectory import StopReason
 from asyncrl.run.measures import metrics as run_metrics
 from asyncrl.run.measures.metric_names import FrequentNames, safe_name
 from generators.finished_episodes import OTHER, EpisodeCounts, FinishedEpisodes, ReportedMetric, ToolCounts
-from generators.worker import GeneratorStatistics
 from learners import metrics as learner_metrics
 
 MOST_SOURCES, MOST_METRICS, MOST_TOOLS = 20, 50, 20
 """How many task sources, metrics of the environment and tools have curves of their own."""
 MOST_METRICS_OF_A_SOURCE = 10
 """How many of the environment's metrics have curves by task source."""
+
+
+REWARD_PARTS, ENVIRONMENT, SOURCE, MEMBER, TOOL, LATENCY = "reward/", "environment/", "source/", "member/", "tool/", "latency/"
+"""Where names of metrics begin: those of the parts of the reward (among others), and of what environments report, in all and by
+task source and member, of tools and of latencies."""
 
 
 def _mean(name: str, unit: str, meaning: str) -> Metric:
@@ -67,13 +71,15 @@ _OWN_METRICS = {
 
 def reward_metric(name: str) -> Metric:
     """The metric of the part of the reward that the environment calls ``name``."""
-    own = f"reward/{name}" in _OWN_METRICS
+    own = f"{REWARD_PARTS}{name}" in _OWN_METRICS
     meaning = f"`{name}`, a part of the reward: its sum over an episode; mean over the batch's episodes, 0 where it is missing"
-    return _mean(f"reward/part_{name}" if own else f"reward/{name}", "reward", meaning)
+    return _mean(f"{REWARD_PARTS}part_{name}" if own else f"{REWARD_PARTS}{name}", "reward", meaning)
 
 
 REWARD_OTHER = _mean(
-    f"reward/{OTHER}", "reward", f"all parts of the reward together that are not among the {MOST_METRICS} most frequent names"
+    f"{REWARD_PARTS}{OTHER}",
+    "reward",
+    f"all parts of the reward together that are not among the {MOST_METRICS} most frequent names",
 )
 
 
@@ -83,11 +89,11 @@ def environment_metric(name: str) -> Metric:
         f"`{name}`, which the environment reports: its sum over an episode; mean over the episodes that were handed in since the "
         "training step before, trained or not, 0 where it is missing"
     )
-    return _mean(f"environment/{name}", "1", meaning)
+    return _mean(f"{ENVIRONMENT}{name}", "1", meaning)
 
 
 ENVIRONMENT_OTHER = _mean(
-    f"environment/{OTHER}",
+    f"{ENVIRONMENT}{OTHER}",
     "metrics",
     f"metrics per finished episode that are not among the {MOST_METRICS} names that the environment reports most often",
 )
@@ -95,15 +101,15 @@ ENVIRONMENT_OTHER = _mean(
 
 def source_metrics(source: str) -> dict[str, Metric]:
     """The metrics of one task source, by short name."""
-    of_source = of_finished(f"source/{source}", f"finished episodes of `{source}`")
+    of_source = of_finished(f"{SOURCE}{source}", f"finished episodes of `{source}`")
     return of_source | {
-        "episodes": Metric(f"source/{source}/episodes", "episodes", Reduction.SUM, f"finished episodes of `{source}`"),
-        "trained_share": _mean(f"source/{source}/trained_share", "share", f"share of `{source}` in the batch's episodes"),
+        "episodes": Metric(f"{SOURCE}{source}/episodes", "episodes", Reduction.SUM, f"finished episodes of `{source}`"),
+        "trained_share": _mean(f"{SOURCE}{source}/trained_share", "share", f"share of `{source}` in the batch's episodes"),
         "trained_reward_mean": _mean(
-            f"source/{source}/trained_reward_mean", "reward", f"mean final reward of the batch's episodes of `{source}`"
+            f"{SOURCE}{source}/trained_reward_mean", "reward", f"mean final reward of the batch's episodes of `{source}`"
         ),
         "draw_share": _mean(
-            f"source/{source}/draw_share",
+            f"{SOURCE}{source}/draw_share",
             "share",
             f"share of `{source}` in the tasks that are drawn: its weight, which a curriculum may change",
         ),
@@ -113,20 +119,20 @@ def source_metrics(source: str) -> dict[str, Metric]:
 def source_environment_metric(source: str, name: str) -> Metric:
     """The metric of what the environment reports as ``name`` in tasks of one source."""
     metric = environment_metric(name)
-    return _mean(f"source/{source}/{metric.name}", metric.unit, f"{metric.meaning}; episodes of `{source}`")
+    return _mean(f"{SOURCE}{source}/{metric.name}", metric.unit, f"{metric.meaning}; episodes of `{source}`")
 
 
 def member_metrics(member: str) -> dict[str, Metric]:
     """The metrics of one member of a mixture of environments, by short name."""
     whose = f"finished episodes of member `{member}`"
-    episodes = Metric(f"member/{member}/episodes", "episodes", Reduction.SUM, whose)
-    return of_finished(f"member/{member}", whose) | {"episodes": episodes}
+    episodes = Metric(f"{MEMBER}{member}/episodes", "episodes", Reduction.SUM, whose)
+    return of_finished(f"{MEMBER}{member}", whose) | {"episodes": episodes}
 
 
 def member_environment_metric(member: str, name: str) -> Metric:
     """The metric of what one member of a mixture reports as ``name``."""
     metric = environment_metric(name)
-    return _mean(f"member/{member}/{metric.name}", metric.unit, f"{metric.meaning}; episodes of member `{member}`")
+    return _mean(f"{MEMBER}{member}/{metric.name}", metric.unit, f"{metric.meaning}; episodes of member `{member}`")
 
 
 def tool_metrics(tool: str) -> dict[str, Metric]:
@@ -135,12 +141,12 @@ def tool_metrics(tool: str) -> dict[str, Metric]:
     In a mixture of environments a tool is called ``member.tool``.
     """
     return {
-        "calls": Metric(f"tool/{tool}/calls", "calls", Reduction.SUM, f"calls that reached `{tool}`"),
-        "error_share": _mean(f"tool/{tool}/error_share", "share", f"share of the calls in which `{tool}` raised"),
+        "calls": Metric(f"{TOOL}{tool}/calls", "calls", Reduction.SUM, f"calls that reached `{tool}`"),
+        "error_share": _mean(f"{TOOL}{tool}/error_share", "share", f"share of the calls in which `{tool}` raised"),
         "timeout_share": _mean(
-            f"tool/{tool}/timeout_share", "share", f"share of the calls in which `{tool}` passed environment.tool_timeout_s"
+            f"{TOOL}{tool}/timeout_share", "share", f"share of the calls in which `{tool}` passed environment.tool_timeout_s"
         ),
-        **_percentiles(f"tool/{tool}/seconds", f"how long a call of `{tool}` took, those that failed included"),
+        **_percentiles(f"{TOOL}{tool}/seconds", f"how long a call of `{tool}` took, those that failed included"),
     }
 
 
@@ -154,16 +160,12 @@ MALFORMED_CALLS = _mean(
     "finished/malformed_calls", "share", "share of the calls that could not be read, named no tool or did not fit its parameters"
 )
 LATENCIES = {
-    "queue": _percentiles("latency/queue", "how long an episode waited for a place in the engine, after its ticket was accepted"),
-    "scoring": _percentiles("latency/scoring", "how long a finished episode waited for the reward model's score"),
-    "episode": _percentiles("latency/episode", "how long an episode took from its ticket's acceptance until it was handed in"),
+    "queue": _percentiles(
+        f"{LATENCY}queue", "how long an episode waited for a place in the engine, after its ticket was accepted"
+    ),
+    "scoring": _percentiles(f"{LATENCY}scoring", "how long a finished episode waited for the reward model's score"),
+    "episode": _percentiles(f"{LATENCY}episode", "how long an episode took from its ticket's acceptance until it was handed in"),
 }
-
-
-def finished_between(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> FinishedEpisodes:
-    """Return what all generators together counted between two readings of their counters."""
-    each = (grown(then.finished, now.finished) for then, now in zip(before, after, strict=True))
-    return reduce(added, each, FinishedEpisodes())
 
 
 class EpisodeMetrics:

@@ -42,8 +42,6 @@ TRAJECTORY_RATE = Metric(
 VERSIONS_SAMPLED = Metric(
     "generators/versions_sampled", "versions", Reduction.MIN, "policy versions each engine has sampled with"
 )
-GENERATORS_IDLE = Metric("idle/generators", "share", Reduction.MEAN, "share of time engines had nothing running or were paused")
-LEARNER_IDLE = Metric("idle/learner", "share", Reduction.MEAN, "share of time the learner neither trained nor wrote weights")
 TOOL_TIME = Metric(
     "episode/outside_engine",
     "share",
@@ -93,9 +91,9 @@ PROBE_MEAN = Metric(
     "mean difference of log-probabilities between learner and engine in the last probe, with the same version",
 )
 PROBE_WORST = Metric("publish/probe_worst_gap", "nats", Reduction.MAX, "the largest such difference of a single token")
-PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "time to write the last published version")
-PUBLISH_INSTALL = Metric(
-    "publish/install_seconds", "s", Reduction.MAX, "time until every engine had acknowledged the last published version"
+PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "time to write the version that the step made")
+PUBLISH_DELIVERY = Metric(
+    "publish/delivery_seconds", "s", Reduction.MAX, "time until every engine had acknowledged the last published version"
 )
 PUBLISH_PAUSE = Metric(
     "publish/pause_seconds", "s", Reduction.MAX, "how long the last publication kept an engine from generating"
@@ -115,12 +113,6 @@ def generated_by(pool: str) -> Metric:
         f"tokens sampled by the engines of pool `{pool}`, over the time since the last step; only with several pools that train"
     )
     return Metric(f"generators/{pool}/tokens_per_s", "tokens/s", Reduction.SUM, meaning)
-
-
-def idle_of(pool: str) -> Metric:
-    """The metric of the idle time of one of several pools."""
-    meaning = f"share of time the engines of pool `{pool}` had nothing running or were paused; only with several pools that train"
-    return Metric(f"generators/{pool}/idle", "share", Reduction.MEAN, meaning)
 
 
 def evaluation_of(member: str) -> Metric:

@@ -10,6 +10,7 @@ import msgspec
 from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import LedgerCounts
+from asyncrl.core.measures.time_split import IdleShares
 from asyncrl.core.plug_ins.error_counts import CountedError, at_least
 from asyncrl.core.text import counted
 from asyncrl.run.folder.whole_file import write_whole
@@ -101,13 +102,6 @@ class TokenTotals(msgspec.Struct, frozen=True):
 
     generated: int = 0
     trained: int = 0
-
-
-class IdleShares(msgspec.Struct, frozen=True):
-    """Share of the training time, in [0, 1], in which each side did nothing."""
-
-    generators: float = 0.0
-    learner: float = 0.0
 
 
 class RecordedSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,13 +14,13 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.measures.metrics import Reading
+from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.plug_ins.error_counts import CountedError, merged
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.run.measures.bottleneck import Bottleneck
 from asyncrl.run.measures.summary import (
     REWARD_STEPS,
     EvaluationEnds,
-    IdleShares,
     PlayedEvaluation,
     RewardEnds,
     StalenessTotals,
@@ -28,26 +28,24 @@ from asyncrl.run.measures.summary import (
     Summary,
     TokenTotals,
 )
-from asyncrl.run.measures.time_split import aligned, grown
 from generators.worker import GeneratorStatistics
+from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
-FORMAT = 2
-"""The format of saved totals. It was 1 while an evaluation was its mean reward alone."""
+FORMAT = 3
+"""The format of saved totals. It was 1 while an evaluation was its mean reward alone, and 2 while each kind of time was a number
+of its own."""
 
 
 class SavedTotals(msgspec.Struct, kw_only=True):
-    """The totals that are saved with a checkpoint. Times in seconds; engine times are summed over the engines.
+    """The totals that are saved with a checkpoint.
 
     Attributes:
-        steps, trajectories, tokens_trained: training steps done; episodes and tokens trained in them.
-        wall: time since the run was launched, without the time between its end and a resume.
-        training: the part of ``wall`` since training began.
-        repeated, repeating: episodes that were trained again from the journal after a resume, and the part of ``training`` that
-            this took: nothing had to be generated, so it says nothing about the run's speed.
-        learner_busy: the part of ``training`` in which the learner trained or wrote weights.
-        engine_wall, engine_idle: time of all engines while training, and the part in which they were idle.
+        steps, tokens_trained: training steps done; tokens that entered their losses.
+        wall: seconds since the run was launched, without the time between its end and a resume.
+        time: where the time of the training steps went, and what was made in it.
+        repeated: the part of it that trained episodes again from the journal after a resume: nothing had to be generated, so it
+            says nothing about the run's speed.
         tokens_generated: tokens that all engines sampled, warm-up left out.
-        completion_tokens: the part of them sampled while training.
         staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
         staleness_max: the largest staleness of a trained token.
         first_rewards, last_rewards: mean reward of the batches of the first and the last :data:`REWARD_STEPS` training steps.
@@ -59,17 +57,11 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     """
 
     steps: int = 0
-    trajectories: int = 0
     tokens_trained: int = 0
     wall: float = 0.0
-    training: float = 0.0
-    repeated: int = 0
-    repeating: float = 0.0
-    learner_busy: float = 0.0
-    engine_wall: float = 0.0
-    engine_idle: float = 0.0
+    time: TimeSplit = TimeSplit()
+    repeated: TimeSplit = TimeSplit()
     tokens_generated: int = 0
-    completion_tokens: int = 0
     staleness_sum: float = 0.0
     staleness_tokens: float = 0.0
     staleness_max: int = 0
@@ -84,28 +76,12 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     @property
     def trajectories_per_s(self) -> float:
         """Episodes trained per second while training, without training steps that were done again from the journal."""
-        seconds = self.training - self.repeating
-        return (self.trajectories - self.repeated) / seconds if seconds > 0 else 0.0
-
-    @property
-    def completion_tokens_per_s(self) -> float:
-        """Tokens sampled per second while training."""
-        return self.completion_tokens / self.training if self.training else 0.0
+        return (self.time - self.repeated).trajectories_per_s
 
     @property
     def staleness_mean(self) -> float:
         """Mean staleness of all trained tokens, in policy versions."""
         return self.staleness_sum / self.staleness_tokens if self.staleness_tokens else 0.0
-
-    @property
-    def idle_generators(self) -> float:
-        """Share of engine time, while training, in which engines had nothing running or were paused."""
-        return min(1.0, self.engine_idle / self.engine_wall) if self.engine_wall else 0.0
-
-    @property
-    def idle_learner(self) -> float:
-        """Share of time while training in which the learner neither trained nor wrote weights."""
-        return max(0.0, 1 - self.learner_busy / self.training) if self.training else 0.0
 
 
 class Totals:
@@ -113,11 +89,8 @@ class Totals:
 
     def __init__(self) -> None:
         self._launched = time.monotonic()
-        self._began = self._step_ended = self._launched
         self._counts, self._base = SavedTotals(), SavedTotals()
-        self._generators_before: Sequence[GeneratorStatistics] = ()
-        self._generators: Sequence[GeneratorStatistics] = ()
-        self._tokens_at_end = self._published_before = 0
+        self._tokens_generated = self._published_before = 0
         self._errors: tuple[CountedError, ...] = ()
         self.versions_published = 0
         """How many versions every engine acknowledged, without version 0."""
@@ -130,18 +103,12 @@ class Totals:
         self._counts = msgspec.structs.replace(saved)
         self.versions_published = self._published_before = published
 
-    def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
-        """Note that training begins: everything is up and warm, and a new run has evaluated version 0."""
-        self._began = self._step_ended = now
-        self._generators_before = self._generators = generators
-
     def step(
         self,
         step: int,
         batch: Batch,
         readings: Sequence[Reading],
-        learner_busy: float,
-        now: float,
+        time: TimeSplit,
         generators: Sequence[GeneratorStatistics],
         buffer: BufferStatistics,
     ) -> None:
@@ -149,27 +116,24 @@ class Totals:
         counts = self._counts
         counts.steps = step
         trained = batch.trained().rows
-        counts.trajectories += len(trained)
+        counts.time += time
         reward = statistics.fmean(row.reward for row in trained)
         counts.first_rewards = [*counts.first_rewards, reward][:REWARD_STEPS]
         counts.last_rewards = [*counts.last_rewards, reward][-REWARD_STEPS:]
         if step <= self._published_before:
-            counts.repeated += len(trained)
-            counts.repeating += now - self._step_ended
+            counts.repeated += time
         counts.tokens_trained += sum(row.loss_tokens for row in batch.rows)
-        counts.learner_busy += learner_busy
-        self._generators, self.buffer, self._step_ended = generators, buffer, now
-        self._errors = tuple(error for each in generators for error in each.errors)
+        self.counted(generators, buffer)
         for reading in readings:
-            if reading.metric.name == "staleness/mean":
+            if reading.metric == STALENESS_MEAN:
                 counts.staleness_sum += reading.value * reading.weight
                 counts.staleness_tokens += reading.weight
-            elif reading.metric.name == "staleness/max":
+            elif reading.metric == STALENESS_MAX:
                 counts.staleness_max = max(counts.staleness_max, int(reading.value))
 
-    def ended(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
-        """Note the end of the run: tokens generated after the last step count, but not in rates and idle shares."""
-        self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
+    def counted(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
+        """Note what generators and buffer have counted so far, whether or not a training step has ended."""
+        self._tokens_generated, self.buffer = sum(each.tokens_generated for each in generators), buffer
         self._errors = tuple(error for each in generators for error in each.errors)
 
     def evaluation(self, played: PlayedEvaluation) -> None:
@@ -216,17 +180,11 @@ class Totals:
 
     def now(self) -> SavedTotals:
         """All totals as they are now."""
-        before, after = aligned(self._generators_before, self._generators), self._generators
         return msgspec.structs.replace(
             self._counts,
             wall=self._base.wall + self.seconds,
-            training=self._base.training + self._step_ended - self._began,
             errors=merged(self._base.errors + self._errors),
-            engine_wall=self._base.engine_wall + grown(before, after, "wall_seconds"),
-            engine_idle=self._base.engine_idle + grown(before, after, "idle_seconds"),
-            completion_tokens=self._base.completion_tokens + int(grown(before, after, "tokens_generated")),
-            tokens_generated=self._base.tokens_generated
-            + max(self._tokens_at_end, sum(g.tokens_generated for g in self._generators)),
+            tokens_generated=self._base.tokens_generated + self._tokens_generated,
         )
 
 
@@ -240,7 +198,7 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         reason=reason,
         steps=now.steps,
         wall_s=now.wall,
-        training_s=now.training,
+        training_s=now.time.seconds,
         reward=RewardEnds(statistics.fmean(now.first_rewards), statistics.fmean(now.last_rewards))
         if now.first_rewards
         else RewardEnds(),
@@ -248,7 +206,7 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         staleness=StalenessTotals(now.staleness_mean, now.staleness_max, limits.max_staleness),
         tokens=TokenTotals(generated, now.tokens_trained),
         trajectories_per_s=now.trajectories_per_s,
-        idle=IdleShares(now.idle_generators, now.idle_learner),
+        idle=now.time.idle,
         bottleneck=totals.bottleneck,
         versions_published=totals.versions_published,
         warnings=tuple(now.warnings.values()),

@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 
+from asyncrl.core.measures.time_split import (
+    GENERATOR_TIME,
+    GENERATORS,
+    IDLE_GENERATORS,
+    IDLE_LEARNER,
+    LEARNER,
+    LEARNER_TIME,
+    WAITS,
+)
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.declared_metrics import declared, metric_called
+from asyncrl.run.measures.episode_metrics import ENVIRONMENT, LATENCY, MEMBER, REWARD_PARTS, SOURCE, TOOL
 from asyncrl.run.report.figures import Chart, Timeline, chart, timeline
 from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.tracking.metric_history import Series
 from learners import metrics as learner_metrics
+from learners.metrics import TOKENS_AT
 
 MAIN = (
     metrics.REWARD,
@@ -25,37 +36,12 @@ MAIN = (
 )
 """The metrics that a reader looks at first, in this order."""
 
-LEARNER_TIME, GENERATOR_TIME = "time/learner/", "time/generators/"
-"""What the names of the shares of a step's wall time begin with, on either side."""
+ABOUT_ENVIRONMENTS = (ENVIRONMENT, LATENCY, TOOL, SOURCE, MEMBER)
+"""What the names begin with of the metrics that tell of environments."""
 
-REWARD_PART = "reward/"
-"""What the names of the parts of the reward begin with, among others."""
-
-ENVIRONMENT = "environment/"
-"""What the names of the numbers that environments report begin with."""
-
-_OF_ENVIRONMENTS = (ENVIRONMENT, "latency/", "tool/", "source/", "member/")
-_ORDER = (
-    "prefill",
-    "decode",
-    "evaluating",
-    "tools",
-    "scoring",
-    "data",
-    "forward",
-    "backward",
-    "optimizer",
-    "publish",
-    "checkpoint",
-    "other",
-    "waiting",
-    "tickets",
-    "paused",
-    "nothing",
-)
+_PARTS = [metric.name for metric in (*GENERATORS.values(), *LEARNER.values())]
 """Parts of the time in the order in which they are drawn; parts that wait come last."""
-_WAITING_WORDS = ("wait", "idle", "tickets", "paused", "nothing")
-_TOKENS_AT = "staleness/tokens_at_"
+_WAITS = {metric.name for metric in WAITS}
 _ALL_POINTS = 480
 """Points of all curves of a small figure together."""
 
@@ -69,14 +55,14 @@ def span_of(runs: Sequence[RunRecord]) -> tuple[int, int]:
 def main_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return a chart of each of :data:`MAIN`, and of each named part of the reward, that a run has, all runs in it."""
     names = {name for run in runs for name in run.metrics}
-    parts = sorted(name for name in names - {metric.name for metric in declared()} if name.startswith(REWARD_PART))
+    parts = sorted(name for name in names - {metric.name for metric in declared()} if name.startswith(REWARD_PARTS))
     chosen = [MAIN[0].name, *parts, *(metric.name for metric in MAIN[1:])]
     return [made for name in chosen if (made := _compared(runs, name)) is not None]
 
 
 def environment_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return charts of what environments report, of each tool and task source, and of latencies."""
-    names = sorted({name for run in runs for name in run.metrics if name.startswith(_OF_ENVIRONMENTS)}, key=_by_kind)
+    names = sorted({name for run in runs for name in run.metrics if name.startswith(ABOUT_ENVIRONMENTS)}, key=_by_kind)
     return [made for name in names if (made := _compared(runs, name)) is not None]
 
 
@@ -116,7 +102,7 @@ def staleness_timelines(runs: Sequence[RunRecord]) -> list[Timeline]:
     """Return for each run which share of the trained tokens had which staleness."""
     timelines = []
     for run in runs:
-        tokens = {name.removeprefix(_TOKENS_AT): each for name, each in run.metrics.items() if name.startswith(_TOKENS_AT)}
+        tokens = {name.removeprefix(TOKENS_AT): each for name, each in run.metrics.items() if name.startswith(TOKENS_AT)}
         ages = {age: tokens[age] for age in sorted((age for age in tokens if age.isdigit()), key=int) if any(tokens[age].values)}
         totals: dict[int, float] = {}
         for each in ages.values():
@@ -133,32 +119,30 @@ def time_timelines(runs: Sequence[RunRecord]) -> list[Timeline]:
     """Return for each run who worked and who waited: the learner, then the generators."""
     timelines = []
     for run in runs:
-        for side, prefix, idle in (
-            ("learner", LEARNER_TIME, metrics.LEARNER_IDLE),
-            ("generators", GENERATOR_TIME, metrics.GENERATORS_IDLE),
-        ):
-            parts = {
-                name.removeprefix(prefix).replace("_", " "): each
-                for name, each in run.metrics.items()
-                if name.startswith(prefix) and any(each.values)
-            }
+        for side, prefix, idle in (("learner", LEARNER_TIME, IDLE_LEARNER), ("generators", GENERATOR_TIME, IDLE_GENERATORS)):
+            names = [name for name, each in run.metrics.items() if name.startswith(prefix) and any(each.values)]
+            ordered = sorted(names, key=lambda name: (name in _WAITS, _place_of(name)))
+            parts = {_part(name, prefix): run.metrics[name] for name in ordered}
+            waits = [_part(name, prefix) for name in ordered if name in _WAITS]
             if not parts and (found := run.series(idle.name)) is not None:
                 busy = Series(found.steps, tuple(1 - value for value in found.values))
-                parts = {"working": busy, "idle": found}
+                parts, waits = {"working": busy, "idle": found}, ["idle"]
             if parts:
-                waits = [name for name in parts if any(word in name for word in _WAITING_WORDS)]
-                ordered = dict(sorted(parts.items(), key=lambda part: (part[0] in waits, _place_of(part[0]))))
-                timelines.append(timeline(f"{side}{_of(run, runs)}", ordered, span_of(runs), waits=waits))
+                timelines.append(timeline(f"{side}{_of(run, runs)}", parts, span_of(runs), waits=waits))
     return timelines
 
 
 def _by_kind(name: str) -> tuple[int, str]:
-    return next(place for place, prefix in enumerate(_OF_ENVIRONMENTS) if name.startswith(prefix)), name
+    return next(place for place, prefix in enumerate(ABOUT_ENVIRONMENTS) if name.startswith(prefix)), name
 
 
-def _place_of(part: str) -> int:
+def _part(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).replace("_", " ")
+
+
+def _place_of(name: str) -> int:
     """Where a part of the time stands among the others; one that this version does not know comes last."""
-    return _ORDER.index(part) if part in _ORDER else len(_ORDER)
+    return _PARTS.index(name) if name in _PARTS else len(_PARTS)
 
 
 def _compared(runs: Sequence[RunRecord], name: str, points: int = 300) -> Chart | None:

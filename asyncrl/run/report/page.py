@@ -12,17 +12,16 @@ import jinja2
 import msgspec
 from markupsafe import Markup, escape
 
+from asyncrl.core.measures.time_split import GENERATOR_TIME, LEARNER_TIME
 from asyncrl.core.measures.units import duration, percent, quantity
 from asyncrl.core.text import listed, writable
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice
 from asyncrl.episodes.schema import Kind
 from asyncrl.episodes.visible import visible
+from asyncrl.run.measures.episode_metrics import ENVIRONMENT
 from asyncrl.run.measures.summary import Summary, training_reward
 from asyncrl.run.report.curves import (
-    ENVIRONMENT,
-    GENERATOR_TIME,
-    LEARNER_TIME,
     environment_charts,
     main_charts,
     named_charts,
@@ -35,6 +34,7 @@ from asyncrl.run.report.episode_tables import episode_tables
 from asyncrl.run.report.figures import Histogram, histogram, number
 from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.report.token_viewer import shown_episodes
+from learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_AT
 
 NO_VALUE = "-"
 """What stands where a run has no value."""
@@ -56,10 +56,8 @@ def report_page(runs: Sequence[RunRecord]) -> str:
     """
     tables = [None if run.episodes is None else episode_tables(run.episodes) for run in runs]
     charts, surroundings, staleness = main_charts(runs), environment_charts(runs), staleness_chart(runs)
-    shown = [chart.title for chart in (*charts, *surroundings)] + ["staleness/mean", "staleness/max"]
-    shown += [
-        name for run in runs for name in run.metrics if name.startswith((LEARNER_TIME, GENERATOR_TIME, "staleness/tokens_at_"))
-    ]
+    shown = [chart.title for chart in (*charts, *surroundings)] + [STALENESS_MEAN.name, STALENESS_MAX.name]
+    shown += [name for run in runs for name in run.metrics if name.startswith((LEARNER_TIME, GENERATOR_TIME, TOKENS_AT))]
     tracked = any(name.startswith(ENVIRONMENT) for run in runs for name in run.metrics)
     reported = [{} if each is None or tracked else each.reported for each in tables]
     environment = jinja2.Environment(

@@ -182,9 +182,9 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
         more = len(parts) - PARTS_SHOWN
         table.add_row("", "of which", f"{shown}  and {more} more" if more > 0 else shown)
     table.add_row(
-        "generators", f"{quantity(progress.generator_tokens_per_s)} tokens/s", f"idle {percent(progress.idle_generators)}"
+        "generators", f"{quantity(progress.time.generated_per_s)} tokens/s", f"idle {percent(progress.time.idle.generators)}"
     )
-    table.add_row("learner", f"{quantity(progress.learner_tokens_per_s)} tokens/s", f"idle {percent(progress.idle_learner)}")
+    table.add_row("learner", f"{quantity(progress.time.trained_per_s)} tokens/s", f"idle {percent(progress.time.idle.learner)}")
     table.add_row(
         "staleness",
         f"{progress.staleness_mean:.2f} mean",
@@ -195,13 +195,13 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
     )
     table.add_row(
         "buffer",
-        f"{progress.trajectories_per_s:.1f} trajectories/s",
+        f"{progress.time.trajectories_per_s:.1f} trajectories/s",
         f"{progress.running} groups running, {progress.committed} waiting",
     )
     table.add_row(
         "weights",
         f"version {progress.version}",
-        f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
+        f"delivered in {_milliseconds(progress.delivery_s)}, paused for {_milliseconds(progress.pause_s)}",
     )
     done = f"training step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
     sentence = "" if progress.bottleneck is None else progress.bottleneck.sentence
@@ -239,8 +239,8 @@ def _progress_line(progress: RunProgress, bottleneck: str) -> str:
         f"training step {progress.step}/{progress.steps}",
         f"reward {progress.reward:.3f}",
         f"staleness {progress.staleness_mean:.2f} (at most {progress.staleness_max:g} of {progress.staleness_bound})",
-        f"generators {quantity(progress.generator_tokens_per_s)} tokens/s, idle {percent(progress.idle_generators)}",
-        f"learner {quantity(progress.learner_tokens_per_s)} tokens/s, idle {percent(progress.idle_learner)}",
+        f"generators {quantity(progress.time.generated_per_s)} tokens/s, idle {percent(progress.time.idle.generators)}",
+        f"learner {quantity(progress.time.trained_per_s)} tokens/s, idle {percent(progress.time.idle.learner)}",
         f"{duration(progress.eta_s)} to go",
         bottleneck,
     ]

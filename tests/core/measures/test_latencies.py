@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.measures.counters import added, grown, snapshot
+from asyncrl.core.measures.counters import snapshot
 from asyncrl.core.measures.latencies import Latencies
 
 DURATIONS = st.lists(st.floats(2e-5, 3e4), min_size=1, max_size=60)
@@ -20,7 +20,7 @@ def counted(*durations: float) -> Latencies:
 
 @given(DURATIONS, DURATIONS, st.sampled_from([0.5, 0.99, 1.0]))
 def test_a_percentile_of_two_places_is_that_of_all_their_durations(here, there, share):
-    whole = added(counted(*here), counted(*there))
+    whole = counted(*here) + counted(*there)
     exact = np.quantile([*here, *there], share, method="inverted_cdf")
     assert whole.percentile(share) == pytest.approx(exact, rel=2 ** (1 / 8) - 1 + 1e-9)
     assert whole == counted(*here, *there)
@@ -32,7 +32,7 @@ def test_what_was_counted_since_is_what_it_grew_by(before, since):
     then = snapshot(latencies)
     for seconds in since:
         latencies.add(seconds)
-    growth = grown(then, latencies)
+    growth = latencies - then
     assert {bucket: count for bucket, count in growth.buckets.items() if count} == counted(*since).buckets
     assert growth.percentile(0.5) == counted(*since).percentile(0.5)
 

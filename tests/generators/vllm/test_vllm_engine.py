@@ -215,7 +215,7 @@ async def test_weights_arrive_under_running_requests(engine, model, writer) -> N
     use = engine.use()
     assert set(use.tokens_by_version) == set(range(engine.version + 1))
     assert sum(use.tokens_by_version.values()) == use.tokens_generated
-    assert 0 < use.last_pause_seconds < use.idle_seconds <= use.wall_seconds
+    assert 0 < use.last_pause_seconds < use.paused_seconds
 
 
 def erase_once_ready(engine: VllmEngine, publication: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,6 @@ async def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine) -> None
     abandoned = sample(engine, [1, 2, 3], UNENDING)
     await sample(engine, [1, 2, 3], 2)
     await ended([abandoned])
-    assert engine._occupancy.running == 0
     assert (await engine.load()).running == 0
 
 
@@ -268,9 +267,9 @@ async def test_the_load_of_an_engine(engine: VllmEngine) -> None:
     await ended(running)
     idle = await engine.load()
     assert (idle.running, idle.waiting, idle.cache_share) == (0, 0, 0.0)
-    assert idle.cpu_seconds > load.cpu_seconds > engine.use().cpu_seconds > 0
+    assert idle.cpu_seconds > load.cpu_seconds > engine.use().time.engine_cpu > 0
     assert idle.decode_seconds > load.decode_seconds >= 0 < idle.prefill_seconds
-    assert (engine.use().prefill_seconds, engine.use().decode_seconds) == (idle.prefill_seconds, idle.decode_seconds)
+    assert (engine.use().time.prefill, engine.use().time.decode) == (idle.prefill_seconds, idle.decode_seconds)
 
 
 async def test_what_cannot_be_made_ready_leaves_the_engine_as_it_was(engine: VllmEngine, model, writer) -> None:

@@ -14,6 +14,7 @@ from asyncrl.run.beginning import totals_at
 from asyncrl.run.buffer.inspect_buffer import inspect_run
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status, Summary
+from asyncrl.run.measures.totals import FORMAT as TOTALS_FORMAT
 from asyncrl.run.measures.totals import SavedTotals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.resume import check_resumable
@@ -68,4 +69,4 @@ def test_totals_are_refused_by_file_and_format(run):
     totals, problem = totals_at(run.checkpoints, PolicyVersion(4))
     assert totals == SavedTotals()
     file = run.checkpoints / "version-000004.json"
-    assert problem.startswith(f"{file} has format 1, and this version of asyncrl reads format 2; {REMEDY}")
+    assert problem.startswith(f"{file} has format 1, and this version of asyncrl reads format {TOTALS_FORMAT}; {REMEDY}")

@@ -2,13 +2,11 @@
 
 import msgspec
 import pytest
+from made_time import made_time
 
 from asyncrl.run.measures.bottleneck import Kind, SlowTool, find_bottleneck
-from asyncrl.run.measures.time_split import Shares, StepTimes
 from asyncrl.run.recipe.compose import compose
 from generators.finished_episodes import FinishedEpisodes, ToolCounts
-from generators.worker import GeneratorStatistics
-from learners.step_clock import PartSeconds
 
 RECIPE = compose(
     "quickstart",
@@ -17,7 +15,7 @@ RECIPE = compose(
 
 
 def found(depth=1, **shares):
-    return find_bottleneck(Shares(**shares), RECIPE, depth, 20)
+    return find_bottleneck(made_time(**shares), RECIPE, depth, 20)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +30,7 @@ def found(depth=1, **shares):
         ({"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}, Kind.STALENESS, "buffer.pipeline_depth 1 -> 2"),
         # What engines do may be split up as it may: while the learner waits for longer than it trains, it is not the learner.
         (
-            {"training": 0.43, "waiting": 0.5, "idle": 0.04, "evaluating": 0.5, "tools": 0.4},
+            {"training": 0.43, "waiting": 0.5, "idle": 0.04, "evaluating": 0.25, "tools": 0.4},
             Kind.GENERATION,
             "max_running 64 -> 128",
         ),
@@ -40,7 +38,7 @@ def found(depth=1, **shares):
         ({"training": 0.64, "waiting": 0.36, "idle": 0.04, "cores": 0.7}, Kind.GENERATION, "generators.max_running 64 -> 128"),
         ({"training": 0.6, "publishing": 0.25, "waiting": 0.15, "idle": 0.1}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
         ({"training": 0.8, "waiting": 0.2, "idle": 0.3}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
-        ({"training": 0.2, "waiting": 0.8, "idle": 0.3, "evaluating": 1.0}, Kind.EVALUATION, "evaluation.every 10 -> 20"),
+        ({"training": 0.2, "waiting": 0.8, "idle": 0.3, "evaluating": 0.5}, Kind.EVALUATION, "evaluation.every 10 -> 20"),
     ],
 )
 def test_the_largest_share_names_it(shares, kind, key):
@@ -63,17 +61,17 @@ def test_a_larger_batch_is_foreseen_to_divide_all_that_a_training_step_costs_wha
 
 
 def test_engines_that_could_play_more_at_once_are_told_to_before_more_engines_are():
-    busy = Shares(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
+    busy = made_time(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
     few = compose("quickstart", ["generators.count=1", "generators.max_running=16", "buffer.pipeline_depth=1"])
     assert "generators.max_running 16 -> 32 would bring about 1.4x" in find_bottleneck(busy, few, 1, 20).sentence
     all_of_them = compose("quickstart", ["generators.count=1", "generators.max_running=256", "buffer.pipeline_depth=1"])
     assert "generators.count 1 -> 2" in find_bottleneck(busy, all_of_them, 1, 20).sentence
-    roomy = msgspec.structs.replace(busy, held_back=0.5)
+    roomy = made_time(training=0.4, waiting=0.6, idle=0.02, tools=0.4, held_back=0.5)
     assert "generators.count 1 -> 2" in find_bottleneck(roomy, few, 1, 20).sentence, "they have room, but no tickets"
 
 
 def test_the_advice_begins_at_the_present_size_of_a_pool_that_was_scaled():
-    busy = Shares(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
+    busy = made_time(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
     recipe = compose("quickstart", ["generators.count=1", "generators.max_running=256", "generators.pools={small: {count: 2}}"])
     now = msgspec.structs.replace(recipe, generators=recipe.generators.of_sizes({"generators": 3, "small": 1}))
     assert now.generators.engines == 4
@@ -81,7 +79,7 @@ def test_the_advice_begins_at_the_present_size_of_a_pool_that_was_scaled():
 
 
 def test_one_more_engine_is_foreseen_to_bring_its_share_of_the_engines_of_all_pools():
-    busy = Shares(training=0.4, waiting=0.6)
+    busy = made_time(training=0.4, waiting=0.6)
     pools = "generators.pools={small: {count: 3}, evaluation: {count: 9, role: evaluation}}"
     recipe = compose("quickstart", ["generators.count=1", "generators.max_running=256", "generators.role=train", pools])
     bottleneck = find_bottleneck(busy, recipe, 1, 20)
@@ -103,13 +101,13 @@ def test_the_tool_that_takes_the_most_time_is_named():
         FinishedEpisodes(tools={"search": ToolCounts(calls=10, seconds=30.0), "add": ToolCounts(calls=90, seconds=1.0)}),
         FinishedEpisodes(tools={"add": ToolCounts(calls=90, seconds=9.0)}),
     ]
-    shares = Shares(training=0.2, waiting=0.8, idle=0.8, tools=0.95)
+    shares = made_time(training=0.2, waiting=0.8, idle=0.8, tools=0.95)
     told = find_bottleneck(shares, RECIPE, 1, 20, SlowTool.of(steps)).sentence
     assert "95 % of their own time outside engines (tool search took 75 % of the time of all calls, 3.0 s a call);" in told
     named = "time outside engines (tool search took 75 % of the time of all calls, 3.0 s a call);"
     for kind, others in ((Kind.GENERATION, {"idle": 0.02}), (Kind.STALENESS, {"idle": 0.6, "held_back": 0.9})):
         for tools, is_said in ((0.65, True), (0.45, False)):
-            some = Shares(training=0.3, waiting=0.7, tools=tools, **others)
+            some = made_time(training=0.3, waiting=0.7, tools=tools, **others)
             bottleneck = find_bottleneck(some, RECIPE, 1, 20, SlowTool.of(steps))
             assert bottleneck.kind is kind
             assert (f", and episodes spent 65 % of their own {named}" in bottleneck.sentence) is is_said
@@ -134,21 +132,21 @@ HELD_BACK = {"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}
 def test_beyond_the_bound_the_bound_is_what_to_raise():
     fixed = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=4"])
     keys = "buffer.max_staleness and buffer.pipeline_depth 4 -> 5"
-    assert keys in find_bottleneck(Shares(**HELD_BACK), fixed, 4, 20).sentence
+    assert keys in find_bottleneck(made_time(**HELD_BACK), fixed, 4, 20).sentence
     moving = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=auto"])
-    assert "; buffer.max_staleness 4 -> 5" in find_bottleneck(Shares(**HELD_BACK), moving, 4, 20).sentence
+    assert "; buffer.max_staleness 4 -> 5" in find_bottleneck(made_time(**HELD_BACK), moving, 4, 20).sentence
 
 
 def test_what_the_run_does_itself_is_no_advice():
     moving = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=auto"])
-    bottleneck = find_bottleneck(Shares(**HELD_BACK), moving, 2, 20)
+    bottleneck = find_bottleneck(made_time(**HELD_BACK), moving, 2, 20)
     assert bottleneck.sentence.endswith("buffer.pipeline_depth, now 2, grows by itself")
     assert bottleneck.factor is None
 
 
 def test_a_change_that_the_recipe_would_be_refused_with_is_no_advice():
     every_group_a_rank = compose("quickstart", ["batch.groups_per_step=3", "learner.data_parallel=2"])
-    bottleneck = find_bottleneck(Shares(training=1.0, idle=0.9), every_group_a_rank, 1, 20)
+    bottleneck = find_bottleneck(made_time(training=1.0, idle=0.9), every_group_a_rank, 1, 20)
     assert "no key helps" in bottleneck.sentence
 
 
@@ -163,12 +161,12 @@ SLOW_SCORES = {"training": 0.2, "waiting": 0.8, "idle": 0.9, "held_back": 0.9, "
 
 def test_finished_episodes_that_wait_for_their_score_are_no_lack_of_tickets():
     service = ["reward={kind: remote, url: http://localhost:1, requests: 4}"]
-    bottleneck = find_bottleneck(Shares(**SLOW_SCORES), compose("quickstart", service), 1, 20)
+    bottleneck = find_bottleneck(made_time(**SLOW_SCORES), compose("quickstart", service), 1, 20)
     assert (bottleneck.kind, bottleneck.share) == (Kind.REWARD, pytest.approx(0.8 * 0.95))
     assert bottleneck.sentence.startswith("reward-bound: ")
     assert "reward.requests 4 -> 8 would bring about" in bottleneck.sentence
     own_model = compose("quickstart", ["reward={kind: model, path: /a/model}", "buffer.pipeline_depth=1"])
-    assert "buffer.pipeline_depth 1 -> 2" in find_bottleneck(Shares(**SLOW_SCORES), own_model, 1, 20).sentence
+    assert "buffer.pipeline_depth 1 -> 2" in find_bottleneck(made_time(**SLOW_SCORES), own_model, 1, 20).sentence
 
 
 def test_scores_that_come_soon_are_not_what_holds_up():
@@ -176,40 +174,4 @@ def test_scores_that_come_soon_are_not_what_holds_up():
 
 
 def test_one_step_is_one_training_step():
-    assert ": in the last training step the" in find_bottleneck(Shares(training=1.0), RECIPE, 1, 1).sentence
-
-
-def test_shares_come_from_what_the_counters_grew_by():
-    before = [
-        GeneratorStatistics(wall_seconds=10, idle_seconds=1, episode_seconds=100, request_seconds=50),
-        GeneratorStatistics(),
-    ]
-    after = [
-        GeneratorStatistics(
-            wall_seconds=14, idle_seconds=2, episode_seconds=140, request_seconds=60, paused_seconds=1, held_back_seconds=2
-        ),
-        GeneratorStatistics(wall_seconds=4, idle_seconds=3, evaluating_seconds=4),
-    ]
-    shares = Shares.of_step(StepTimes(1.0, 2.0, 0.25, 0.75, parts=PartSeconds(optimizer=0.5)), 4.0, before, after, 0.5)
-    assert shares == Shares(
-        training=0.5,
-        waiting=0.25,
-        publishing=0.25,
-        delivering=0.0625,
-        optimizer=0.125,
-        idle=0.5,
-        paused=0.125,
-        held_back=0.25,
-        evaluating=0.5,
-        tools=0.75,
-        cores=0.5,
-        seconds=4.0,
-    )
-    assert shares.both_wait == 0.25
-
-
-def test_shares_of_several_steps_are_shares_of_their_time():
-    mean = Shares.mean([Shares(training=1.0, seconds=3.0), Shares(training=0.2, seconds=1.0)])
-    assert (mean.training, mean.seconds) == (pytest.approx(0.8), 4.0)
-    beside_an_evaluation = Shares(tools=0.0, evaluating=1.0)
-    assert Shares.mean([Shares(tools=0.9), beside_an_evaluation]).tools == pytest.approx(0.9, abs=0.01)
+    assert ": in the last training step the" in find_bottleneck(made_time(training=1.0), RECIPE, 1, 1).sentence

@@ -1,8 +1,15 @@
 """A recorded name leads to its declaration."""
 
+import ast
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
+import learners.metrics
+from asyncrl.core.measures import time_split
 from asyncrl.core.measures.metrics import Metric
+from asyncrl.run.measures import episode_metrics, metrics
 from asyncrl.run.measures.declared_metrics import declared, metric_called
 
 
@@ -36,3 +43,19 @@ def test_a_metric_whose_name_is_always_the_same_is_found_as_it_was_declared():
     fixed = [metric for metric in declared() if "<" not in metric.name]
     assert fixed == [metric_called(metric.name) for metric in fixed]
     assert all(isinstance(metric, Metric) for metric in fixed)
+
+
+def test_a_metric_s_name_is_written_once_and_only_where_it_is_declared():
+    root = Path(__file__).resolve().parents[3]
+    declaring = {Path(module.__file__) for module in (learners.metrics, metrics, episode_metrics, time_split)}
+    written, elsewhere = Counter(), []
+    for file in (
+        file for folder in ("asyncrl", "buffers", "generators", "learners", "docs") for file in (root / folder).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and metric_called(node.value):
+                written[node.value] += 1
+                elsewhere += [] if file in declaring else [f"{file}:{node.lineno} {node.value}"]
+    assert elsewhere == [], "use the name of the declared metric"
+    assert len(written) > 50
+    assert set(written.values()) == {1}

@@ -12,7 +12,8 @@ from asyncrl.core.messages import CallOutcome, CallRecord
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory, Turn, VersionSpan
-from asyncrl.run.measures.episode_metrics import EpisodeMetrics, finished_between
+from asyncrl.run.measures.episode_metrics import EpisodeMetrics
+from asyncrl.run.measures.step_readings import Moment
 from generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
 from generators.worker import GeneratorStatistics
 
@@ -148,7 +149,7 @@ def test_only_what_is_new_counts_and_generators_add_up():
     before = [GeneratorStatistics(finished=snapshot(finished)), GeneratorStatistics()]
     counted(episode(reward=1.0), into=finished)
     after = [GeneratorStatistics(finished=finished), GeneratorStatistics(finished=counted(episode(reward=0.5)))]
-    values = found(finished_between(before, after))
+    values = found(Moment(1.0, after, None).finished - Moment(0.0, before, None).finished)
     assert values["finished/reward_mean"] == 0.75
     assert "tool/look/calls" not in values
     assert "finished/malformed_calls" not in values
@@ -158,7 +159,7 @@ def test_what_a_dead_generator_counted_is_kept():
     dead = GeneratorStatistics(finished=counted(episode(reward=1.0)))
     successor = GeneratorStatistics(finished=counted(episode(reward=0.0), episode(reward=0.0, correct=1.0)))
     whole = dead + successor
-    assert found(finished_between([dead], [whole]))["finished/reward_mean"] == 0.0
+    assert found(Moment(1.0, [whole], None).finished - Moment(0.0, [dead], None).finished)["finished/reward_mean"] == 0.0
     assert whole.finished.sources["a"].episodes == 3
     assert dead.finished.sources["a"].episodes == 1
 

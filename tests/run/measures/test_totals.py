@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.measures.metrics import Metric, Reading, Reduction
+from asyncrl.core.measures.metrics import Reading
+from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime, TimeSplit
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.recipe.buffer import BufferConfig
@@ -12,13 +13,19 @@ from asyncrl.core.trajectory import StopReason
 from asyncrl.run.measures.summary import EvaluationEnds, PlayedEvaluation, Status
 from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
 from generators.worker import GeneratorStatistics
+from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
-MEAN = Metric("staleness/mean", "versions", Reduction.MEAN, "")
-MAX = Metric("staleness/max", "versions", Reduction.MAX, "")
+STEP = TimeSplit(
+    seconds=2.0,
+    learner=LearnerTime(training=1.0, writing=0.5),
+    generators=GeneratorTime(sampling=1.5, nothing=0.5),
+    trajectories=2,
+    generated_tokens=100,
+)
 
 
-def statistics(tokens: int, wall: float, idle: float) -> GeneratorStatistics:
-    return GeneratorStatistics(tokens, Counter({0: tokens}), wall, idle)
+def statistics(tokens: int) -> GeneratorStatistics:
+    return GeneratorStatistics(tokens, Counter({0: tokens}))
 
 
 def batch(version: int) -> Batch:
@@ -27,47 +34,40 @@ def batch(version: int) -> Batch:
     return Batch(version, 0, (row, row))
 
 
-def train(totals: Totals, steps: range, now: float, tokens: int) -> float:
+def train(totals: Totals, steps: range, tokens: int = 0) -> None:
     for step in steps:
-        now += 2.0
         tokens += 100
-        readings = [Reading(MEAN, 0.5 * step, 12), Reading(MAX, step)]
-        totals.step(step, batch(step - 1), readings, 1.5, now, [statistics(tokens, now, now / 4)], None)
-    return now
+        readings = [Reading(STALENESS_MEAN, 0.5 * step, 12), Reading(STALENESS_MAX, step)]
+        totals.step(step, batch(step - 1), readings, STEP, [statistics(tokens)], None)
 
 
 def test_a_resumed_run_counts_each_step_once():
     whole = Totals()
-    whole.begin(0.0, [statistics(0, 0.0, 0.0)])
-    train(whole, range(1, 9), 0.0, 0)
+    train(whole, range(1, 9))
 
     first = Totals()
-    first.begin(0.0, [statistics(0, 0.0, 0.0)])
-    train(first, range(1, 5), 0.0, 0)
+    train(first, range(1, 5))
     first.evaluation(PlayedEvaluation(0, 0, 0, 0.25))
     checkpoint = msgspec.json.encode(first.now())
-    train(first, range(5, 7), 8.0, 400)  # lost with the process
+    train(first, range(5, 7), 400)  # lost with the process
 
     second = Totals()
     second.resume(msgspec.json.decode(checkpoint, type=SavedTotals), published=5)
-    second.begin(100.0, [statistics(0, 100.0, 25.0)])
-    train(second, range(5, 9), 100.0, 0)
+    train(second, range(5, 9))
     second.evaluation(PlayedEvaluation(6, 6, 8, 0.75))
 
     was, now = whole.now(), second.now()
-    for name in ("steps", "trajectories", "tokens_trained", "learner_busy", "training", "staleness_sum", "staleness_tokens"):
+    for name in ("steps", "time", "tokens_trained", "tokens_generated", "staleness_sum", "staleness_tokens"):
         assert getattr(now, name) == getattr(was, name), name
-    assert (now.staleness_max, now.completion_tokens) == (8, 800)
-    assert now.idle_generators == pytest.approx(0.25)
-    assert now.idle_learner == pytest.approx(0.25)
+    assert (now.staleness_max, now.tokens_generated, now.time.generated_tokens) == (8, 800, 800)
+    assert now.time.idle == IdleShares(pytest.approx(0.25), pytest.approx(0.25))
     assert [each.reward for each in now.evaluations] == [0.25, 0.75]
     assert second.versions_published == 5
 
 
 def test_what_was_trained_had_been_generated_even_if_whoever_counted_was_killed():
     totals = Totals()
-    totals.begin(0.0, [statistics(0, 0.0, 0.0)])
-    totals.step(1, batch(0), [], 1.0, 2.0, [statistics(3, 2.0, 0.0)], None)  # most tokens of the batch come from the journal
+    totals.step(1, batch(0), [], STEP, [statistics(3)], None)  # most tokens of the batch come from the journal
     trained = totals.now().tokens_trained
     assert trained > 3
     assert summarize(totals, Status.COMPLETED, "", BufferConfig()).tokens.generated == trained
@@ -99,34 +99,30 @@ def test_a_resumed_run_knows_which_evaluations_the_one_before_it_lost():
 
 def test_training_steps_that_are_done_again_from_the_journal_say_nothing_about_the_speed():
     first = Totals()
-    first.begin(0.0, [statistics(0, 0.0, 0.0)])
-    train(first, range(1, 5), 0.0, 0)  # two episodes in two seconds
+    train(first, range(1, 5))  # two episodes in two seconds
     second = Totals()
     second.resume(msgspec.json.decode(msgspec.json.encode(first.now()), type=SavedTotals), published=8)
-    second.begin(100.0, [statistics(0, 0.0, 0.0)])
     for step in range(5, 9):
-        second.step(step, batch(step - 1), [], 0.1, 100.0 + (step - 4) / 10, [statistics(0, 0.0, 0.0)], None)
+        second.step(step, batch(step - 1), [], TimeSplit(seconds=0.1, trajectories=2), [statistics(0)], None)
     assert second.now().trajectories_per_s == pytest.approx(1.0)
-    train(second, range(9, 11), 100.4, 0)
+    train(second, range(9, 11))
     now = second.now()
     assert now.trajectories_per_s == pytest.approx(1.0)
-    assert (now.trajectories, now.repeated, now.repeating) == (20, 8, pytest.approx(0.4))
+    assert (now.time.trajectories, now.repeated.trajectories, now.repeated.seconds) == (20, 8, pytest.approx(0.4))
 
 
 def test_errors_of_the_environments_code_are_summed_over_generators_and_resumes():
     error = CountedError("reward", "/me/env.py", 41, "KeyError", "raised KeyError: 'a'", times=3, example="task t")
     of_tool = CountedError("look_up", "/me/env.py", 30, "OSError", "raised OSError: x", times=2, example="task u")
     generators = [
-        msgspec.structs.replace(statistics(10, 1.0, 0.0), errors=(error,)),
-        msgspec.structs.replace(statistics(10, 1.0, 0.0), errors=(of_tool, error)),
+        msgspec.structs.replace(statistics(10), errors=(error,)),
+        msgspec.structs.replace(statistics(10), errors=(of_tool, error)),
     ]
     first = Totals()
-    first.begin(0.0, generators)
-    first.step(1, batch(0), [], 1.0, 1.0, generators, None)
+    first.step(1, batch(0), [], STEP, generators, None)
     second = Totals()
     second.resume(msgspec.json.decode(msgspec.json.encode(first.now()), type=SavedTotals), published=1)
-    second.begin(0.0, generators[:1])
-    second.step(2, batch(1), [], 1.0, 1.0, generators[:1], None)
+    second.step(2, batch(1), [], STEP, generators[:1], None)
     summary = summarize(second, Status.COMPLETED, "", BufferConfig())
     assert [(each.method, each.times) for each in summary.errors] == [("reward", 9), ("look_up", 2)]
     earlier = msgspec.structs.replace(summary, steps=7)

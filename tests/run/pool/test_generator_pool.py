@@ -22,6 +22,7 @@ from asyncrl.core.errors import (
     WeightsOutOfReach,
 )
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
+from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
@@ -906,7 +907,7 @@ async def test_counters_only_grow() -> None:
 
     async def tokens() -> list[tuple[int, dict[int, int], float, float]]:
         counted = await shop.pool.statistics()
-        return [(c.tokens_generated, dict(c.tokens_by_version), c.wall_seconds, c.idle_seconds) for c in counted]
+        return [(c.tokens_generated, dict(c.tokens_by_version), c.time.wall, c.time.idle * c.time.wall) for c in counted]
 
     async with shop.generating():
         shop.made[0].tokens, shop.made[1].tokens = 5, 7
@@ -927,8 +928,7 @@ def test_no_counter_is_lost_with_a_generator() -> None:
     counted = GeneratorStatistics(
         tokens_generated=3,
         tokens_by_version=Counter({PolicyVersion(0): 3}),
-        wall_seconds=3.0,
-        held_back_seconds=3.0,
+        time=GeneratorTime(sampling=3.0, held_back=3.0),
         last_pause_seconds=3.0,
         finished_episodes=3,
         tool_output_cut=3,
@@ -940,7 +940,7 @@ def test_no_counter_is_lost_with_a_generator() -> None:
     slot.counted(counted)
     counters = slot.counters
     assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)
-    assert (counters.tokens_by_version, counters.wall_seconds, counters.held_back_seconds) == ({0: 6}, 6.0, 6.0)
+    assert (counters.tokens_by_version, counters.time.wall, counters.time.held_back) == ({0: 6}, 6.0, 6.0)
     assert counters.last_pause_seconds == 3.0
     assert counters.scoring == ScoringUse(6, 6.0, 6.0)
 

@@ -19,7 +19,7 @@ from asyncrl.run.tracking.tracker import Tracker
 
 STEPS = 12
 HOSTILE = "</script><script>alert(1)</script><img src=http://x/y onerror=alert(1)>{{7*7}}\x1b[31m\x00\u202eabc\u2028 \x85"
-PARTS = {"time/learner/waiting": 0.3, "time/learner/backward": 0.6, "time/learner/publish": 0.1}
+PARTS = {"time/learner/waiting": 0.3, "time/learner/backward": 0.6, "time/learner/delivering": 0.1}
 LEDGER = LedgerCounts(
     issued=24, running=0, committed=0, taken=0, trained=22, filtered=0, expired=0, failed=2, reasons={f"broken {HOSTILE}": 2}
 )

@@ -81,8 +81,8 @@ def test_plain_lines_say_what_holds_the_run_up_only_when_that_has_changed(pipe, 
 def test_rates_are_over_the_time_of_the_last_training_steps(terminal, recipe):
     with LiveView(terminal, recipe.name, Clock()) as view:
         for step, (rate, seconds) in enumerate([(90_000.0, 1.0)] * 20 + [(1_000.0, 9.0)] * 9 + [(10_000.0, 1.0)]):
-            shares = msgspec.structs.replace(PROGRESS.shares, seconds=seconds)
-            view.update(msgspec.structs.replace(PROGRESS, step=step, generator_tokens_per_s=rate, shares=shares))
+            time = msgspec.structs.replace(PROGRESS.time, seconds=seconds, generated_tokens=round(rate * seconds))
+            view.update(msgspec.structs.replace(PROGRESS, step=step, time=time))
         with terminal.capture() as captured:
             terminal.print(view._draw())
     assert "1,110 tokens/s" in captured.get()  # (81 * 1,000 + 10,000) / 82
