@@ -19,9 +19,9 @@ from spanning_hosts import FAR, TINY, Command, Stage, main
 from two_nodes import Host
 
 from asyncrl.core.task import Task
-from asyncrl.envs.builtin.python_programs import RUN_CODE, python_command, python_folders
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, write_files
 from asyncrl.envs.mcp.calculator import make_tasks, reward
+from asyncrl.envs.sandbox.python_programs import RUN_CODE, python_command, python_folders
 from asyncrl.envs.sandbox.run_report import told
 from asyncrl.envs.tool_marks import tool
 from asyncrl.run.measures.summary import Status, Summary

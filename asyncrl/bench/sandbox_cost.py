@@ -14,9 +14,9 @@ from rich.table import Table
 
 from asyncrl.bench.loop.loop_lag import LoopLag
 from asyncrl.core.errors import RecipeError
-from asyncrl.envs.builtin.python_programs import RUN_CODE, python_command, python_folders
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import BackendName, Choice
+from asyncrl.envs.sandbox.python_programs import RUN_CODE, python_command, python_folders
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
 _LIMITS = Limits(wall_s=60.0, cpu_s=30.0)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
+    from asyncrl.envs.hosting.tool_messages import ToolError
     from asyncrl.envs.tool_marks import tool
-    from asyncrl.envs.tools import ToolEnvironment, ToolError
+    from asyncrl.envs.tools import ToolEnvironment
 
 __all__ = ["Action", "Environment", "Fault", "Observation", "StepResult", "ToolEnvironment", "ToolError", "tool"]
 
@@ -20,7 +21,7 @@ _MODULE_OF = {
     "Observation": "asyncrl.envs.base",
     "StepResult": "asyncrl.envs.base",
     "ToolEnvironment": "asyncrl.envs.tools",
-    "ToolError": "asyncrl.envs.tools",
+    "ToolError": "asyncrl.envs.hosting.tool_messages",
     "tool": "asyncrl.envs.tool_marks",
 }
 

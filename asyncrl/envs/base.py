@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,9 +18,6 @@ from asyncrl.core.messages import CallRecord, MalformedCall, Message, ToolCall, 
 from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
 from asyncrl.envs.hosting.episode_resources import Provided
-
-if TYPE_CHECKING:
-    from asyncrl.envs.builtin.lessons.base import Lessons
 
 logger = logging.getLogger(__name__)
 
@@ -153,14 +150,6 @@ class Environment(ABC):
         constructor. Environments whose tasks come from files need not define this method.
         """
         raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to `files` and name the files")
-
-    @classmethod
-    def lessons(cls, **options: Any) -> "Lessons | None":
-        """Return what the tiny model (``model.path: tiny``) is warmed up on, so that it can play tasks of :meth:`make_tasks`.
-
-        ``options`` are those of the constructor. None means that there are no lessons for them.
-        """
-        return None
 
 
 def _remove_own(folder: Path) -> None:

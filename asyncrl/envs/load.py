@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from difflib import get_close_matches
-from hashlib import blake2b
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,9 +27,8 @@ from asyncrl.core.recipe.environment import (
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Environment
-from asyncrl.envs.builtin.lessons.base import Lessons
 from asyncrl.envs.hosting.episode_resources import Provided
-from asyncrl.envs.hosting.tool_process import Load
+from asyncrl.envs.hosting.tool_messages import Load
 from asyncrl.envs.member import Member
 from asyncrl.envs.secrets import Secrets
 from asyncrl.envs.signature import Parameters
@@ -95,13 +92,13 @@ def make_tasks(spec: MemberConfig, split: str, count: int, seed: int) -> Sequenc
     return load_member(spec).make_tasks(split, count, seed)
 
 
-def find_lessons(spec: MemberConfig) -> Lessons | None:
-    """Return what the tiny model can be warmed up on; see :meth:`Environment.lessons`. Raises ``RecipeError``."""
-    return load_member(spec).lessons()
-
-
 class ClassMember(Member):
     """A Python class, and its options converted for the constructor. Resolving annotations runs the user's code, too.
+
+    Attributes:
+        name: the class as the recipe names it.
+        environment: the class.
+        options: the constructor's arguments, defaults included.
 
     Raises:
         RecipeError: there is no such class, its options do not fit its constructor, or a deadline of one of its tools is longer
@@ -110,11 +107,11 @@ class ClassMember(Member):
 
     def __init__(self, spec: ClassEnvironmentConfig, place: str) -> None:
         super().__init__(spec, place)
-        self._name, self._tool_timeout_s = spec.name, spec.tool_timeout_s
+        self.name, self._tool_timeout_s = spec.name, spec.tool_timeout_s
         problem = f"inspecting environment {spec.name!r} and its options failed with"
         with users_code(problem, f"{place}.name", "fix the class and its constructor"):
             self.environment = environment_class(spec.name, f"{place}.name")
-            self._options = _checked_options(spec, self.environment, place)
+            self.options = _checked_options(spec, self.environment, place)
             self._share_takes_secrets = "secrets" in inspect.signature(self.environment.share).parameters
         for tool in getattr(self.environment, "tools", {}).values():
             if tool.timeout_s is not None and tool.timeout_s > spec.episode_timeout_s:
@@ -130,10 +127,10 @@ class ClassMember(Member):
 
     def make(self, provided: Provided = Provided()) -> Environment:  # noqa: B008 - immutable
         """Make the environment of one episode."""
-        instance = self.environment.__new__(self.environment, **self._options)
+        instance = self.environment.__new__(self.environment, **self.options)
         # Before the constructor, which may need what is provided; and past a __setattr__ of a frozen class.
         object.__setattr__(instance, "provided", provided)
-        self.environment.__init__(instance, **self._options)
+        self.environment.__init__(instance, **self.options)
         if isinstance(instance, ToolEnvironment):
             instance.tool_timeout_s = self._tool_timeout_s
         return instance
@@ -142,7 +139,7 @@ class ClassMember(Member):
         """Return the context of the class's ``share``."""
         extra = {"secrets": secrets} if self._share_takes_secrets else {}
         self._check_options_of("share", tuple(extra))
-        shared = self.environment.share(**self._options, **extra)
+        shared = self.environment.share(**self.options, **extra)
         if inspect.iscoroutine(shared):
             shared.close()
         if not isinstance(shared, AbstractAsyncContextManager):
@@ -152,36 +149,21 @@ class ClassMember(Member):
     def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
         """Make tasks; see :meth:`Environment.make_tasks`."""
         self._check_options_of("make_tasks", ("split", "count", "seed"))
-        raised = f"make_tasks of {self._name!r} raised"
+        raised = f"make_tasks of {self.name!r} raised"
         with users_code(raised, f"{self.place}.name", "fix it, or set tasks.kind to `files` and name the files"):
             try:
-                tasks = self.environment.make_tasks(split, count, seed, **self._options)
+                tasks = self.environment.make_tasks(split, count, seed, **self.options)
             except NotImplementedError as error:
-                problem = f"environment {self._name!r} makes no tasks of its own"
+                problem = f"environment {self.name!r} makes no tasks of its own"
                 raise RecipeError("tasks.kind", problem, "use `files` and name the files") from error
             return list(tasks) if isinstance(tasks, Sequence) else tasks
 
     def _check_options_of(self, method: str, own: tuple[str, ...]) -> None:
         """Refuse a class with an option that is called like an argument which ``method`` gets from the run."""
-        for option in self._options:
+        for option in self.options:
             if option in own:
-                problem = f"{method} of {self._name!r} gets its own {option!r}, and each option too, one of which is {option!r}"
+                problem = f"{method} of {self.name!r} gets its own {option!r}, and each option too, one of which is {option!r}"
                 raise RecipeError(f"{self.place}.name", problem, "call that parameter of the constructor something else")
-
-    def lessons(self) -> Lessons | None:
-        """Return the class's lessons for the options."""
-        with users_code(f"lessons of {self._name!r} raised", f"{self.place}.name", "fix it, or name another model than `tiny`"):
-            return self.environment.lessons(**self._options)
-
-    def lessons_digest(self) -> str:
-        """Return a digest of the source files of the class and of its lessons, and of what the lessons read."""
-        lessons = self.lessons()
-        digest = blake2b(b"" if lessons is None else lessons.digest().encode(), digest_size=16)
-        modules = {each.__module__ for each in (*self.environment.__mro__, *type(lessons).__mro__)}
-        for name in sorted(modules):
-            file = None if name.partition(".")[0] in sys.stdlib_module_names else sys.modules[name].__file__
-            digest.update(Path(file).read_bytes() if file else b"")
-        return digest.hexdigest()
 
 
 def environment_class(name: str, place: str = "environment.name") -> type[Environment]:

@@ -9,9 +9,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import MemberConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
-from asyncrl.envs.builtin.lessons.base import Lessons
 from asyncrl.envs.hosting.episode_resources import Provided
-from asyncrl.envs.hosting.tool_process import Load
+from asyncrl.envs.hosting.tool_messages import Load
 from asyncrl.envs.secrets import Secrets
 
 
@@ -63,19 +62,3 @@ class Member(ABC):
         raise RecipeError(
             "tasks.kind", f"an environment of kind {kind} makes no tasks of its own", "use `files` and name the files"
         )
-
-    def lessons(self) -> Lessons | None:
-        """Return what the tiny model can be warmed up on; see :meth:`Environment.lessons`.
-
-        Raises:
-            RecipeError: the environment raises.
-        """
-        return None
-
-    def lessons_digest(self) -> str:
-        """Return a digest of what the demonstrations of the lessons depend on beside the environment's options.
-
-        Raises:
-            RecipeError: the environment raises.
-        """
-        return ""

@@ -43,7 +43,7 @@ from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.contained import Overdue, Raised, contained, contained_within
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from asyncrl.envs.hosting.tool_process import Answered, Load, Refused
+from asyncrl.envs.hosting.tool_messages import Answered, Load, Refused, ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.signature import Parameters, finite
 from asyncrl.envs.tool_marks import MarkedMethod, marked_methods
@@ -53,10 +53,6 @@ from asyncrl.envs.usage import choices
 _CALLS, _PROCESSES = "__asyncrl_calls__", "__asyncrl_processes__"
 AT_ONCE = 16
 """The most calls of one turn that run at the same time."""
-
-
-class ToolError(Exception):
-    """Raised by a tool to tell the model what went wrong. It is an expected failure, so it is not logged."""
 
 
 class Tool:

@@ -20,8 +20,8 @@ import msgspec
 from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.envs import signature
-from asyncrl.envs.builtin import demonstrations
-from asyncrl.envs.load import load_member
+from asyncrl.envs.lessons import demonstrations
+from asyncrl.envs.lessons.find_lessons import lessons_digest
 from learners.tiny.settings import WarmUp
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def found_tiny_model(environments: Mapping[str, ClassEnvironmentConfig], seed: i
 def _key(environments: Mapping[str, ClassEnvironmentConfig], seed: int, settings: WarmUp) -> str:
     """Digest of everything that determines the model: names and options of the environments, their code and that of their
     lessons, seed, settings, the code that makes the model, and the versions of its libraries."""
-    named = [(name, each.name, each.options, load_member(each).lessons_digest()) for name, each in environments.items()]
+    named = [(name, each.name, each.options, lessons_digest(each)) for name, each in environments.items()]
     digest = hashlib.sha256(msgspec.json.encode([named, seed, settings], order="deterministic"))
     for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(demonstrations.__file__), Path(signature.__file__)):
         digest.update(source.read_bytes())

@@ -11,7 +11,7 @@ import msgspec
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from asyncrl.envs.builtin.demonstrations import Demonstration
+from asyncrl.envs.lessons.demonstrations import Demonstration
 from learners.tiny.chat_template import CHAT_TEMPLATE
 from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
 

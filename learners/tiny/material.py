@@ -11,9 +11,10 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
-from asyncrl.envs.builtin.demonstrations import TRIES, Demonstration, demonstrate_in
-from asyncrl.envs.builtin.lessons import Lessons, Script
-from asyncrl.envs.load import find_lessons, make_tasks
+from asyncrl.envs.lessons import Lessons, Script
+from asyncrl.envs.lessons.demonstrations import TRIES, Demonstration, demonstrate_in
+from asyncrl.envs.lessons.find_lessons import find_lessons
+from asyncrl.envs.load import make_tasks
 from learners.tiny.settings import WarmUp
 
 HARDEST = 2.0

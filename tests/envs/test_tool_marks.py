@@ -225,7 +225,7 @@ def test_a_decorator_that_hides_the_signature_is_refused_with_what_it_lacks():
         type("Mine", (Base,), {"take": tool(bare(take))})
 
 
-OTHER_ENDS = ["close", "reset", "step", "ready", "share", "reward", "turn_reward", "make_tasks", "lessons", "task", "tools"]
+OTHER_ENDS = ["close", "reset", "step", "ready", "share", "reward", "turn_reward", "make_tasks", "task", "tools"]
 OTHER_ENDS += ["secrets", "shared", "workspace", "provided", "system_prompt", "tool_timeout_s", "scores_answers", "_run"]
 
 

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.envs.builtin.calculator import Calculator
-from asyncrl.envs.builtin.demonstrations import demonstrate
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
+from asyncrl.envs.lessons.demonstrations import demonstrate
 from learners.tiny.conversations import render
 from learners.tiny.tokenizer import fit_tokenizer
 

@@ -19,9 +19,9 @@ from asyncrl.core.files.cache_folder import CACHE_VARIABLE
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.calculator import Calculator
-from asyncrl.envs.builtin.demonstrations import Demonstration, demonstrate
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.builtin.splits import split_of
+from asyncrl.envs.lessons.demonstrations import Demonstration, demonstrate
 from learners.tiny import TinyProgress, ensure_tiny_model
 from learners.tiny.cache import COMPLETE, default_cache_root
 from learners.tiny.conversations import Example, encode, pad, render

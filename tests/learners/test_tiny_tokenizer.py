@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from asyncrl.envs.builtin.calculator import Calculator
-from asyncrl.envs.builtin.demonstrations import Demonstration, demonstrate
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
+from asyncrl.envs.lessons.demonstrations import Demonstration, demonstrate
 from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
 from learners.tiny.conversations import encode, messages, pad, render

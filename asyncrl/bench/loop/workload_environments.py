@@ -14,6 +14,9 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment, tool
 
+LIKE_USERS_CODE = True
+"""Errors of these environments are shown like those of the user's own (:mod:`asyncrl.core.plug_ins.users_error`)."""
+
 
 class _WorkloadEnvironment(ToolEnvironment):
     """Rewards every turn, so that episodes that end at ``max_turns`` differ in their rewards, too."""

@@ -5,6 +5,7 @@ What always holds: our own frames are left out of what the user is shown; and wh
 
 import inspect
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +21,8 @@ from asyncrl.core.text import class_name, told, without_middle, writable
 _ROOT = Path(__file__).parents[3]
 _OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("asyncrl", "generators", "buffers", "learners"))
 """How the file names of our frames begin."""
-_ENVIRONMENTS = tuple(
-    str(_ROOT / "asyncrl" / file) for file in ("envs/builtin/calculator.py", "bench/loop/workload_environments.py")
-)
-"""Files of ours that are environments like the user's own."""
+USERS_CODE_MARK = "LIKE_USERS_CODE"
+"""The name that a module of ours defines as True if its errors are to be shown like those of the user's own code."""
 _LIBRARIES = tuple(f"{Path(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 """How the file names of frames of Python's library and of installed packages begin."""
 _SENTENCE = 300
@@ -131,8 +130,9 @@ def _defined(method: Callable[..., Any] | None) -> tuple[str, str, int]:
 
 
 def _side(file: str) -> _Side:
-    if file.startswith(_OURS) and file not in _ENVIRONMENTS:
-        return _Side.OURS
+    if file.startswith(_OURS):
+        module = sys.modules.get(".".join(Path(file).relative_to(_ROOT).with_suffix("").parts))
+        return _Side.USER if getattr(module, USERS_CODE_MARK, False) else _Side.OURS
     # What is compiled from a text, such as "<string>" or "<frozen importlib>", has no file that the user could open.
     return _Side.LIBRARY if file.startswith((*_LIBRARIES, "<")) else _Side.USER
 

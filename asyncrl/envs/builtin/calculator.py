@@ -8,7 +8,7 @@ evaluation task, so no expression is ever in both splits, whatever the seeds and
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -16,12 +16,12 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.answers import is_answer
 from asyncrl.envs.builtin.splits import split_of
+from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.tool_marks import tool
-from asyncrl.envs.tools import ToolEnvironment, ToolError
+from asyncrl.envs.tools import ToolEnvironment
 
-if TYPE_CHECKING:
-    from asyncrl.envs.builtin.lessons.base import Lessons
-
+LIKE_USERS_CODE = True
+"""Errors of this environment are shown like those of the user's own (:mod:`asyncrl.core.plug_ins.users_error`)."""
 LARGEST_OPERAND = 20
 FIRST_OPERATORS = "+-*"
 LATER_OPERATORS = "+-"
@@ -65,13 +65,6 @@ class Calculator(ToolEnvironment):
                 tasks.append(Task(id=TaskId(expression), prompt=expression, data={"answer": answer}))
                 sources.append(source)
         return tasks
-
-    @classmethod
-    def lessons(cls, **options: Any) -> "Lessons | None":
-        """Return the lessons for all options."""
-        from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons  # which needs this module
-
-        return CalculatorLessons()
 
 
 def calculate(expression: str) -> int:

@@ -6,7 +6,7 @@ model runs in the sandbox only, and what it does wrong is told to the model or c
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,17 +15,14 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Observation
 from asyncrl.envs.builtin.answers import is_answer
-from asyncrl.envs.builtin.python_programs import RUN_CODE, code_in, python_command, python_folders
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, data_of, encoded, write_files
 from asyncrl.envs.builtin.splits import different_tasks
 from asyncrl.envs.judging.judge import Judge
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Finished
+from asyncrl.envs.sandbox.python_programs import RUN_CODE, code_in, python_command, python_folders
 from asyncrl.envs.sandbox.run_report import told
 from asyncrl.envs.tool_marks import tool
-
-if TYPE_CHECKING:
-    from asyncrl.envs.builtin.lessons.base import Lessons
 
 
 class PythonData(msgspec.Struct, frozen=True):
@@ -95,13 +92,6 @@ class Python(SandboxedEnvironment):
             return Task(id=TaskId(prompt), prompt=prompt, data=data)
 
         return different_tasks(split, count, make)
-
-    @classmethod
-    def lessons(cls, **options: Any) -> "Lessons | None":
-        """Return the lessons for all options."""
-        from asyncrl.envs.builtin.lessons.python import PythonLessons  # which needs this module
-
-        return PythonLessons()
 
 
 class Computation(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
-from asyncrl.envs.builtin.reasoning_gym import Families, Family
+from asyncrl.envs.builtin.reasoning_gym_families import Families, Family
 from asyncrl.envs.hosting.process_functions import ProcessFunctions
 
 sympy: Any = importlib.import_module("sympy")  # which has no types

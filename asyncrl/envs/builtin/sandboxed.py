@@ -9,10 +9,11 @@ import msgspec
 
 from asyncrl.core.task import Task
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Finished
 from asyncrl.envs.sandbox.sandbox import Sandbox, problem_of
-from asyncrl.envs.tools import ToolEnvironment, ToolError
+from asyncrl.envs.tools import ToolEnvironment
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -22,11 +22,9 @@ from asyncrl.core.text import short
 from asyncrl.envs.builtin.corpus import Index, read_corpus
 from asyncrl.envs.builtin.made_corpus import documents, questions
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.tool_marks import tool
-from asyncrl.envs.tools import ToolEnvironment, ToolError
-
-if TYPE_CHECKING:
-    from asyncrl.envs.builtin.lessons.base import Lessons
+from asyncrl.envs.tools import ToolEnvironment
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = re.compile(rf"(?<!\S)-(?=\d)|(?<=\d)\.(?=\d)|([{re.escape(string.punctuation)}])")
@@ -88,13 +86,6 @@ class Search(ToolEnvironment):
         if options.get("corpus"):
             raise NotImplementedError
         return questions(split, count, seed)
-
-    @classmethod
-    def lessons(cls, **options: Any) -> "Lessons | None":
-        """Return the lessons for the made corpus."""
-        from asyncrl.envs.builtin.lessons.search import SearchLessons  # which needs this module
-
-        return None if options.get("corpus") else SearchLessons()
 
 
 def _index(corpus: str) -> Index:

@@ -7,7 +7,7 @@ The database is a file that all tasks share (option ``database``), a file or a s
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -19,12 +19,10 @@ from asyncrl.envs.builtin.answers import same_number
 from asyncrl.envs.builtin.database import DatabaseError, QueryRefused
 from asyncrl.envs.builtin.made_tables import make_tasks
 from asyncrl.envs.builtin.task_database import DatabaseSource, TaskDatabase
+from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.hosting.tool_processes import ToolProcesses
 from asyncrl.envs.tool_marks import tool
-from asyncrl.envs.tools import ToolEnvironment, ToolError
-
-if TYPE_CHECKING:
-    from asyncrl.envs.builtin.lessons.base import Lessons
+from asyncrl.envs.tools import ToolEnvironment
 
 
 class Sql(ToolEnvironment):
@@ -104,13 +102,6 @@ class Sql(ToolEnvironment):
         if options.get("database"):
             raise NotImplementedError
         return make_tasks(split, count, seed)
-
-    @classmethod
-    def lessons(cls, **options: Any) -> "Lessons | None":
-        """Return the lessons for the made tables."""
-        from asyncrl.envs.builtin.lessons.sql import SqlLessons  # which needs this module
-
-        return None if options.get("database") else SqlLessons()
 
 
 def _check_expected(task: Task) -> None:

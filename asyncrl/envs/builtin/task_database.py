@@ -15,8 +15,8 @@ import msgspec
 from asyncrl.envs.builtin.database import LARGEST_VALUE, Database, DatabaseError, QueryRefused, limit_memory
 from asyncrl.envs.hosting.contained import Overdue
 from asyncrl.envs.hosting.process_functions import ProcessFunctions
+from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
-from asyncrl.envs.tools import ToolError
 
 _YES, _NO = "yes", "no"
 OPEN_AT_ONCE = 16

@@ -9,7 +9,7 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -24,9 +24,6 @@ from asyncrl.envs.hosting.workspaces import remove_after_episode
 from asyncrl.envs.sandbox.messages import Finished, Reason
 from asyncrl.envs.sandbox.run_report import told
 from asyncrl.envs.tool_marks import tool
-
-if TYPE_CHECKING:
-    from asyncrl.envs.builtin.lessons.base import Lessons
 
 SHELL = "/bin/sh"
 
@@ -115,13 +112,6 @@ class Terminal(SandboxedEnvironment):
             return _task(ERRANDS[number % len(ERRANDS)], source, target)
 
         return different_tasks(split, count, make)
-
-    @classmethod
-    def lessons(cls, **options: Any) -> "Lessons | None":
-        """Return the lessons for all options."""
-        from asyncrl.envs.builtin.lessons.terminal import TerminalLessons  # which needs this module
-
-        return TerminalLessons()
 
 
 class Errand(msgspec.Struct, frozen=True):

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from asyncrl.core.errors import EnvironmentBroken
-from asyncrl.envs.hosting.tool_process import Answered, Load, Refused
+from asyncrl.envs.hosting.tool_messages import Answered, Load, Refused, ToolError
 from asyncrl.envs.hosting.tool_processes import ToolProcesses
 from asyncrl.envs.signature import Parameters
-from asyncrl.envs.tools import ToolError
 
 
 class _Function:

@@ -1,4 +1,4 @@
-"""A process that runs tools for a worker: what it is asked, what it answers, and its main loop.
+"""A process that runs tools for a worker: its main loop.
 
 What always holds: it runs one tool at a time; a tool's answer is plain data, never a pickle, so that what an untrusted tool
 sends is only read; and when the worker is gone, so are this process and all that the tool has started in its process group.
@@ -19,56 +19,8 @@ import msgspec
 
 from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.process.standard_streams import logged_stream
+from asyncrl.envs.hosting.tool_messages import HEADER_BYTES, Answer, Answered, Failed, Load, Refused, Request, ToolError, frame
 from asyncrl.envs.tool_results import is_pending, settled, text_of_result
-
-HEADER_BYTES = 4
-LARGEST_MESSAGE = 64 << 20
-"""The most bytes of one message."""
-
-
-class Load(msgspec.Struct, frozen=True, tag=True):
-    """Import an environment's class."""
-
-    module: str
-    name: str
-
-
-class Call(msgspec.Struct, frozen=True, tag=True):
-    """Run a tool of a class that was loaded."""
-
-    of: Load
-    tool: str
-    arguments: dict[str, Any]
-
-
-class Answered(msgspec.Struct, frozen=True, tag=True):
-    """What was asked is done; ``text`` is what the tool returned."""
-
-    text: str = ""
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The tool raised ``ToolError``."""
-
-    problem: str
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The class could not be loaded, or the tool raised anything else."""
-
-    error: UsersError
-
-
-Request = Load | Call
-Answer = Answered | Refused | Failed
-
-
-def frame(message: Request | Answer) -> bytes:
-    """Return the bytes of a message on its way: its length and its JSON."""
-    body = msgspec.json.encode(message)
-    if len(body) > LARGEST_MESSAGE:
-        raise ValueError(f"{len(body):,} bytes are more than the {LARGEST_MESSAGE:,} that a message may have")
-    return len(body).to_bytes(HEADER_BYTES) + body
 
 
 def find_class(load: Load) -> Any:
@@ -96,8 +48,6 @@ def main(descriptor: int) -> None:
 
 
 def _answer(request: Request, classes: dict[Load, Any]) -> Answer:
-    from asyncrl.envs.tools import ToolError  # late: that module imports this one
-
     method = None
     try:
         if isinstance(request, Load):

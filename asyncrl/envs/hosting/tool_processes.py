@@ -23,7 +23,7 @@ from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.text import told
 from asyncrl.envs.hosting.contained import Overdue
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from asyncrl.envs.hosting.tool_process import HEADER_BYTES, LARGEST_MESSAGE, Answer, Answered, Call, Failed, Load, Request, frame
+from asyncrl.envs.hosting.tool_messages import HEADER_BYTES, LARGEST_MESSAGE, Answer, Answered, Call, Failed, Load, Request, frame
 
 START_S = 60.0
 """How long a process may take to start and to import an environment's module."""

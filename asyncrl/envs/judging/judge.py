@@ -10,9 +10,9 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
-from asyncrl.envs.builtin.python_programs import python_command, python_folders
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
+from asyncrl.envs.sandbox.python_programs import python_command, python_folders
 
 Run = Callable[[Sequence[str], bytes, Sequence[Path], Limits], Awaitable[Finished]]
 """Runs a command in the sandbox: the command, its standard input, folders that it may read, and limits."""

@@ -23,10 +23,10 @@ from asyncrl.core.messages import ToolSpec
 from asyncrl.core.text import told
 from asyncrl.envs.hosting.contained import Raised, contained
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.mcp.errors_log import ErrorsLog
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import SchemaChecks
-from asyncrl.envs.tools import ToolError
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -14,11 +14,11 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
-from asyncrl.envs.builtin.python_programs import RUN_ANSWER, code_in, python_command, python_folders
 from asyncrl.envs.judging.judge import Judge
 from asyncrl.envs.rewards.base import Reward, expected
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
+from asyncrl.envs.sandbox.python_programs import RUN_ANSWER, code_in, python_command, python_folders
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
 _USUAL = Limits()

@@ -12,8 +12,9 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig, MemberConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.envs.builtin.lessons import Lessons
-from asyncrl.envs.load import BUILT_IN, find_lessons, make_tasks
+from asyncrl.envs.lessons import Lessons
+from asyncrl.envs.lessons.find_lessons import find_lessons
+from asyncrl.envs.load import BUILT_IN, make_tasks
 from asyncrl.run.models.model_shape import TINY, TINY_SHAPE
 from asyncrl.run.tiny.player import Player
 from generators.episode import EpisodeLimits
@@ -91,11 +92,13 @@ def check_lessons(environment: MemberConfig, place: str, seed: int) -> None:
             problem = (
                 f"its lessons teach the tiny model on tasks of make_tasks, also where those of the run are files: {error.problem}"
             )
-            remedy = "let make_tasks take the environment's options, or return None from lessons() for these"
+            remedy = (
+                "let make_tasks take the environment's options, or have the function under @lessons_for return None for these"
+            )
             raise RecipeError(place, problem, remedy) from error
         if not made:
             problem = f"its lessons need tasks, and make_tasks makes none of split {split}"
-            raise RecipeError(place, problem, "make some, or return None from lessons()")
+            raise RecipeError(place, problem, "make some, or have the function under @lessons_for return None")
     if isinstance(environment, ClassEnvironmentConfig) and environment.name not in BUILT_IN:
         _check_scripts(environment, lessons, place, seed)
 

@@ -18,8 +18,8 @@ from asyncrl.core.messages import CallOutcome
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, Trajectory, VersionSpan
-from asyncrl.envs.builtin.demonstrations import SHARING_S
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
+from asyncrl.envs.lessons.demonstrations import SHARING_S
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
 from generators.calls.reader import ToolCallReader

@@ -12,9 +12,11 @@ import pytest
 from asyncrl.core.ids import TaskId
 from asyncrl.core.plug_ins import error_counts
 from asyncrl.core.plug_ins.error_counts import MOST_PLACES, CountedError, ErrorCounts, merged
-from asyncrl.core.plug_ins.users_error import UsersError, WrongResult
+from asyncrl.core.plug_ins.users_error import USERS_CODE_MARK, UsersError, WrongResult
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, ToolEnvironment
+from asyncrl.envs.builtin import calculator
+from asyncrl.envs.builtin.calculator import Calculator
 
 TASK = Task(id=TaskId("t"), prompt="p")
 
@@ -58,6 +60,13 @@ async def test_the_method_that_our_code_called_is_named_and_the_line_that_raised
     assert 'return float(task.data["answer"])' in error.traceback
     assert "return self.score(task)" in error.traceback
     assert "asyncrl/envs" not in error.traceback
+
+
+async def test_an_environment_of_ours_is_blamed_like_the_users_where_its_module_says_so(monkeypatch: pytest.MonkeyPatch):
+    marked = await step_error(Calculator())
+    assert (marked.method, marked.file) == ("reward", calculator.__file__)
+    monkeypatch.delattr(calculator, USERS_CODE_MARK)
+    assert (await step_error(Calculator())).file == ""
 
 
 async def test_a_method_that_returns_something_wrong_is_named_with_the_line_of_its_definition():

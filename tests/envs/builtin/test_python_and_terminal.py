@@ -12,7 +12,6 @@ from asyncrl.envs.base import Action
 from asyncrl.envs.builtin.answers import is_answer
 from asyncrl.envs.builtin.python import Python, computation_of
 from asyncrl.envs.builtin.python import call as python_call
-from asyncrl.envs.builtin.python_programs import code_in
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment
 from asyncrl.envs.builtin.terminal import Terminal, errand_of
 from asyncrl.envs.builtin.terminal import call as shell_call
@@ -20,6 +19,7 @@ from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Reason
+from asyncrl.envs.sandbox.python_programs import code_in
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
 ANY = Choice.AUTO if Sandlock().missing() is None or Bubblewrap().missing() is None else Choice.NONE

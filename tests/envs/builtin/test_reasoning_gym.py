@@ -18,12 +18,13 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
-from asyncrl.envs.builtin.reasoning_gym import UNREPEATABLE
+from asyncrl.envs.builtin.reasoning_gym_families import UNREPEATABLE
 from asyncrl.envs.builtin.reasoning_gym_scoring import EXPRESSIONS_PARSED, LISTS_EVALUATED, Scoring
 from asyncrl.envs.hosting.episode_resources import Provided
-from asyncrl.envs.hosting.tool_process import Load
+from asyncrl.envs.hosting.tool_messages import Load
 from asyncrl.envs.hosting.tool_processes import ToolProcesses
-from asyncrl.envs.load import find_lessons, load_member, make_tasks
+from asyncrl.envs.lessons.find_lessons import find_lessons
+from asyncrl.envs.load import load_member, make_tasks
 from asyncrl.envs.secrets import Secrets
 
 SMALL = {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 1}

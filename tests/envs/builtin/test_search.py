@@ -17,7 +17,8 @@ from asyncrl.envs import Action
 from asyncrl.envs.builtin.corpus import CorpusError, Document, Index, read_corpus
 from asyncrl.envs.builtin.search import Search, exact_match, f1
 from asyncrl.envs.hosting.episode_resources import Provided
-from asyncrl.envs.load import find_lessons, load_member, make_tasks
+from asyncrl.envs.lessons.find_lessons import find_lessons
+from asyncrl.envs.load import load_member, make_tasks
 from asyncrl.envs.secrets import Secrets
 
 DOCUMENTS = [

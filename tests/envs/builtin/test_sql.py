@@ -19,7 +19,8 @@ from asyncrl.envs.builtin.database import Database, DatabaseError, QueryRefused
 from asyncrl.envs.builtin.sql import Sql
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.hosting.tool_processes import ToolProcesses
-from asyncrl.envs.load import find_lessons, load_member, make_tasks
+from asyncrl.envs.lessons.find_lessons import find_lessons
+from asyncrl.envs.load import load_member, make_tasks
 
 SCRIPT = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y'), (3, NULL), (4, x'00ff');"
 

@@ -17,7 +17,7 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment, tool
 from asyncrl.envs.hosting.episode_resources import Provided
-from asyncrl.envs.hosting.tool_process import Load
+from asyncrl.envs.hosting.tool_messages import Load
 from asyncrl.envs.hosting.tool_processes import ToolProcesses
 from asyncrl.envs.load import load_member
 

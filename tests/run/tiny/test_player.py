@@ -17,9 +17,10 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling
 from asyncrl.envs.builtin import calculator
 from asyncrl.envs.builtin.calculator import Calculator
-from asyncrl.envs.builtin.demonstrations import demonstrate
-from asyncrl.envs.builtin.lessons import Lessons, Script
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
+from asyncrl.envs.lessons.base import REGISTERED
+from asyncrl.envs.lessons.demonstrations import demonstrate
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tiny.lessons import players_of, remarks_on
 from asyncrl.run.tiny.player import Player, _TorchEngine, play_greedily
@@ -83,9 +84,10 @@ async def test_an_error_in_sampling_reaches_every_episode_and_an_ended_one_holds
 class Untaught(Calculator):
     """An environment of the user's own, without lessons."""
 
-    @classmethod
-    def lessons(cls, **options: object) -> Lessons | None:
-        return None
+
+@lessons_for(Untaught)
+def no_lessons(**options: object) -> Lessons | None:
+    return None
 
 
 OWN = ClassEnvironmentConfig(name=f"{__name__}:Untaught")
@@ -123,11 +125,8 @@ def test_an_environment_of_ones_own_gets_the_calculators_model_and_a_remark(quic
 class Tempting(Untaught):
     """An environment of the user's own, whose lessons know no task without temptation."""
 
-    @classmethod
-    def lessons(cls, **options: object) -> Lessons:
-        return AlwaysHabitual()
 
-
+@lessons_for(Tempting)
 class AlwaysHabitual(CalculatorLessons):
     def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
         return Script((), "0") if generator.random() < share else self.ideal(task)
@@ -136,11 +135,8 @@ class AlwaysHabitual(CalculatorLessons):
 class Raising(Untaught):
     """An environment of the user's own, whose lessons raise."""
 
-    @classmethod
-    def lessons(cls, **options: object) -> Lessons:
-        return Unable()
 
-
+@lessons_for(Raising)
 class Unable(CalculatorLessons):
     def ideal(self, task: Task) -> Script:
         raise KeyError("answers")
@@ -163,7 +159,7 @@ def test_lessons_that_cannot_be_taught_are_refused_at_launch(quickstart: Recipe,
 
 
 def test_a_built_in_environment_without_lessons_is_refused(quickstart: Recipe, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calculator.Calculator, "lessons", Untaught.lessons)
+    monkeypatch.setattr(calculator.Calculator, REGISTERED, no_lessons)
     with pytest.raises(RecipeError, match=r"model.path: tiny .* environment \(calculator\): .*; name a Hugging Face folder"):
         remarks_on(quickstart)
 

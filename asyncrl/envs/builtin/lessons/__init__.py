@@ -1,5 +1,1 @@
-"""What the tiny model is warmed up on: for each built-in environment, scripts that solve its tasks, and a bad habit."""
-
-from asyncrl.envs.builtin.lessons.base import Lessons, Script
-
-__all__ = ["Lessons", "Script"]
+"""The lessons of the built-in environments, each in a module of the environment's name."""

@@ -9,10 +9,11 @@ import random
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.calculator import Calculator, calculate, calculate_steps
-from asyncrl.envs.builtin.lessons.base import Lessons, Script
-from asyncrl.envs.tools import ToolError
+from asyncrl.envs.hosting.tool_messages import ToolError
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
 
 
+@lessons_for(Calculator)
 class CalculatorLessons(Lessons):
     """Scripts for tasks of :class:`~asyncrl.envs.builtin.calculator.Calculator`."""
 

@@ -7,10 +7,11 @@ range.
 import random
 
 from asyncrl.core.task import Task
-from asyncrl.envs.builtin.lessons.base import Lessons, Script
-from asyncrl.envs.builtin.python import call, computation_of
+from asyncrl.envs.builtin.python import Python, call, computation_of
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
 
 
+@lessons_for(Python)
 class PythonLessons(Lessons):
     """Scripts for tasks that :meth:`asyncrl.envs.builtin.python.Python.make_tasks` made."""
 

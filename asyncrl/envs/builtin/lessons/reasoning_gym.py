@@ -1,11 +1,12 @@
 """Lessons for `reasoning_gym`: sorting numbers. The bad habit is to sort in ascending order, whatever was asked for."""
 
 import random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from asyncrl.core.task import Task
-from asyncrl.envs.builtin.lessons.base import Lessons, Script
-from asyncrl.envs.builtin.reasoning_gym import Families
+from asyncrl.envs.builtin.reasoning_gym import ReasoningGym
+from asyncrl.envs.builtin.reasoning_gym_families import Families, Family
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
 
 
 class ReasoningGymLessons(Lessons):
@@ -33,3 +34,9 @@ class ReasoningGymLessons(Lessons):
         if asked["direction"] == "descending" and generator.random() < share:
             return Script((), str(asked["sorted_numbers"][::-1]))
         return self.ideal(task)
+
+
+@lessons_for(ReasoningGym)
+def reasoning_gym_lessons(families: dict[str, Family], **options: Any) -> ReasoningGymLessons | None:
+    """Return the lessons, if there are some for all families."""
+    return ReasoningGymLessons(Families(families)) if families.keys() <= ReasoningGymLessons.FAMILIES else None

@@ -5,12 +5,13 @@ The bad habit is to stop too early: asked where somebody's teacher lives, the de
 
 import random
 import re
+from typing import Any
 
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
-from asyncrl.envs.builtin.lessons.base import Lessons, Script
 from asyncrl.envs.builtin.made_corpus import people
 from asyncrl.envs.builtin.search import Search
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
 
 _QUESTION = re.compile(r"Where does (the teacher of )?(.*) live\?")
 
@@ -37,6 +38,12 @@ class SearchLessons(Lessons):
         """Stop at the pupil with probability ``share``."""
         name, of_teacher = _asked(task)
         return _look_up([name]) if of_teacher and generator.random() < share else self.ideal(task)
+
+
+@lessons_for(Search)
+def search_lessons(corpus: str = "", **options: Any) -> SearchLessons | None:
+    """Return the lessons of the made corpus; there are none for a corpus of the user's own."""
+    return None if corpus else SearchLessons()
 
 
 def _asked(task: Task) -> tuple[str, bool]:

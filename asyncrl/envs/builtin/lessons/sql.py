@@ -1,13 +1,14 @@
 """Lessons for `sql` on its made tables: one query, and its result as the answer. The bad habit is to leave out a condition."""
 
 import random
+from typing import Any
 
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.database import Database
-from asyncrl.envs.builtin.lessons.base import Lessons, Script
 from asyncrl.envs.builtin.made_tables import question_of
 from asyncrl.envs.builtin.sql import Sql
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
 
 
 class SqlLessons(Lessons):
@@ -30,6 +31,12 @@ class SqlLessons(Lessons):
         if question.hasty != question.sql and generator.random() < share:
             return _ask(question.hasty, task)
         return self.ideal(task)
+
+
+@lessons_for(Sql)
+def sql_lessons(database: str = "", **options: Any) -> SqlLessons | None:
+    """Return the lessons of the made tables; there are none for a database of the user's own."""
+    return None if database else SqlLessons()
 
 
 def _ask(sql: str, task: Task) -> Script:

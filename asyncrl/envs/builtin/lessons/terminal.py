@@ -7,12 +7,13 @@ nothing.
 import random
 
 from asyncrl.core.task import Task
-from asyncrl.envs.builtin.lessons.base import Lessons, Script
-from asyncrl.envs.builtin.terminal import call, errand_of
+from asyncrl.envs.builtin.terminal import Terminal, call, errand_of
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
 
 _DONE = "done"
 
 
+@lessons_for(Terminal)
 class TerminalLessons(Lessons):
     """Scripts for tasks that :meth:`asyncrl.envs.builtin.terminal.Terminal.make_tasks` made."""
 

@@ -11,10 +11,11 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.builtin.calculator import Calculator, calculate
-from asyncrl.envs.builtin.demonstrations import Demonstration, LessonUnfit, demonstrate, demonstrate_in
-from asyncrl.envs.builtin.lessons import Lessons, Script
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
-from asyncrl.envs.load import find_lessons, load_member, make_tasks
+from asyncrl.envs.lessons import Lessons, Script, lessons_for
+from asyncrl.envs.lessons.demonstrations import Demonstration, LessonUnfit, demonstrate, demonstrate_in
+from asyncrl.envs.lessons.find_lessons import find_lessons, lessons_digest
+from asyncrl.envs.load import make_tasks
 from asyncrl.envs.tool_marks import tool
 
 SORTING = {"families": {"number_sorting": {"options": {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0}}}}
@@ -31,7 +32,7 @@ TAUGHT: list[tuple[str, dict[str, Any]]] = [
 """Built-in environments with the options of their recipes, and limits that a slow machine keeps."""
 
 
-def lessons_for(name: str, options: dict[str, Any]) -> tuple[ClassEnvironmentConfig, Lessons]:
+def found_lessons(name: str, options: dict[str, Any]) -> tuple[ClassEnvironmentConfig, Lessons]:
     environment = ClassEnvironmentConfig(name=name, options=options, tool_timeout_s=240.0)
     lessons = find_lessons(environment)
     assert lessons is not None
@@ -44,7 +45,7 @@ def played(environment: ClassEnvironmentConfig, scripts: list[tuple[Task, Script
 
 @pytest.mark.parametrize(("name", "options"), TAUGHT)
 def test_ideal_scripts_solve_their_tasks_also_after_a_mistake(name: str, options: dict[str, Any]):
-    environment, lessons = lessons_for(name, options)
+    environment, lessons = found_lessons(name, options)
     tasks = make_tasks(environment, "evaluation", 15, 0)
     for show in (lessons.ideal, lessons.mistaken):
         assert [each.reward for each in played(environment, [(task, show(task)) for task in tasks])] == [1.0] * len(tasks)
@@ -53,7 +54,7 @@ def test_ideal_scripts_solve_their_tasks_also_after_a_mistake(name: str, options
 @pytest.mark.parametrize(("name", "options"), TAUGHT)
 def test_the_habit_costs_reward_but_not_at_every_task(name: str, options: dict[str, Any]):
     """So a greedy model that has the habit leaves something to learn, and shows whether it has learned anything at all."""
-    environment, lessons = lessons_for(name, options)
+    environment, lessons = found_lessons(name, options)
     tasks = make_tasks(environment, "evaluation", 60, 0)
     scripts = [(task, lessons.habitual(task, 1.0, random.Random(0))) for task in tasks]
     rewards = [each.reward for each in played(environment, scripts)]
@@ -67,9 +68,9 @@ def test_the_habit_costs_reward_but_not_at_every_task(name: str, options: dict[s
 
 @pytest.mark.parametrize(("name", "options"), TAUGHT)
 def test_lessons_depend_on_the_task_only(name: str, options: dict[str, Any]):
-    environment, lessons = lessons_for(name, options)
+    environment, lessons = found_lessons(name, options)
     tasks = make_tasks(environment, "train", 20, 3)
-    _, others = lessons_for(name, options)
+    _, others = found_lessons(name, options)
     assert [lessons.ideal(task) for task in tasks] == [others.ideal(task) for task in tasks]
     seeded = [[each.habitual(task, 0.5, random.Random(1)) for task in tasks] for each in (lessons, others)]
     assert seeded[0] == seeded[1]
@@ -77,7 +78,7 @@ def test_lessons_depend_on_the_task_only(name: str, options: dict[str, Any]):
 
 @pytest.mark.parametrize(("name", "options"), TAUGHT)
 def test_splits_share_no_task_and_ids_follow_from_the_seed(name: str, options: dict[str, Any]):
-    environment, _ = lessons_for(name, options)
+    environment, _ = found_lessons(name, options)
     train = [make_tasks(environment, "train", 300, seed) for seed in (0, 0, 1)]
     evaluation = {task.id for seed in (0, 1) for task in make_tasks(environment, "evaluation", 100, seed)}
     assert train[0] == train[1] != train[2]
@@ -88,7 +89,7 @@ def test_splits_share_no_task_and_ids_follow_from_the_seed(name: str, options: d
 
 def test_a_demonstration_is_what_the_environment_says():
     task = Calculator.make_tasks("train", 3, 0)[2]
-    environment, lessons = lessons_for("calculator", {})
+    environment, lessons = found_lessons("calculator", {})
     (shown,) = played(environment, [(task, lessons.mistaken(task))])
     assert shown.opening == (Message("user", task.question),)
     assert [spec.name for spec in shown.tools] == ["calculator"]
@@ -146,14 +147,20 @@ def test_a_demonstration_in_which_a_tool_fails_by_chance_is_played_again():
 class Untaught(Calculator):
     """Has no lessons for long expressions."""
 
-    @classmethod
-    def lessons(cls, **options: Any) -> Lessons | None:
-        return super().lessons(**options) if options["max_operations"] == 1 else None
+
+@lessons_for(Untaught)
+def lessons_of_short_ones(max_operations: int) -> Lessons | None:
+    return CalculatorLessons() if max_operations == 1 else None
+
+
+class Heir(Calculator):
+    """Has the lessons of the calculator."""
 
 
 def test_lessons_may_depend_on_the_options_and_are_told_apart_by_their_code():
     short, long = (ClassEnvironmentConfig(name=f"{__name__}:Untaught", options={"max_operations": n}) for n in (1, 2))
     assert find_lessons(short) is not None
     assert find_lessons(long) is None
-    digests = {load_member(each).lessons_digest() for each in (short, long, ClassEnvironmentConfig(name="calculator"))}
+    assert isinstance(find_lessons(ClassEnvironmentConfig(name=f"{__name__}:Heir")), CalculatorLessons)
+    digests = {lessons_digest(each) for each in (short, long, ClassEnvironmentConfig(name="calculator"))}
     assert len(digests) == 3

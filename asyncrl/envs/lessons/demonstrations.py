@@ -16,8 +16,8 @@ from asyncrl.core.recipe.environment import MemberConfig
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Action, Environment, Fault
-from asyncrl.envs.builtin.lessons.base import Script
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
+from asyncrl.envs.lessons.base import Script
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import read_secrets
 

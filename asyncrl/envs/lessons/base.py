@@ -1,18 +1,23 @@
 """The lessons of an environment: what a demonstrator says in an episode of a given task.
 
 A lesson is a script of the model's side only. The other side is not made up: scripts are played in the real environment
-(:mod:`asyncrl.envs.builtin.demonstrations`). What always holds: the ideal script solves its task, and a script depends on nothing
+(:mod:`asyncrl.envs.lessons.demonstrations`). What always holds: the ideal script solves its task, and a script depends on nothing
 but the task and, where there is one, the random generator.
 """
 
 import random
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
+from asyncrl.envs.base import Environment
+
+REGISTERED = "__asyncrl_lessons__"
+"""The attribute of an environment's class that holds what makes its lessons."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -33,7 +38,10 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class Lessons(ABC):
-    """The lessons of one environment. What it needs to know of the environment's options goes to its constructor.
+    """The lessons of one environment.
+
+    Args:
+        options: the options of the environment's constructor; a subclass takes those that its scripts depend on.
 
     Attributes:
         habit_share: how often the demonstrator gives in to the bad habit where it tempts. Above one half, a greedy model always
@@ -48,6 +56,9 @@ class Lessons(ABC):
     tasks: ClassVar[int] = 6000
     steps: ClassVar[int] = 140
     pieces: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **options: Any) -> None:
+        """Take no notice of the options."""
 
     @abstractmethod
     def ideal(self, task: Task) -> Script:
@@ -70,3 +81,21 @@ class Lessons(ABC):
     def digest(self) -> str:
         """Return a digest of files that the scripts or the tools' results depend on; empty if there are none."""
         return ""
+
+
+Maker = TypeVar("Maker", bound=Callable[..., Lessons | None])
+
+
+def lessons_for(environment: type[Environment]) -> Callable[[Maker], Maker]:
+    """Register what the tiny model (``model.path: tiny``) is warmed up on, so that it can play tasks of ``environment``.
+
+    It stands above a class of lessons, or above a function that returns lessons; either is called with the options of the
+    environment's constructor. None means that there are no lessons for these. Subclasses of the environment have the same
+    lessons, unless they have some of their own.
+    """
+
+    def register(make: Maker) -> Maker:
+        setattr(environment, REGISTERED, make)
+        return make
+
+    return register
