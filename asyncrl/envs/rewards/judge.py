@@ -13,12 +13,11 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import aiohttp
 import msgspec
-from msgspec import Meta
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable
 from asyncrl.core.task import Task
@@ -93,6 +92,64 @@ class JudgeUse(msgspec.Struct):
     kept: int = 0
 
 
+class Endpoint(msgspec.Struct, frozen=True):
+    """A model behind an endpoint that speaks OpenAI's chat completions.
+
+    Attributes:
+        url: the endpoint's base, such as ``http://localhost:8000/v1``; ``/chat/completions`` is appended.
+        model: the model's name there.
+        token_variable: name of the environment variable whose value is sent as a bearer token; empty for no token.
+        timeout_s: deadline of one request.
+        max_reply_tokens: the most tokens of a reply.
+    """
+
+    url: str
+    model: str
+    token_variable: str = ""
+    timeout_s: float = 60.0
+    max_reply_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"the judge's url is {self.url!r}; write it like http://localhost:8000/v1")
+
+
+class Rubric(msgspec.Struct, frozen=True):
+    """What a judge is asked, and how its scores are read.
+
+    Attributes:
+        instructions: the system message; ``{lowest}`` and ``{highest}`` stand for the scores.
+        question: the user message; ``{question}``, ``{answer}``, ``{expected}`` stand for the task's prompt, what is judged, and
+            ``task.data[expected_key]``.
+        expected_key: where ``task.data`` holds what the answer is compared with; the judge sees an empty text if it is missing.
+        lowest, highest: the range of its scores; a score outside of it counts as the nearer end.
+    """
+
+    instructions: str = INSTRUCTIONS
+    question: str = QUESTION
+    expected_key: str = "answer"
+    lowest: float = 0.0
+    highest: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.lowest < self.highest:
+            problem = f"the judge's scores go from {self.lowest:g} to {self.highest:g}"
+            raise ValueError(f"{problem}; `lowest` must be below `highest`")
+
+    def messages(self, task: Task, answer: str) -> list[dict[str, str]]:
+        """Write the question about an answer."""
+        # Not str.format: the texts may hold other braces, such as those of JSON.
+        instructions = self.instructions.replace("{lowest}", f"{self.lowest:g}").replace("{highest}", f"{self.highest:g}")
+        parts = {"question": task.question, "expected": str(task.data.get(self.expected_key, "")), "answer": answer}
+        parts = {name: _without_tags(writable(text), self.question) for name, text in parts.items()}
+        asked = re.sub(r"\{(question|expected|answer)\}", lambda found: parts[found[1]], self.question)
+        return [{"role": "system", "content": instructions}, {"role": "user", "content": asked}]
+
+    def reward(self, score: float) -> float:
+        """Return where a score lies in their range, from 0 to 1."""
+        return (min(max(score, self.lowest), self.highest) - self.lowest) / (self.highest - self.lowest)
+
+
 class Judge(Reward):
     """A language model's score of the answer, from 0 for the lowest to 1 for the highest.
 
@@ -101,65 +158,41 @@ class Judge(Reward):
     failure of the infrastructure. Scores are kept by everything that the judge is asked.
 
     Args:
-        url: the endpoint's base, such as ``http://localhost:8000/v1``; ``/chat/completions`` is appended.
-        model: the model's name there.
-        token_variable: name of the environment variable whose value is sent as a bearer token; empty for no token.
-        secrets: where that variable is looked up first, such as an environment's ``self.secrets``; then come the variables of
-            this process.
-        instructions: the system message; ``{lowest}`` and ``{highest}`` stand for the scores.
-        question: the user message; ``{question}``, ``{answer}``, ``{expected}`` stand for the task's prompt, what is judged, and
-            ``task.data[expected_key]``.
-        expected_key: where ``task.data`` holds what the answer is compared with; the judge sees an empty text if it is missing.
-        lowest, highest: the range of its scores; a score outside of it counts as the nearer end.
-        timeout_s: deadline of one request.
+        endpoint: the model that is asked.
+        rubric: what it is asked, and how its scores are read.
+        secrets: where the token's variable is looked up first, such as an environment's ``self.secrets``; then come the variables
+            of this process.
         deadline_s: deadline of one reward, with all its requests and waits.
         at_once: requests at the same time, from one process.
         max_requests, max_tokens: budget of one process, beyond which the run ends. None is no limit.
         cache: a file that keeps the scores, which several processes may share; None keeps up to 100,000 in memory.
-        max_reply_tokens: the most tokens of the judge's reply.
     """
 
     def __init__(
         self,
-        url: str,
-        model: str,
+        endpoint: Endpoint,
+        rubric: Rubric = Rubric(),  # noqa: B008 - immutable
         *,
-        token_variable: str = "",
         secrets: Mapping[str, str] | None = None,
-        instructions: str = INSTRUCTIONS,
-        question: str = QUESTION,
-        expected_key: str = "answer",
-        lowest: float = 0.0,
-        highest: float = 10.0,
-        timeout_s: Annotated[float, Meta(gt=0)] = 60.0,
-        deadline_s: Annotated[float, Meta(gt=0)] = 240.0,
-        at_once: Annotated[int, Meta(ge=1)] = 16,
+        deadline_s: float = 240.0,
+        at_once: int = 16,
         max_requests: int | None = None,
         max_tokens: int | None = None,
         cache: str | None = None,
-        max_reply_tokens: Annotated[int, Meta(ge=1)] = 256,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"the judge's url is {url!r}; write it like http://localhost:8000/v1")
-        if not lowest < highest:
-            raise ValueError(f"the judge's scores go from {lowest:g} to {highest:g}; `lowest` must be below `highest`")
-        self._url, self._model = url.rstrip("/") + "/chat/completions", model
-        self._name = f"the judge {model} at {self._url}"
-        self._token_variable, self._secrets = token_variable, secrets or {}
-        # Not str.format: what the user wrote may hold other braces, such as those of JSON.
-        self._instructions = instructions.replace("{lowest}", f"{lowest:g}").replace("{highest}", f"{highest:g}")
-        self._question, self._expected_key = question, expected_key
-        self._lowest, self._highest = lowest, highest
-        self._timeout_s, self._deadline_s = timeout_s, deadline_s
-        self._max_requests, self._max_tokens, self._max_reply_tokens = max_requests, max_tokens, max_reply_tokens
+        self._endpoint, self._rubric, self._secrets = endpoint, rubric, secrets or {}
+        self._url = endpoint.url.rstrip("/") + "/chat/completions"
+        self._name = f"the judge {endpoint.model} at {self._url}"
+        self._deadline_s = deadline_s
+        self._max_requests, self._max_tokens = max_requests, max_tokens
         self._scores = MemoryScores() if cache is None else DiskScores(Path(cache))
         self._gates = OfLoop(lambda: _Gates(at_once))
         self.use = JudgeUse()
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Ask the judge, or find what it said."""
-        messages = self._messages(task, answer)
-        key = question_key(self._url, self._model, messages)
+        messages = self._rubric.messages(task, answer)
+        key = question_key(self._url, self._endpoint.model, messages)
         gates, began = self._gates.get(), time.monotonic()
         same = gates.of(key)
         try:
@@ -176,17 +209,11 @@ class Judge(Reward):
                 await self._scores.keep(key, score)
         finally:
             same.release()
-        return (min(max(score, self._lowest), self._highest) - self._lowest) / (self._highest - self._lowest)
-
-    def _messages(self, task: Task, answer: str) -> list[dict[str, str]]:
-        parts = {"question": task.question, "expected": str(task.data.get(self._expected_key, "")), "answer": answer}
-        parts = {name: _without_tags(writable(text), self._question) for name, text in parts.items()}
-        # Not str.format: the answer may hold braces, and so may a question that the user wrote.
-        asked = re.sub(r"\{(question|expected|answer)\}", lambda found: parts[found[1]], self._question)
-        return [{"role": "system", "content": self._instructions}, {"role": "user", "content": asked}]
+        return self._rubric.reward(score)
 
     async def _ask(self, task: Task, messages: list[dict[str, str]], gates: "_Gates", began: float) -> float:
-        body = {"model": self._model, "messages": messages, "temperature": 0, "max_tokens": self._max_reply_tokens}
+        endpoint = self._endpoint
+        body = {"model": endpoint.model, "messages": messages, "temperature": 0, "max_tokens": endpoint.max_reply_tokens}
         wait, unreadable, problem = FIRST_RETRY_S, 0, "it was not asked: others were being asked all the time"
         try:
             async with asyncio.timeout(self._deadline_s - (time.monotonic() - began)), gates.requests:
@@ -199,7 +226,7 @@ class Judge(Reward):
                         unreadable, problem = unreadable + 1, f"its reply holds no score: {short(reply)}"
                         if unreadable == UNREADABLE_REPLIES:
                             asked = "the last line of its reply must be `Score: N`; see the judge's instructions"
-                            raise EnvironmentBroken(f"task {short(task.id)}: the judge {self._model}: {problem}; {asked}")
+                            raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model}: {problem}; {asked}")
                     except _NotNow as not_now:
                         problem = str(not_now)
                         wait = max(wait, min(not_now.after_s, self._deadline_s))
@@ -223,7 +250,7 @@ class Judge(Reward):
                 self.use.tokens += completion.usage.total_tokens if completion.usage else 0
                 return completion.choices[0].message.content or ""
         except TimeoutError as error:
-            raise _NotNow(f"it did not answer a request within timeout_s = {self._timeout_s:g} s") from error
+            raise _NotNow(f"it did not answer a request within timeout_s = {self._endpoint.timeout_s:g} s") from error
         except (OSError, aiohttp.ClientError) as error:
             raise _NotNow(f"it could not be reached ({type(error).__name__}: {error})") from error
         except (msgspec.DecodeError, IndexError) as error:
@@ -236,10 +263,10 @@ class Judge(Reward):
     async def _post(self, body: bytes) -> tuple[int, float, bytes]:
         """Return the answer's status, the seconds after which it asks to be asked again, and its body."""
         headers = {"Content-Type": "application/json"}
-        if self._token_variable:
+        if self._endpoint.token_variable:
             headers["Authorization"] = f"Bearer {self._token()}"
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s), trust_env=True) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout_s), trust_env=True) as session,
             session.post(self._url, data=body, headers=headers, allow_redirects=False) as response,
         ):
             received = bytearray()
@@ -250,10 +277,11 @@ class Judge(Reward):
             return response.status, _seconds(response.headers.get("Retry-After", "")), bytes(received)
 
     def _token(self) -> str:
-        token = self._secrets.get(self._token_variable) or os.environ.get(self._token_variable)
+        variable = self._endpoint.token_variable
+        token = self._secrets.get(variable) or os.environ.get(variable)
         if not token:
             remedy = "set it where the run is launched, and name it in environment.secrets"
-            raise self._refused(f"needs the environment variable {self._token_variable}, which is not set", remedy)
+            raise self._refused(f"needs the environment variable {variable}, which is not set", remedy)
         return token
 
     def _check_budget(self) -> None:
