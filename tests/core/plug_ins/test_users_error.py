@@ -66,7 +66,7 @@ async def test_an_environment_of_ours_is_blamed_like_the_users_where_its_module_
     marked = await step_error(Calculator())
     assert (marked.method, marked.file) == ("reward", calculator.__file__)
     monkeypatch.delattr(calculator, USERS_CODE_MARK)
-    assert (await step_error(Calculator())).file == ""
+    assert (await step_error(Calculator())).file == __file__  # whose call our code passed on
 
 
 async def test_a_method_that_returns_something_wrong_is_named_with_the_line_of_its_definition():
