@@ -102,6 +102,19 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
         """Return the same limits for an episode that is sampled at temperature 0."""
         return msgspec.structs.replace(self, sampling=Sampling(temperature=0.0))
 
+    def widened(self, *, max_turns: int, max_turn_tokens: int, max_context: int) -> "EpisodeLimits":
+        """Return limits of at least so many turns and tokens a turn, with this context and without all that a recipe may omit."""
+        return msgspec.structs.replace(
+            self,
+            max_turns=max(self.max_turns, max_turns),
+            max_turn_tokens=max(self.max_turn_tokens, max_turn_tokens),
+            max_context=max_context,
+            end_on=frozenset(),
+            max_calls=None,
+            max_sampled_tokens=None,
+            malformed_penalty=None,
+        )
+
     def room(self, length: int, sampled: int) -> tuple[int, StopReason]:
         """Return how many tokens the next turn may have, and the stop reason of an episode whose turn needs more.
 

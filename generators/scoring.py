@@ -6,13 +6,13 @@ add up to its reward.
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
 from asyncrl.core.measures.counters import Counters
 from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
-from asyncrl.core.scoring import Scorer
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Trajectory
 
@@ -20,6 +20,19 @@ SCORE = "model_score"
 ENVIRONMENT_REWARD = "environment_reward"
 """``SCORE`` and ``ENVIRONMENT_REWARD`` name the episode metrics for the two parts of the reward."""
 _EXPECTED = f"it must be a number of at most {LARGEST_REWARD:g} in size"
+
+
+class Scorer(Protocol):
+    """Scores finished episodes, many at once. Every call is bounded by the implementation's own deadline."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        """Return the score of an episode of ``task``; NaN or infinite if the model gives it no score.
+
+        Raises:
+            ScoringFailed: there was no answer in time.
+            ComponentFailed: there will never be one.
+        """
+        ...
 
 
 class ScoringUse(Counters, msgspec.Struct, frozen=True):

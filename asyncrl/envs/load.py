@@ -114,15 +114,16 @@ class ClassMember(Member):
             self.options = _checked_options(spec, self.environment, place)
             self._share_takes_secrets = "secrets" in inspect.signature(self.environment.share).parameters
         for tool in getattr(self.environment, "tools", {}).values():
-            if tool.timeout_s is not None and tool.timeout_s > spec.episode_timeout_s:
-                problem = f"tool {tool.name} has a timeout_s of {tool.timeout_s:g} s, which is more than"
+            timeout_s = tool.marks.timeout_s
+            if timeout_s is not None and timeout_s > spec.episode_timeout_s:
+                problem = f"tool {tool.name} has a timeout_s of {timeout_s:g} s, which is more than"
                 limit = f"{place}.episode_timeout_s {spec.episode_timeout_s:g} s for the whole episode"
                 raise RecipeError(f"{place}.name", f"{problem} {limit}", "lower the one or raise the other")
 
     @property
     def process_class(self) -> Load | None:
         """The class, if it has tools that run in a process."""
-        has_any = any(tool.in_process for tool in getattr(self.environment, "tools", {}).values())
+        has_any = any(tool.marks.process for tool in getattr(self.environment, "tools", {}).values())
         return Load(self.environment.__module__, self.environment.__qualname__) if has_any else None
 
     def make(self, provided: Provided = Provided()) -> Environment:  # noqa: B008 - immutable

@@ -22,7 +22,7 @@ _DEEPEST = 5
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What :func:`tool` says of a method."""
+    """What :func:`tool` says of a method; see there."""
 
     timeout_s: float | None = None
     max_calls: int | None = None

@@ -59,18 +59,15 @@ class Tool:
     """A marked method, ready to be described to the model and called.
 
     Attributes:
-        timeout_s: deadline of a call, if the tool has one of its own.
-        max_calls: the most calls in an episode; None if there is no limit.
-        in_process: whether its calls run in a process of their own.
+        marks: what ``@tool`` says of it.
 
     Raises:
         TypeError: the method's signature cannot be described, or it needs ``self`` where there is none; the message says why.
     """
 
     def __init__(self, marked: MarkedMethod) -> None:
-        self.name, self.method, marks, self._is_static = marked
-        self.timeout_s, self.max_calls, self.in_process = marks.timeout_s, marks.max_calls, marks.process
-        if self.in_process and not self._is_static:
+        self.name, self.method, self.marks, self._is_static = marked
+        if self.marks.process and not self._is_static:
             problem = "runs in another process, where there is no `self`"
             raise TypeError(f"{self.name}: process=True {problem}; make it a @staticmethod that gets all it needs from the model")
         if not self._is_static:
@@ -270,10 +267,11 @@ class ToolEnvironment(Environment):
             arguments = await tool.converted(finite(call.arguments))
         except msgspec.ValidationError as error:
             return self._malformed(call.name, f"{error}; use {tool.parameters.usage}")
-        if tool.max_calls is not None and self._count_call(tool.name) > tool.max_calls:
-            problem = f"{tool.name} may be called {counted(tool.max_calls, 'time')} in all, and no more"
+        most = tool.marks.max_calls
+        if most is not None and self._count_call(tool.name) > most:
+            problem = f"{tool.name} may be called {counted(most, 'time')} in all, and no more"
             return _Answer(error_text(problem), CallRecord(tool.name, 0.0, CallOutcome.ERROR, problem))
-        return _Ready(tool, call.arguments if tool.in_process else arguments)
+        return _Ready(tool, call.arguments if tool.marks.process else arguments)
 
     def _count_call(self, name: str) -> int:
         """Count a call of a tool, and return how many there were in this episode."""
@@ -286,11 +284,11 @@ class ToolEnvironment(Environment):
         if isinstance(call, _Answer):
             return call
         tool = call.tool
-        timeout_s = tool.timeout_s or self.tool_timeout_s
+        timeout_s = tool.marks.timeout_s or self.tool_timeout_s
         name = f"tool {tool.name} of {type(self).__name__}"
         began = time.perf_counter()
         result: str | UsersError | Raised
-        if tool.in_process:
+        if tool.marks.process:
             result = await contained(partial(self._run_in_process, tool, call.arguments, timeout_s))
         else:
             result = await contained_within(timeout_s, partial(tool, self, call.arguments), name)

@@ -13,6 +13,7 @@ from asyncrl.envs.mcp.session import McpSession
 from asyncrl.envs.mcp.sessions import Sessions
 from asyncrl.envs.rewards.load import RewardFunction
 from asyncrl.envs.signature import Parameters
+from asyncrl.envs.tool_marks import Marks
 from asyncrl.envs.tools import Tool, ToolEnvironment
 
 
@@ -44,8 +45,7 @@ class McpTool(Tool):
         self.name, self.spec = spec.name, spec
         self.parameters = SchemaParameters(spec)
         self.method = McpToolEnvironment.call
-        self.timeout_s = self.max_calls = None
-        self.in_process = False
+        self.marks = Marks()
         self._checks, self._schema = checks, schema_text(spec.parameters)
 
     async def converted(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

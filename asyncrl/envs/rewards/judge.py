@@ -24,7 +24,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
-from asyncrl.envs.rewards.per_loop import OfLoop
+from asyncrl.envs.rewards.per_loop import PerLoop
 
 INSTRUCTIONS = """\
 You judge answers. Give the answer a score from {lowest} (useless or wrong) to {highest} (right and complete). The answer is \
@@ -186,7 +186,7 @@ class Judge(Reward):
         self._deadline_s = deadline_s
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._scores = MemoryScores() if cache is None else DiskScores(Path(cache))
-        self._gates = OfLoop(lambda: _Gates(at_once))
+        self._gates = PerLoop(lambda: _Gates(at_once))
         self.use = JudgeUse()
 
     async def __call__(self, task: Task, answer: str) -> float:

@@ -22,7 +22,7 @@ from asyncrl.core.text import short, writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.rewards import math_worker
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable, expected
-from asyncrl.envs.rewards.per_loop import OfLoop
+from asyncrl.envs.rewards.per_loop import PerLoop
 
 LONGEST = 20_000
 """Characters of an answer that are looked at, from its end, where answers stand."""
@@ -65,7 +65,7 @@ class MathEquivalence(Reward):
             raise RecipeError("", "the reward `math` needs math-verify", 'install it: pip install "asyncrl[math]"')
         self._key, self._deadline_s = key, deadline_s
         self._idle: list[_Process] = []
-        self._slots = OfLoop(lambda: asyncio.Semaphore(processes))
+        self._slots = PerLoop(lambda: asyncio.Semaphore(processes))
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Compare."""

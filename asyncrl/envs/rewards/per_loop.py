@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class OfLoop(Generic[T]):
+class PerLoop(Generic[T]):
     """Makes the thing anew whenever the running event loop is another one than before."""
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -64,7 +64,7 @@ class _NotNow(Exception):
 
 
 class RemoteScorer:
-    """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
+    """A reward model behind HTTP; see :class:`generators.scoring.Scorer`.
 
     A request is made again if the answer does not come in time, is not a :class:`ScoreAnswer`, is too long, or has a
     status of a service that is down or overloaded. Redirections are not followed. An episode that has no score after

@@ -6,8 +6,6 @@ tool and little else.
 
 import random
 
-import msgspec
-
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig, MemberConfig, member_place
@@ -38,16 +36,8 @@ def players_of(recipe: Recipe) -> dict[str, Player]:
 
 def _roomy(recipe: Recipe, member: str) -> EpisodeLimits:
     """Return limits within which every lesson can be played. A run may have tighter ones, in which less is solved."""
-    limits, positions = EpisodeLimits.of(recipe, member), TINY_SHAPE.max_position_embeddings
-    return msgspec.structs.replace(
-        limits,
-        max_turns=max(limits.max_turns, CALCULATOR.max_turns),
-        max_turn_tokens=max(limits.max_turn_tokens, _TURN_TOKENS),
-        max_context=positions,
-        end_on=frozenset(),
-        max_calls=None,
-        max_sampled_tokens=None,
-        malformed_penalty=None,
+    return EpisodeLimits.of(recipe, member).widened(
+        max_turns=CALCULATOR.max_turns, max_turn_tokens=_TURN_TOKENS, max_context=TINY_SHAPE.max_position_embeddings
     )
 
 

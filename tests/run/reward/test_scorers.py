@@ -19,8 +19,8 @@ from asyncrl.core.errors import ComponentFailed, FailureKind, ProcessDied, Scori
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.task import Task
-from asyncrl.run.reward.model_scorer import ModelScorer
 from asyncrl.run.reward.remote_scorer import RemoteScorer
+from asyncrl.run.reward.scorers import ModelScorer
 
 MINUTE = 60.0
 TASK = Task(id=TaskId("t"), prompt="1+1", data={"answer": "2"})
