@@ -179,9 +179,7 @@ async def run_episode(
                 observation = await checked_reset(environment)
                 reset_s = time.perf_counter() - started
                 with tools.engine.episode() as sampler:
-                    stop_reason = await _play(
-                        environment, observation, task, limits, tools, sampler, episode_time, stream, metrics
-                    )
+                    stop_reason = await _play(environment, observation, limits, tools, sampler, episode_time, stream, metrics)
         except TimeoutError as error:
             if not episode_time.scope.expired():
                 raise
@@ -211,7 +209,6 @@ async def run_episode(
 async def _play(
     environment: HostedEnvironment,
     observation: Observation,
-    task: Task,
     limits: EpisodeLimits,
     tools: EpisodeTools,
     sampler: Sampler,
@@ -229,7 +226,7 @@ async def _play(
         reader = tools.reader.knowing(observation.tools)
     if len(stream) >= limits.max_context:
         raise EnvironmentBroken(
-            f"task {task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; "
+            f"task {environment.task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; "
             "raise model.max_context, or leave out such tasks"
         )
     if limits.malformed_penalty is not None:
@@ -261,7 +258,7 @@ async def _play(
         with episode_time.scored() if is_answer else nullcontext():
             result = await checked_step(environment, action)
         for raised in result.errors:
-            tools.errors.count(raised, f"task {task.id}")
+            tools.errors.count(raised, f"task {environment.task.id}")
         reward, rewards = result.reward, result.rewards
         if limits.malformed_penalty is not None:
             penalty = limits.malformed_penalty * malformed_calls(action, result)

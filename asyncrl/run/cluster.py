@@ -124,9 +124,9 @@ class Cluster:
         self.mirrors = make_local_publications(recipe, folder, secret, tls, nccl=nccl)
 
         def learner(rank: int) -> Any:
-            where_to, log = self._ranks[rank], self._log_of(rank)
+            where_to = self._ranks[rank]
             return RemoteLearner.options(**where_to.options).remote(
-                recipe, model, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log, nccl
+                recipe, model, buffer, rank, on_node[where_to.node], folder, folder.run_id, nccl
             )
 
         pools, mirrors = recipe.generators.by_pool, self.mirrors
@@ -216,7 +216,8 @@ class Cluster:
         """
         async with asyncio.TaskGroup() as group:
             watching = [
-                group.create_task(_answers(rank, number, self._log_of(number))) for number, rank in enumerate(self._learners)
+                group.create_task(_answers(rank, number, self._folder.learner_log(number)))
+                for number, rank in enumerate(self._learners)
             ]
             watching.append(group.create_task(self.far_files.run()))
             watching.append(group.create_task(self._nodes.run(self._cut_off, self._back)))
@@ -346,15 +347,12 @@ class Cluster:
         number = next(self._calls)
         return [rank.call.remote(number, method, *arguments) for rank in self._learners]
 
-    def _log_of(self, rank: int) -> Path:
-        return self._folder.logs / f"learner-{rank}.log"
-
     async def _all(self, answers: Sequence[Any], of: str, seconds: float, remedy: str) -> list[Any]:
         """Return the answers of the learner's ranks, or raise the first error at once."""
         named = [of.replace("learner rank", f"learner rank {index}", 1) for index in range(len(answers))]
         asking = [
             asyncio.ensure_future(
-                _told(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy), self._log_of(number))
+                _told(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy), self._folder.learner_log(number))
             )
             for number, (answer, name) in enumerate(zip(answers, named, strict=True))
         ]

@@ -26,6 +26,7 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.buffer.payload import PayloadSource
+from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.once import Once
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN, this_node
@@ -63,16 +64,15 @@ class LearnerActor:
         buffer: Any,
         rank: int,
         sharing: int,
+        folder: RunFolder,
         run_id: str,
-        trajectories: Path,
-        log_file: Path,
         nccl: bool,
     ) -> None:
-        route_output(log_file)
+        route_output(folder.learner_log(rank))
         with long_import():
             from asyncrl.weights.shm.shared_memory import SharedMemory
 
-        self._trajectories = trajectories
+        self._trajectories = folder.trajectories
         self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank
         self._run_id, self._sharing, self._memory = run_id, sharing, MemoryOwner(run_id)
         self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())

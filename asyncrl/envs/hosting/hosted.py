@@ -33,7 +33,7 @@ class HostedEnvironment:
     """Hosts one new environment for one episode."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
-        self._environment, self._task = environment, task
+        self._environment, self.task = environment, task
         self._host = _Host(self._name)
 
     @property
@@ -43,7 +43,7 @@ class HostedEnvironment:
 
     @property
     def _name(self) -> str:
-        return f"{type(self._environment).__name__} of task {self._task.id}"
+        return f"{type(self._environment).__name__} of task {self.task.id}"
 
     async def ready(self) -> None:
         """See :meth:`Environment.ready`. Like all calls, it only raises what :meth:`reset` raises."""
@@ -52,7 +52,7 @@ class HostedEnvironment:
 
     async def reset(self) -> Observation:
         """See :meth:`Environment.reset`. Like all calls, it only raises ``EnvironmentBroken`` and errors of infrastructure."""
-        return await self._call("reset", lambda: self._environment.reset(self._task))
+        return await self._call("reset", lambda: self._environment.reset(self.task))
 
     async def step(self, action: Action) -> StepResult:
         """See :meth:`Environment.step`."""
@@ -63,7 +63,7 @@ class HostedEnvironment:
         where = f"{type(self._environment).__name__}.close"
         remedy = "raise environment.tool_timeout_s"
         try:
-            async with deadline(seconds, waiter=f"task {self._task.id}", owner=where, remedy=remedy):
+            async with deadline(seconds, waiter=f"task {self.task.id}", owner=where, remedy=remedy):
                 await self._call("close", lambda: self._environment.close())
         except DeadlineExceeded as late:
             raise self._broken("close", late)  # noqa: B904 - its cause is set there
@@ -93,7 +93,7 @@ class HostedEnvironment:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await self._host.cancel(answer, f"{type(self._environment).__name__}.{method} (task {self._task.id})")
+            await self._host.cancel(answer, f"{type(self._environment).__name__}.{method} (task {self.task.id})")
             raise
         outcome = answer.result() if answer.done() else Raised(asyncio.CancelledError())
         if isinstance(outcome, Raised):
@@ -112,7 +112,7 @@ class HostedEnvironment:
             error.args = (error.problem,)
             return error
         name = f"{type(self._environment).__name__}.{raised.method or method}"
-        broken = EnvironmentBroken(f"task {self._task.id}: {name} {raised.problem}{raised.where}", raised)
+        broken = EnvironmentBroken(f"task {self.task.id}: {name} {raised.problem}{raised.where}", raised)
         broken.__cause__ = error
         return broken
 

@@ -65,6 +65,14 @@ class RunFolder:
         self._launched_in = self.path / "launched-in"
         self._resumes = self.path / "resumes"
 
+    def learner_log(self, rank: int) -> Path:
+        """The log file of one rank of the learner."""
+        return self.logs / f"learner-{rank}.log"
+
+    def generator_log(self, worker: str) -> Path:
+        """The log file of one generator."""
+        return self.logs / f"{worker}.log"
+
     @classmethod
     def create(cls, recipe: Recipe) -> "RunFolder":
         """Make the folder of a run that starts now, and write its recipe there.

@@ -29,6 +29,7 @@ from asyncrl.envs.secrets import Secrets, clean_logs
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.payload import PayloadSink
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
+from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.signals import on_sigterm
 from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
@@ -51,16 +52,29 @@ EXIT_BY_SIGTERM = 143
 """The exit code that shells report for a process that SIGTERM ended."""
 
 
+class GeneratorSpec(msgspec.Struct, frozen=True):
+    """Which generator of the run a process is. One that replaces a dead one has a new number.
+
+    Attributes:
+        worker: its name.
+        number: one that no other generator of the run has had.
+        engines_here: how many engines share the cores of its node.
+    """
+
+    worker: WorkerId
+    number: int
+    engines_here: int
+
+
 class GeneratorActor:
-    """Generator ``number`` of the run. A generator that replaces a dead one has a new number.
+    """One generator of the run.
 
     Args:
         recipe: the run's, whose section ``generators`` is that of the generator's pool.
-        worker: its name.
-        engines_here: how many engines share the cores of its node.
+        spec: which generator it is.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
         secrets: those of the environments.
-        trajectories: the folder where it writes the episodes of evaluations.
+        folder: where it writes its log and the episodes of evaluations.
     """
 
     def __init__(
@@ -69,22 +83,19 @@ class GeneratorActor:
         model: ModelFolder,
         buffer: Any | None,
         reward_model: Any | None,
-        worker: WorkerId,
-        number: int,
-        engines_here: int,
+        spec: GeneratorSpec,
         secrets: Secrets,
-        trajectories: Path,
-        log_file: Path,
+        folder: RunFolder,
     ) -> None:
-        route_output(log_file)
+        route_output(folder.generator_log(spec.worker))
         clean_logs(secrets, logging.getLogger().handlers)
         # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM.
         on_sigterm(self._told_to_end)
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
-        self._recipe, self._model, self._number, self._engines_here = recipe, model, number, engines_here
-        self._id = worker
-        self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
+        self._recipe, self._model, self._spec = recipe, model, spec
+        self._id = spec.worker
+        self._buffer, self._reward_model, self._trajectories = buffer, reward_model, folder.trajectories
         self._stop = asyncio.Event()
         self._actors_loop: asyncio.AbstractEventLoop | None = None
         self._running: asyncio.Task[None] | None = None
@@ -116,11 +127,12 @@ class GeneratorActor:
             if self._buffer is not None and recipe.generators.role != "evaluation":
                 self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
             self._engine = await VllmEngine.start(
-                msgspec.structs.replace(recipe.generators, count=self._engines_here),  # those that share the cores with it
+                # Those that share the cores with it.
+                msgspec.structs.replace(recipe.generators, count=self._spec.engines_here),
                 model_path,
                 name=self._id,
                 max_context=recipe.model.max_context,
-                seed=recipe.seed + self._number,
+                seed=recipe.seed + self._spec.number,
                 start_s=recipe.deadlines.start,
                 answer_s=recipe.deadlines.publish,
                 server=self._server,

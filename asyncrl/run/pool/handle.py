@@ -21,7 +21,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.nodes.placed_processes import Places
-from asyncrl.run.pool.generator_actor import RemoteGenerator
+from asyncrl.run.pool.generator_actor import GeneratorSpec, RemoteGenerator
 from generators.completion import ScoredRow
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
@@ -175,12 +175,11 @@ def make_generator(
         NoRoom: no node that is alive has room for it.
     """
     worker = WorkerId(f"{'generator' if pool == MAIN_POOL else pool}-{number}")
-    log = folder.logs / f"{worker}.log"
     where = places.take(worker, pool)
-    engines_there = places.on_node_of(recipe.generators.by_pool)[where.node]
     of_pool = msgspec.structs.replace(recipe, generators=recipe.generators.by_pool[pool])
+    spec = GeneratorSpec(worker, number, places.on_node_of(recipe.generators.by_pool)[where.node])
     secrets = read_secrets(recipe.environment, os.environ)
     actor = RemoteGenerator.options(max_concurrency=1000, **where.options).remote(
-        of_pool, model, buffer, reward_model, worker, number, engines_there, secrets, folder.trajectories, log
+        of_pool, model, buffer, reward_model, spec, secrets, folder
     )
-    return GeneratorHandle(worker, actor, recipe.deadlines, log, where.node)
+    return GeneratorHandle(worker, actor, recipe.deadlines, folder.generator_log(worker), where.node)
