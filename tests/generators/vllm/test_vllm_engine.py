@@ -21,6 +21,7 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion
 from generators.vllm.engine import VllmEngine
+from generators.vllm.engine_arguments import CPU_BLOCK_TOKENS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 
@@ -139,7 +140,7 @@ async def test_truncated_sampling_reports_the_renormalised_distribution_it_sampl
     assert np.abs((await greedy).logprobs - reference_logprobs(model, prompt, (await greedy).token_ids)).max() < 1e-3
 
 
-async def test_the_turns_of_an_episode_go_on_where_the_turn_before_ended(engine, model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_finds_the_full_blocks_of_the_turns_before(engine, model, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, cached = engine.llm.output_processor, []
     read = reader.process_outputs
 
@@ -156,7 +157,7 @@ async def test_the_turns_of_an_episode_go_on_where_the_turn_before_ended(engine,
             assert np.abs(turn.logprobs - expected).max() < 1e-3
             computed.append(len(tokens) + length - 1)
             tokens += [*turn.token_ids.tolist(), 6, 7, 8]
-    assert cached[1:] == computed[:-1]
+    assert cached[1:] == [each // CPU_BLOCK_TOKENS * CPU_BLOCK_TOKENS for each in computed[:-1]]
 
 
 async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEngine) -> None:
