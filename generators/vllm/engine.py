@@ -31,14 +31,13 @@ from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import INSTALL, PREPARE, Publication
-from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from generators.concurrency import EngineLoad
 from generators.first_error import first_error
 from generators.loop_share import LoopShare
 from generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
-from generators.vllm.engine_arguments import engine_arguments
+from generators.vllm.engine_arguments import EngineSettings, engine_arguments
 from generators.vllm.engine_folder import EngineFolder
 from generators.vllm.engine_load import REPORT_LOAD
 from generators.vllm.engine_ranks import EngineRanks
@@ -87,31 +86,15 @@ class VllmEngine:
 
     @classmethod
     async def start(
-        cls,
-        config: GeneratorsConfig,
-        model_path: str,
-        *,
-        name: str,
-        max_context: int,
-        seed: int,
-        start_s: float,
-        answer_s: float,
-        server: EngineProcessServer | None = None,
-        adapters: AdapterSettings | None = None,
-        yields: bool = False,
+        cls, settings: EngineSettings, *, name: str, start_s: float, answer_s: float, server: EngineProcessServer | None = None
     ) -> "VllmEngine":
         """Start an engine and warm it up.
 
         Args:
-            model_path: a Hugging Face folder; its weights are version 0.
             name: name of the engine's owner, for errors.
-            max_context: most tokens of a prompt and its completion together.
-            seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
             start_s: deadline of the start, in seconds.
             answer_s: deadline of each answer of vLLM's processes, in seconds, such as that new weights are in use.
             server: where vLLM's process is forked from; without one it is started afresh.
-            adapters: what is published are adapters with these settings; None if it is whole weights.
-            yields: on a CPU, whether the engine has a lower priority than this process and those beside it.
 
         Raises:
             DeadlineExceeded: after ``start_s``.
@@ -123,9 +106,9 @@ class VllmEngine:
             # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
             await asyncio.to_thread(_import_vllm)
             folder = EngineFolder() if server is None else server.folder
-            llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters, folder, yields)
-            engine = cls(llm, name, answer_s, adapters, folder if server is None else None)
-            await engine._warm_up(name, max_context)
+            llm = await asyncio.to_thread(_build, settings, server, folder)
+            engine = cls(llm, name, answer_s, settings.adapters, folder if server is None else None)
+            await engine._warm_up(name, settings.max_context)
         return engine
 
     async def _warm_up(self, name: str, max_context: int) -> None:
@@ -364,16 +347,7 @@ def _import_vllm() -> None:
         from vllm import AsyncLLMEngine  # noqa: F401 - imports the engine
 
 
-def _build(
-    config: GeneratorsConfig,
-    model_path: str,
-    max_context: int,
-    seed: int,
-    server: EngineProcessServer | None,
-    adapters: AdapterSettings | None,
-    folder: EngineFolder,
-    yields: bool,
-) -> "AsyncLLMEngine":
+def _build(settings: EngineSettings, server: EngineProcessServer | None, folder: EngineFolder) -> "AsyncLLMEngine":
     with folder.used(), added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": folder.path}):
         from vllm import AsyncLLMEngine
 
@@ -381,5 +355,4 @@ def _build(
 
         tie_coordinators()
         with server.used_by_vllm() if server is not None else nullcontext():
-            arguments = engine_arguments(config, model_path, max_context, seed, adapters, yields=yields)
-            return AsyncLLMEngine.from_engine_args(arguments)
+            return AsyncLLMEngine.from_engine_args(engine_arguments(settings))

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
+
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
@@ -85,6 +87,26 @@ _NEEDED = {
 """Arguments that asyncrl needs as they are, and why."""
 
 
+class EngineSettings(msgspec.Struct, frozen=True):
+    """What one engine is started with.
+
+    Attributes:
+        config: the engine's pool.
+        model_path: a Hugging Face folder; its weights are version 0.
+        max_context: most tokens of a prompt and its completion together.
+        seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
+        adapters: what is published are adapters with these settings; None if it is whole weights.
+        yields: on a CPU, whether the engine has a lower priority than the process that starts it and those beside it.
+    """
+
+    config: GeneratorsConfig
+    model_path: str
+    max_context: int
+    seed: int = 0
+    adapters: AdapterSettings | None = None
+    yields: bool = False
+
+
 def check_cpu_arguments(arguments: Mapping[str, Any], pool: str) -> None:
     """Refuse what only engines on GPUs can have: stages of layers, and tokens that are drafted before they are sampled.
 
@@ -146,35 +168,32 @@ def _vllm_arguments() -> frozenset[str]:
     )
 
 
-def engine_arguments(
-    config: GeneratorsConfig,
-    model_path: str,
-    max_context: int,
-    seed: int,
-    adapters: AdapterSettings | None = None,
-    *,
-    yields: bool = False,
-) -> "AsyncEngineArgs":
-    """Return all arguments of an engine, to which ``adapters`` are published if that is not None; imports vLLM."""
+def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
+    """Return all arguments of an engine; imports vLLM."""
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
+    config = settings.config
     arguments = {
-        "max_num_batched_tokens": max(BATCHED_TOKENS, max_context),
+        "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_context),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        **(_cpu_arguments(config, yields) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
-        **({} if adapters is None else _lora_arguments(adapters)),
+        **(
+            _cpu_arguments(config, settings.yields)
+            if current_platform.is_cpu()
+            else {"gpu_memory_utilization": config.gpu_memory_share}
+        ),
+        **({} if settings.adapters is None else _lora_arguments(settings.adapters)),
         **config.engine,
     }
     return AsyncEngineArgs(
-        model=model_path,
+        model=settings.model_path,
         load_format="safetensors",
         skip_tokenizer_init=True,
         dtype=config.dtype,
-        seed=seed,
-        max_model_len=max_context,
+        seed=settings.seed,
+        max_model_len=settings.max_context,
         max_num_seqs=-(-config.max_running // config.data_parallel),  # of each rank
         tensor_parallel_size=config.tensor_parallel,
         data_parallel_size=config.data_parallel,
@@ -185,24 +204,24 @@ def engine_arguments(
     )
 
 
-def try_engine_arguments(pool: GeneratorsConfig, place: str, model_path: str, max_context: int, seed: int) -> None:
+def try_engine_arguments(settings: EngineSettings, place: str) -> None:
     """Have vLLM check the user's own arguments of a pool's engines as it does when one starts; imports vLLM.
 
     Args:
+        settings: of the model's folder, only the configuration is read.
         place: the pool's place in the recipe.
-        model_path: a Hugging Face folder, of which the configuration is read.
 
     Raises:
         RecipeError: vLLM refuses them.
     """
     try:
-        engine_arguments(pool, model_path, max_context, seed).create_engine_config()
+        engine_arguments(settings).create_engine_config()
     except RecipeError:
         raise
     except Exception as error:
-        told = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         remedy = "correct it, or leave it out; see the engine arguments in vLLM's documentation"
-        raise RecipeError(f"{place}.engine", f"vLLM refuses {dict(pool.engine)}: {told}", remedy) from error
+        raise RecipeError(f"{place}.engine", f"vLLM refuses {dict(settings.config.engine)}: {reason}", remedy) from error
 
 
 def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
 from generators.vllm.cpu.engine_process import EngineProcessServer
 from generators.vllm.engine import VllmEngine
+from generators.vllm.engine_arguments import EngineSettings
 from learners.rank import RankSpec
 
 VERSIONS = 5
@@ -93,10 +94,8 @@ async def gaps(engine: VllmEngine, versions: list[Published]) -> list[tuple[floa
 
 async def started(folder: Path, tensor_parallel: int, dtype: str) -> VllmEngine:
     config = GeneratorsConfig(count=1, dtype=dtype, max_running=8, kv_cache_mb=16, tensor_parallel=tensor_parallel)
-    server = EngineProcessServer.start()
-    return await VllmEngine.start(
-        config, str(folder), name="generator-0", max_context=100, seed=0, start_s=400.0, answer_s=120.0, server=server
-    )
+    settings, server = EngineSettings(config, str(folder), 100), EngineProcessServer.start()
+    return await VllmEngine.start(settings, name="generator-0", start_s=400.0, answer_s=120.0, server=server)
 
 
 async def table(chosen: list[str]) -> None:

@@ -33,6 +33,7 @@ from generators.completion import Completion, Engine, Sampler
 from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from generators.evaluation import HeldOutTask, evaluate
 from generators.vllm.engine import VllmEngine
+from generators.vllm.engine_arguments import EngineSettings
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -149,15 +150,8 @@ class Measured:
             episode_timeout_s=600.0,
             close_timeout_s=10.0,
         )
-        engine = await VllmEngine.start(
-            config,
-            str(model),
-            name="the measured generator",
-            max_context=limits.max_context,
-            seed=0,
-            start_s=start_s,
-            answer_s=start_s,
-        )
+        settings = EngineSettings(config, str(model), limits.max_context)
+        engine = await VllmEngine.start(settings, name="the measured generator", start_s=start_s, answer_s=start_s)
         gc.freeze()  # as a generator does
         return cls(engine, chat, limits)
 

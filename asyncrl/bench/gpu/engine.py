@@ -105,21 +105,15 @@ async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
     from asyncrl.weights.merge import merge
     from asyncrl.weights.shm.shared_memory import SharedMemory
     from generators.vllm.engine import VllmEngine
+    from generators.vllm.engine_arguments import EngineSettings
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
     config = GeneratorsConfig(
         count=1, max_running=settings.requests, dtype=dtype, kv_cache_mb=64, gpu_memory_share=settings.gpu_memory_share
     )
     began = time.perf_counter()
-    engine = await VllmEngine.start(
-        config,
-        str(folder),
-        name="the engine",
-        max_context=2 * (settings.prompt_tokens + settings.new_tokens),
-        seed=0,
-        start_s=600,
-        answer_s=120,
-    )
+    most = 2 * (settings.prompt_tokens + settings.new_tokens)
+    engine = await VllmEngine.start(EngineSettings(config, str(folder), most), name="the engine", start_s=600, answer_s=120)
     started = time.perf_counter() - began
     random = np.random.default_rng(0)
     prompts = random.integers(1, settings.model.vocabulary, (settings.requests, settings.prompt_tokens)).tolist()

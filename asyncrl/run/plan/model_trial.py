@@ -151,7 +151,7 @@ def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> 
 def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
     from generators.calls.reader import ToolCallReader
     from generators.calls.reasoning import Reasoning
-    from generators.vllm.engine_arguments import try_engine_arguments
+    from generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
 
     refused = "name the parser that reads what this model writes (docs/episodes.md)"
     for key, name in (("model.tool_parser", request.tool_parser), ("model.reasoning_parser", request.reasoning_parser)):
@@ -162,7 +162,7 @@ def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
         except Exception as error:
             raise RecipeError(key, f"vLLM's parser {name!r} does not take this model's tokenizer: {error}", refused) from error
     for place, pool in request.pools.items():
-        try_engine_arguments(pool, place, request.path, request.max_context, request.seed)
+        try_engine_arguments(EngineSettings(pool, request.path, request.max_context, request.seed), place)
 
 
 def asked(data: bytes) -> TrialRequest:

@@ -43,6 +43,7 @@ from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.vllm.cpu.engine_process import EngineProcessServer
 from generators.vllm.engine import VllmEngine
+from generators.vllm.engine_arguments import EngineSettings
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
 from generators.worker_settings import WorkerSettings
 
@@ -126,18 +127,18 @@ class GeneratorActor:
             chat = ChatFormat.load(model_path)  # before the engine, which takes longer: it may refuse the template
             if self._buffer is not None and recipe.generators.role != "evaluation":
                 self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
-            self._engine = await VllmEngine.start(
+            settings = EngineSettings(
                 # Those that share the cores with it.
                 msgspec.structs.replace(recipe.generators, count=self._spec.engines_here),
                 model_path,
-                name=self._id,
-                max_context=recipe.model.max_context,
-                seed=recipe.seed + self._spec.number,
-                start_s=recipe.deadlines.start,
-                answer_s=recipe.deadlines.publish,
-                server=self._server,
+                recipe.model.max_context,
+                recipe.seed + self._spec.number,
                 adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
                 yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
+            )
+            deadlines = recipe.deadlines
+            self._engine = await VllmEngine.start(
+                settings, name=self._id, start_s=deadlines.start, answer_s=deadlines.publish, server=self._server
             )
         ticket_client, scoring = None, None
         if self._sink is not None:

@@ -14,6 +14,7 @@ from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
 from generators.vllm.cpu.engine_process import EngineProcessServer
 from generators.vllm.engine import VllmEngine
+from generators.vllm.engine_arguments import EngineSettings
 
 NO_STOP = 0
 """A stop token that the small model never samples, so that requests are as long as a test says."""
@@ -68,18 +69,8 @@ def rule_out_stopping(model: PreTrainedModel) -> None:
 
 async def started(folder: Path, adapters: AdapterSettings | None = None, config: GeneratorsConfig = CONFIG) -> VllmEngine:
     """An engine as a generator starts it: its process is forked from one that imports vLLM meanwhile, or has done so."""
-    server, name = EngineProcessServer.start(), "generator-0"
-    return await VllmEngine.start(
-        config,
-        str(folder),
-        name=name,
-        max_context=LONGEST,
-        seed=0,
-        start_s=600.0,
-        answer_s=300.0,
-        server=server,
-        adapters=adapters,
-    )
+    settings = EngineSettings(config, str(folder), LONGEST, adapters=adapters)
+    return await VllmEngine.start(settings, name="generator-0", start_s=600.0, answer_s=300.0, server=EngineProcessServer.start())
 
 
 def publish(writer: SharedMemory, version: int, shards: Sequence[Shard]) -> Publication:

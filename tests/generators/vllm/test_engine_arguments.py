@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
-from generators.vllm.engine_arguments import check_engine_arguments, engine_arguments
+from generators.vllm.engine_arguments import EngineSettings, check_engine_arguments, engine_arguments
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,15 @@ def test_a_wrong_name_is_refused_with_what_would_be_right(name, told):
 def test_the_users_arguments_win_over_ours_and_reach_the_engine():
     config = GeneratorsConfig(engine={"max_num_batched_tokens": 512, "block_size": 64, "enable_prefix_caching": False})
     check_engine_arguments(config.engine, "generators")
-    arguments = engine_arguments(config, "model", 128, 0)
+    arguments = engine_arguments(EngineSettings(config, "model", 128))
     assert (arguments.max_num_batched_tokens, arguments.block_size, arguments.enable_prefix_caching) == (512, 64, False)
     assert (arguments.max_model_len, arguments.enforce_eager) == (128, True)
 
 
 def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():
-    alone, divided = (engine_arguments(GeneratorsConfig(tensor_parallel=workers), "model", 128, 0) for workers in (1, 2))
+    alone, divided = (
+        engine_arguments(EngineSettings(GeneratorsConfig(tensor_parallel=workers), "model", 128)) for workers in (1, 2)
+    )
     assert (alone.tensor_parallel_size, divided.tensor_parallel_size) == (1, 2)
     assert alone.kv_cache_memory_bytes == 2 * divided.kv_cache_memory_bytes
     assert divided.distributed_executor_backend == "generators.vllm.cpu.engine_queues.NamelessQueuesExecutor"
@@ -45,7 +47,8 @@ def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():
 
 def test_an_engine_on_a_cpu_yields_only_if_told_to():
     settings = [
-        engine_arguments(GeneratorsConfig(), "model", 128, 0, yields=yields).additional_config for yields in (False, True)
+        engine_arguments(EngineSettings(GeneratorsConfig(), "model", 128, yields=yields)).additional_config
+        for yields in (False, True)
     ]
     assert [each["asyncrl_yields"] for each in settings] == [False, True]
     assert settings[0]["asyncrl_threads"] == settings[1]["asyncrl_threads"]
@@ -53,7 +56,7 @@ def test_an_engine_on_a_cpu_yields_only_if_told_to():
 
 def test_the_ranks_of_an_engine_share_its_episodes_and_its_cache():
     pools = [GeneratorsConfig(tensor_parallel=2, data_parallel=ranks, max_running=9) for ranks in (1, 2)]
-    one, two = (engine_arguments(pool, "model", 128, 0) for pool in pools)
+    one, two = (engine_arguments(EngineSettings(pool, "model", 128)) for pool in pools)
     assert (one.data_parallel_size, two.data_parallel_size) == (1, 2)
     assert (one.max_num_seqs, two.max_num_seqs) == (9, 5), "each rank gets half of the episodes, as nearly as can be"
     assert one.kv_cache_memory_bytes == 2 * two.kv_cache_memory_bytes
@@ -61,7 +64,7 @@ def test_the_ranks_of_an_engine_share_its_episodes_and_its_cache():
 
 def test_what_cannot_be_done_on_a_cpu_is_refused():
     with pytest.raises(RecipeError, match=r"^generators\.engine\.pipeline_parallel_size: it cannot be used on a CPU"):
-        engine_arguments(GeneratorsConfig(engine={"pipeline_parallel_size": 2}), "model", 128, 0)
+        engine_arguments(EngineSettings(GeneratorsConfig(engine={"pipeline_parallel_size": 2}), "model", 128))
     drafts = {"method": "ngram", "num_speculative_tokens": 4}
     with pytest.raises(RecipeError, match=r"^generators\.engine\.speculative_config: it cannot be used on a CPU"):
-        engine_arguments(GeneratorsConfig(engine={"speculative_config": drafts}), "model", 128, 0)
+        engine_arguments(EngineSettings(GeneratorsConfig(engine={"speculative_config": drafts}), "model", 128))

@@ -31,7 +31,7 @@ from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.tracker import Tracker
 from generators.chat import ChatFormat
-from generators.vllm.engine_arguments import try_engine_arguments
+from generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
 from learners.supported_model import supported_config
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
@@ -165,7 +165,7 @@ def read_parser(name: str, *, reasoning: bool = False) -> Callable[[Path], objec
 
 def start_engine(folder: Path) -> None:
     pool = compose("quickstart", ["generators.engine={enable_prefix_caching: perhaps}"]).generators
-    try_engine_arguments(pool, "generators", str(folder), 256, 0)
+    try_engine_arguments(EngineSettings(pool, str(folder), 256), "generators")
 
 
 def long_prompt(folder: Path) -> None:

@@ -24,6 +24,7 @@ from asyncrl.weights.shm.shared_memory import SharedMemory
 from generators.completion import Completion
 from generators.vllm.cpu.engine_process import EngineProcessServer
 from generators.vllm.engine import VllmEngine
+from generators.vllm.engine_arguments import EngineSettings
 
 RANKS = 2
 PROMPT = list(range(5, 25))
@@ -105,11 +106,8 @@ async def test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_
     model = make_model()
     model.save_pretrained(tmp_path / "model")
     config = GeneratorsConfig(count=1, dtype="float32", max_running=8, kv_cache_mb=64, tensor_parallel=2)
-    path = str(tmp_path / "model")
-    server = GlooEngineServer()
-    engine = await VllmEngine.start(
-        config, path, name="generator-0", max_context=1024, seed=0, start_s=240.0, answer_s=120.0, server=server
-    )
+    settings = EngineSettings(config, str(tmp_path / "model"), 1024)
+    engine = await VllmEngine.start(settings, name="generator-0", start_s=240.0, answer_s=120.0, server=GlooEngineServer())
     try:
         with ExitStack() as stack:
             ranks = Ranks(tmp_path, stack)
