@@ -28,7 +28,7 @@ from asyncrl.core.process.long_import import long_import
 from asyncrl.core.text import writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from generators.control_tokens import RESERVED, ControlTokens, spelt_out
-from generators.token_cache import RememberedIds
+from generators.token_cache import TokenCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.mode
 """Files of which at least one holds a tokenizer's vocabulary."""
 
 DATE = datetime(2026, 1, 1, 12)
-"""The date and time that templates are told, whatever the day."""
+"""The date and time that templates get, whatever the day."""
 
 _USER, _ASSISTANT, _TOOL = ({"role": role, "content": "Look it up."} for role in ("user", "assistant", "tool"))
 _PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
@@ -104,7 +104,7 @@ class ChatFormat:
         self._template_with_tools = self._control.named(tokenizer.get_chat_template(tools=[]))
         special = {name: self._control.named(token) for name, token in tokenizer.special_tokens_map.items()}
         self._variables: Mapping[str, Any] = {**special, "strftime_now": DATE.strftime}
-        self._remembered = RememberedIds(_REMEMBERED_BYTES)
+        self._remembered = TokenCache(_REMEMBERED_BYTES)
         self._tokenizing = asyncio.Lock()
         self._end_name, self.end_of_turn = self._find_end_of_turn()
         eos = tokenizer.eos_token_id

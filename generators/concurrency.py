@@ -38,7 +38,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     decode_seconds: float = 0.0
 
     @classmethod
-    def of_ranks(cls, loads: Sequence["EngineLoad"]) -> "EngineLoad":
+    def total(cls, loads: Sequence["EngineLoad"]) -> "EngineLoad":
         """Return the load of an engine whose data-parallel ranks, which make their steps side by side, have these."""
         return cls(
             running=sum(load.running for load in loads),

@@ -17,7 +17,7 @@ from asyncrl.envs.hosting.hosted import make_hosted
 from generators.episode import EpisodeLimits, checked_reset, checked_step
 
 
-async def rehearse(
+async def play_dry_episode(
     task: Task,
     make_environment: Callable[[Task], Environment],
     limits: EpisodeLimits,
@@ -28,7 +28,7 @@ async def rehearse(
     """Play ``task`` within the deadlines of a real episode; returns what the model is shown at the start.
 
     Args:
-        at: told the method that is called next.
+        at: called with the name of the method that is called next.
         to_end: answer with an empty text; otherwise the episode is left after its reset.
 
     Raises:

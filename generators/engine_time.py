@@ -71,7 +71,7 @@ class EngineTime:
     def installing(self, paused_seconds: Callable[[], float]) -> Iterator[None]:
         """Note that weights are installed while the context lasts. The engine says only afterwards for how long that paused it.
 
-        The pause is taken from what the time of the installation was counted as until then, in proportion.
+        The pause is taken from the parts that the time of the installation was added to until then, in proportion.
 
         Args:
             paused_seconds: seconds for which the engine has been paused so far.
@@ -143,7 +143,7 @@ class _Context:
 
 
 class TimedSampler:
-    """A sampler whose requests are counted as ``what``."""
+    """A sampler whose requests take their time as ``what``."""
 
     def __init__(self, sampler: Sampler, time: EngineTime, what: Doing) -> None:
         self._sampler, self._time, self._what = sampler, time, what
@@ -151,7 +151,7 @@ class TimedSampler:
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
-        """See :meth:`generators.completion.Sampler.generate`."""
+        """Sample one turn, and note for how long its request ran."""
         with self._time.doing(self._what):
             return await self._sampler.generate(
                 token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
@@ -159,7 +159,7 @@ class TimedSampler:
 
 
 class TimedEngine(TimedSampler):
-    """An engine whose requests are counted as ``what``; in everything else it is the engine itself."""
+    """An engine whose requests take their time as ``what``; in everything else it is the engine itself."""
 
     def __init__(self, engine: Engine, time: EngineTime, what: Doing) -> None:
         super().__init__(engine, time, what)
@@ -167,23 +167,23 @@ class TimedEngine(TimedSampler):
 
     @property
     def version(self) -> PolicyVersion:
-        """See :attr:`Engine.version`."""
+        """The engine's newest policy version."""
         return self._engine.version
 
     @contextmanager
     def episode(self) -> Iterator[Sampler]:
-        """See :meth:`Engine.episode`."""
+        """Return the context of one episode, whose requests take their time as this engine's do."""
         with self._engine.episode() as sampler:
             yield TimedSampler(sampler, self._time, self._what)
 
     async def install(self, publication: Publication) -> int:
-        """See :meth:`Engine.install`."""
+        """Load published weights, and return their fingerprint."""
         return await self._engine.install(publication)
 
     async def load(self) -> EngineLoad:
-        """See :meth:`Engine.load`."""
+        """Ask what the engine has to do now."""
         return await self._engine.load()
 
     def use(self) -> EngineUse:
-        """See :meth:`Engine.use`."""
+        """Return the engine's counters."""
         return self._engine.use()

@@ -9,7 +9,7 @@ _OVERHEAD = 300
 """Bytes that an entry takes in addition to its key and its ids."""
 
 
-class RememberedIds:
+class TokenCache:
     """Caches token ids by key. Several threads may use it at once.
 
     Args:

@@ -5,7 +5,7 @@ What always holds:
 * all episodes of a ticket run on this engine. Each is handed in or given back on its own, as soon as it is over, unless
   its group was given up or the worker is stopped;
 * the worker sends the buffer a heartbeat every quarter of ``deadlines.lease``, whatever else it waits for;
-* a worker that was told to end asks for no more tickets, and gives back what is not over in its grace;
+* a worker that is to end asks for no more tickets, and gives back what is not over in its grace;
 * the worker asks for no tickets while weights are being installed. Each request names the worker's policy version, and
   the buffer decides whether that is behind the published version.
 """

@@ -46,7 +46,7 @@ _PYTHON_CALL = r"\[\s*[A-Za-z_][\w.]*\s*\(|(?:{names})\s*\("
 _TOOL_SETS = 64
 """Sets of tools whose readers are kept: the episodes of an environment mostly share one."""
 _CUT_PROBLEM = 300
-"""The most characters that are told of an error that a parser raised: it may quote a whole turn."""
+"""The most characters that are shown of an error that a parser raised: it may quote a whole turn."""
 
 
 class ToolCallReader:

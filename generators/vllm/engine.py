@@ -292,7 +292,7 @@ class VllmEngine:
 
     async def load(self) -> EngineLoad:
         """What the engine has to do now; see :class:`generators.completion.Engine`."""
-        self._load = EngineLoad.of_ranks([EngineLoad(*each) for each in await self._ranks.ask(REPORT_LOAD)])
+        self._load = EngineLoad.total([EngineLoad(*each) for each in await self._ranks.ask(REPORT_LOAD)])
         return self._load
 
     def use(self) -> EngineUse:
@@ -327,7 +327,7 @@ class _EpisodeSampler:
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
-        """See :meth:`generators.completion.Sampler.generate`."""
+        """Sample one turn of the episode."""
         return await self._engine.generate_in(
             self._slot, self._rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
         )

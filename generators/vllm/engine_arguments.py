@@ -179,11 +179,7 @@ def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
         "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_context),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        **(
-            _cpu_arguments(config, settings.yields)
-            if current_platform.is_cpu()
-            else {"gpu_memory_utilization": config.gpu_memory_share}
-        ),
+        **(_cpu_arguments(settings) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
         **({} if settings.adapters is None else _lora_arguments(settings.adapters)),
         **config.engine,
     }
@@ -237,9 +233,10 @@ def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
     }
 
 
-def _cpu_arguments(config: GeneratorsConfig, yields: bool) -> dict[str, Any]:
+def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     from generators.vllm.cpu.worker import IN_PROCESS, IN_PROCESSES, worker_config
 
+    config = settings.config
     check_cpu_arguments(config.engine, MAIN_POOL)
     return {
         "kv_cache_memory_bytes": (config.kv_cache_mb << 20) // config.engine_workers,  # each has its part of it
@@ -248,5 +245,5 @@ def _cpu_arguments(config: GeneratorsConfig, yields: bool) -> dict[str, Any]:
         "enforce_eager": True,
         "distributed_executor_backend": IN_PROCESS if config.tensor_parallel == 1 else IN_PROCESSES,
         "worker_cls": "generators.vllm.cpu.worker.ThreadedCpuWorker",
-        "additional_config": worker_config(config.count, config.engine_workers, yields=yields),
+        "additional_config": worker_config(config.count, config.engine_workers, yields=settings.yields),
     }

@@ -36,7 +36,7 @@ def register() -> None:
 
 def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:
     """The fields of a :class:`generators.concurrency.EngineLoad`."""
-    steps = EngineSteps.of(core)
+    steps = EngineSteps.measuring(core)
     load = *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, _cpu_seconds(core)
     return *load, steps.prefill_seconds, steps.decode_seconds
 

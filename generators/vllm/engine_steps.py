@@ -22,7 +22,7 @@ _NEWEST = 0.1
 
 
 class EngineSteps:
-    """Seconds of an engine's steps since :meth:`of` was called for the first time.
+    """Seconds of an engine's steps since :meth:`measuring` was called for the first time.
 
     Attributes:
         prefill_seconds: the part of prompts, and of requests computed again after they lost their cache.
@@ -38,7 +38,7 @@ class EngineSteps:
         """The usual time of steps that only sampled, by the binary length of the number of requests."""
 
     @classmethod
-    def of(cls, core: "EngineCoreProc") -> "EngineSteps":
+    def measuring(cls, core: "EngineCoreProc") -> "EngineSteps":
         """Return the measurement of this engine; the first call begins it."""
         found: EngineSteps | None = getattr(core, _ATTRIBUTE, None)
         if found is None:

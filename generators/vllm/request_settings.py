@@ -1,4 +1,4 @@
-"""What vLLM is told of a request beside its tokens.
+"""The settings of a request to vLLM: everything beside its tokens.
 
 What always holds: what is returned is shared by many requests, and nobody changes it.
 """

@@ -148,5 +148,5 @@ def test_the_limit_keeps_its_bounds(most: int, seen: list[tuple[int, int, float,
 
 def test_the_load_of_an_engine_is_that_of_all_its_ranks():
     ranks = [EngineLoad(3, 1, 0.5, 10.0, 1.0, 4.0), EngineLoad(5, 0, 0.9, 20.0, 3.0, 6.0)]
-    assert EngineLoad.of_ranks(ranks) == EngineLoad(8, 1, 0.9, 30.0, 2.0, 5.0), "the fullest cache, and steps side by side"
-    assert EngineLoad.of_ranks(ranks[:1]) == ranks[0]
+    assert EngineLoad.total(ranks) == EngineLoad(8, 1, 0.9, 30.0, 2.0, 5.0), "the fullest cache, and steps side by side"
+    assert EngineLoad.total(ranks[:1]) == ranks[0]

@@ -3,13 +3,13 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.token_cache import RememberedIds
+from generators.token_cache import TokenCache
 
 
 @given(lengths=st.lists(st.integers(0, 1_200), max_size=40))
 def test_what_was_kept_last_is_remembered_as_far_as_it_fits(lengths: list[int]) -> None:
     limit = 4_000
-    remembered = RememberedIds(limit)
+    remembered = TokenCache(limit)
     for number, length in enumerate(lengths):
         remembered.keep(b"%d" % number, [number] * length)
     fitting = [number for number, length in enumerate(lengths) if 4 * length <= limit - 310]
@@ -21,7 +21,7 @@ def test_what_was_kept_last_is_remembered_as_far_as_it_fits(lengths: list[int]) 
 
 
 def test_what_is_asked_for_stays() -> None:
-    remembered = RememberedIds(2_000)
+    remembered = TokenCache(2_000)
     remembered.keep(b"asked for", [1, 2])
     for number in range(20):
         remembered.keep(b"%d" % number, [number])
@@ -31,7 +31,7 @@ def test_what_is_asked_for_stays() -> None:
 
 def test_the_bound_holds_in_memory() -> None:
     limit = 2**20
-    remembered = RememberedIds(limit)
+    remembered = TokenCache(limit)
     tracemalloc.start()
     for number in range(60):
         remembered.keep(b"%d" % number + bytes(2**16), list(range(1000, 26_000)))

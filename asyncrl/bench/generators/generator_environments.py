@@ -1,4 +1,4 @@
-"""The environment of ``asyncrl bench generators``: one tool that takes as long as it is told, and never blocks."""
+"""The environment of ``asyncrl bench generators``: one tool that takes as long as its episode says, and never blocks."""
 
 import asyncio
 from typing import Annotated

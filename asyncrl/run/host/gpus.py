@@ -49,18 +49,18 @@ def _torch_has_cuda() -> bool:
 
 
 def describe_visible() -> list[Gpu]:
-    """The GPUs that this process may use, as ``nvidia-smi`` tells; none where it is missing or does not answer."""
+    """The GPUs that this process may use, as ``nvidia-smi`` says; none where it is missing or does not answer."""
     try:
-        told = subprocess.run(_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
+        output = subprocess.run(_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return list(parse(told, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return list(parse(output, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def parse(told: str, visible: str | None) -> Iterator[Gpu]:
-    """Read what ``nvidia-smi`` told, and leave out what ``CUDA_VISIBLE_DEVICES`` hides."""
+def parse(output: str, visible: str | None) -> Iterator[Gpu]:
+    """Read what ``nvidia-smi`` printed, and leave out what ``CUDA_VISIBLE_DEVICES`` hides."""
     names = None if visible is None else [name.strip() for name in visible.split(",")]
-    for line in told.splitlines():
+    for line in output.splitlines():
         index, uuid, name, megabytes, driver = (field.strip() for field in line.split(","))
         if names is None or index in names or any(shown and uuid.startswith(shown) for shown in names):
             yield Gpu(int(index), uuid, name, int(megabytes) << 20 if megabytes.isdigit() else 0, driver)

@@ -81,7 +81,7 @@ def ask_blocking(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float
     except GetTimeoutError as error:
         raise DeadlineExceeded(by, of, seconds, remedy) from error
     except RAISED_BY_RAY as error:
-        problem = told(error, of)
+        problem = translated(error, of)
         raise (ComponentFailed(f"{problem}; {remedy}") if isinstance(problem, ProcessDied) else problem) from error
 
 
@@ -90,11 +90,11 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
     try:
         return await answer
     except RAISED_BY_RAY as error:
-        raise told(error, of) from error
+        raise translated(error, of) from error
 
 
-def told(error: RayError, of: str) -> AsyncRLError:
-    """Return what a user should be told of an error that Ray raised instead of an answer; ``of`` is as for :func:`ask`."""
+def translated(error: RayError, of: str) -> AsyncRLError:
+    """Return an error that a user understands for one that Ray raised instead of an answer; ``of`` is as for :func:`ask`."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, RayTaskError):
         cause = error.cause

@@ -32,7 +32,7 @@ from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
 from buffers.tasks.task_stream import TaskSource
-from generators.dry_episode import rehearse
+from generators.dry_episode import play_dry_episode
 from generators.episode import EpisodeLimits
 
 SLOW_S = 3.0
@@ -166,7 +166,7 @@ class _Stage:
         shown: list[Observation] = []
 
         async def play() -> None:
-            shown.append(await rehearse(task, self._environments.make, limits, self._now_at, to_end=to_end))
+            shown.append(await play_dry_episode(task, self._environments.make, limits, self._now_at, to_end=to_end))
 
         seconds = limits.episode_timeout_s + limits.close_timeout_s + CANCELLED_ENVIRONMENT_S
         broken = self._do(play, seconds, f"task {task.id}", f"playing task {task.id} once, to check the environment")

@@ -26,7 +26,7 @@ _WAITING = 4
 
 
 class LogsTraces(Protocol):
-    """See :class:`asyncrl.run.tracking.traces.Traces`."""
+    """Logs kept episodes as traces, as :class:`asyncrl.run.tracking.traces.Traces` does."""
 
     def log(self, file: Path, most: int) -> None:
         """Log up to ``most`` episodes in a file."""

@@ -190,7 +190,7 @@ class Tracker:
             self._asked(name, partial(write, tracker))
 
     def _asked(self, name: str, call: Callable[[], T]) -> T:
-        """Make a ``call`` of the tracker ``name`` beside MLflow, whose errors are told as that tracker's."""
+        """Make a ``call`` of the tracker ``name`` beside MLflow, whose errors name that tracker."""
         try:
             return self._with_room(call)
         except Exception as error:

@@ -22,7 +22,7 @@ _URI = "tracking.uri"
 
 
 def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
-    """Check the place of the run folder, and that of its metrics. Of a run that is resumed, both are there already.
+    """Check the place of the run folder, and that of its metrics. A run that is resumed has both already.
 
     Raises:
         RecipeError: ``run_dir`` cannot be written to; MLflow does not know the kind of ``tracking.uri``, or lacks a package for

@@ -22,11 +22,11 @@ def number_own_experts() -> None:
 def _compute_own(
     experts: CPUUnquantizedExperts, *, topk_weights: torch.Tensor, topk_ids: torch.Tensor, expert_map: torch.Tensor, **others: Any
 ) -> None:
-    topk_weights, topk_ids = of_own_experts(topk_weights, topk_ids, expert_map)
+    topk_weights, topk_ids = only_own_experts(topk_weights, topk_ids, expert_map)
     _compute(experts, topk_weights=topk_weights, topk_ids=topk_ids, expert_map=expert_map, **others)
 
 
-def of_own_experts(weights: torch.Tensor, ids: torch.Tensor, expert_map: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def only_own_experts(weights: torch.Tensor, ids: torch.Tensor, expert_map: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights and numbers of the chosen experts for a worker that has only some of them.
 
     Args:

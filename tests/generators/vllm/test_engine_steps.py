@@ -38,8 +38,8 @@ def test_before_any_step_only_sampled_the_time_is_divided_by_tokens(monkeypatch:
         return {0: "outputs"}, True
 
     core = SimpleNamespace(scheduler=SimpleNamespace(schedule=lambda throttled: plan.pop(0)), step_fn=step)
-    steps = EngineSteps.of(core)
-    assert EngineSteps.of(core) is steps
+    steps = EngineSteps.measuring(core)
+    assert EngineSteps.measuring(core) is steps
     assert core.step_fn() == ({0: "outputs"}, True)
     assert (steps.prefill_seconds, steps.decode_seconds) == (3.0, 1.0)
     core.step_fn()
@@ -62,7 +62,7 @@ def test_what_prompts_add_to_a_step_is_theirs(monkeypatch: pytest.MonkeyPatch):
         return {}, True
 
     core = SimpleNamespace(scheduler=SimpleNamespace(schedule=lambda: core.scheduler.made, made=None), step_fn=step)
-    steps = EngineSteps.of(core)
+    steps = EngineSteps.measuring(core)
     core.step_fn()
     assert (steps.prefill_seconds, steps.decode_seconds) == (0.0, 2.0)
     core.step_fn()
@@ -87,7 +87,7 @@ def test_where_steps_are_scheduled_ahead_the_time_between_results_is_of_the_step
         return {}, True
 
     core = SimpleNamespace(scheduler=SimpleNamespace(schedule=lambda: plan.pop(0)), step_fn=step)
-    steps = EngineSteps.of(core)
+    steps = EngineSteps.measuring(core)
     for _ in range(4):
         core.step_fn()
     assert (steps.prefill_seconds, steps.decode_seconds) == (5.0, 3.0)

@@ -34,7 +34,7 @@ def test_a_warning_of_vllms_loader_is_explained_and_then_silent(
     weights = {"first": torch.ones(2), "second": torch.ones(2)}
     assert set(AutoWeightsLoader(Layer()).load_weights(weights.items())) == weights.keys()
     explained = (
-        "weights of torch.float32 are rounded to the engine's torch.bfloat16, as generators.dtype says; this is not told again"
+        "weights of torch.float32 are rounded to the engine's torch.bfloat16, as generators.dtype says; this is logged once"
     )
     assert [record.getMessage() for record in caplog.records if record.name == logger.name] == [explained]
     caplog.clear()
