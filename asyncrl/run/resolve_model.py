@@ -10,7 +10,7 @@ import msgspec
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.host.helper_process import helped
+from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.models.model_sources import fetched, is_remote
 from asyncrl.run.tiny.lessons import players_of
@@ -46,7 +46,7 @@ async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
                 made.append(Path(path))
 
     try:
-        await helped("asyncrl.run.tiny.warm_up", request, seen, task="making the tiny model", seconds=seconds)
+        await run_helper("asyncrl.run.tiny.warm_up", request, seen, task="making the tiny model", seconds=seconds)
     except ComponentFailed as error:
         where = "the model is made in ~/.cache/asyncrl, or in the folder that ASYNCRL_CACHE names"
         raise ComponentFailed(f"{error}; {where}") from error

@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from asyncrl.bench.generators.generator_environments import Waiting
 from asyncrl.bench.loop.loop_lag import LoopLag
 from asyncrl.bench.loop.script import CALL, END_OF_CALL, SIZES, Script
 from asyncrl.bench.peers.workload_tools import WORDS
@@ -25,7 +25,7 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, Trajectory
-from asyncrl.envs import Action
+from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.hosting.hosted import make_hosted
 from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
@@ -55,6 +55,32 @@ _SCRIPT = Script(
         (END_OF_CALL,),
     ]
 )
+
+
+class Waiting(ToolEnvironment):
+    """The environment that is measured: its one tool waits for as long as it is set to, and never blocks.
+
+    Args:
+        wait_s: seconds that a call takes.
+    """
+
+    def __init__(self, wait_s: float = 0.0) -> None:
+        self.wait_s = wait_s
+
+    @tool
+    async def add(
+        self,
+        a: Annotated[int, Meta(description="The first integer.")],
+        b: Annotated[int, Meta(description="The second integer.")],
+    ) -> int:
+        """Add two integers."""
+        if self.wait_s:
+            await asyncio.sleep(self.wait_s)
+        return a + b
+
+    def reward(self, task: Task, answer: str) -> float:
+        """Return 0: the scripted model never answers, and nothing is trained."""
+        return 0.0
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.host.helper_process import helped
+from asyncrl.run.host.helper_process import run_helper
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -36,7 +36,7 @@ async def export_checkpoint(checkpoint: Path, recipe: Recipe, model_path: Path, 
     """
     request = Request(str(checkpoint), recipe, str(model_path), str(folder))
     task, seconds = f"exporting {checkpoint}", recipe.deadlines.start
-    await helped("asyncrl.run.evaluation.export", request, lambda line: None, task=task, seconds=seconds, **_NO_GPU)
+    await run_helper("asyncrl.run.evaluation.export", request, lambda line: None, task=task, seconds=seconds, **_NO_GPU)
 
 
 def main(request: Request) -> None:

@@ -1,7 +1,7 @@
 """Does work for the driver in a process of its own, which tells how far it is as lines on its standard output.
 
 This is for work that needs torch, which the driver does not load, and that must be interruptible. What always holds: the
-process has ended when :func:`helped` has, and it does not take the signals that stop a run, which are for the driver.
+process has ended when :func:`run_helper` returns, and it does not take the signals that stop a run, which are for the driver.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _OWN_ERROR = re.compile(r"^(asyncrl|learners|generators)[\w.]*: ")
 """How Python begins the last line of an error of ours; its text is meant to stand alone."""
 
 
-async def helped(
+async def run_helper(
     module: str, request: msgspec.Struct, seen: Callable[[bytes], None], *, task: str, seconds: float, **environment: str
 ) -> None:
     """Run ``python -m module REQUEST`` to its end.

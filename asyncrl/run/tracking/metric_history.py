@@ -7,7 +7,8 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.tracking.tracker import keep_mlflow_quiet, sqlite_file, tracking_uri
+from asyncrl.run.tracking.tracker import keep_mlflow_quiet, tracking_uri
+from asyncrl.run.tracking.tracking_check import sqlite_file
 
 _REMEDY = "see that tracking.uri in the run's recipe.yaml can be reached from here, or read the run where it was made"
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Protocol
 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.episodes.files import evaluation_files, training_file
+from asyncrl.run.tracking.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,6 @@ SHARE = 0.005
 """The most of the time that the traces of training steps may take."""
 _WAITING = 4
 """Training steps whose files are looked for: a rank writes them a little later than it reports the step."""
-
-
-class LogsTraces(Protocol):
-    """Logs kept episodes as traces, as :class:`asyncrl.run.tracking.traces.Traces` does."""
-
-    def log(self, file: Path, most: int) -> None:
-        """Log up to ``most`` episodes in a file."""
-        ...
 
 
 class PacedTraces:
@@ -47,7 +39,7 @@ class PacedTraces:
         self,
         recipe: Recipe,
         folder: Path,
-        traces: LogsTraces,
+        traces: Traces,
         write: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
         busy: Callable[[], float] = time.thread_time,

@@ -35,7 +35,7 @@ from asyncrl.run.measures.summary import Status
 from asyncrl.run.tracking.further_trackers import FurtherTracker, make_further_tracker
 from asyncrl.run.tracking.paced_traces import PacedTraces
 from asyncrl.run.tracking.traces import Traces
-from asyncrl.run.tracking.tracking_check import elsewhere
+from asyncrl.run.tracking.tracking_check import elsewhere, sqlite_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -163,7 +163,7 @@ class Tracker:
             traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
             for name in self._recipe.tracking.also:
                 make = partial(make_further_tracker, name, self._recipe, self._folder, run_id)
-                self._further.append((name, self._asked(name, make)))
+                self._further.append((name, self._call_further(name, make)))
             for record in self._batches():
                 match record:
                     case _End(status=status):
@@ -187,9 +187,9 @@ class Tracker:
     def _with_further(self, write: Callable[[FurtherTracker], None]) -> None:
         """Call ``write`` with each tracker beside MLflow."""
         for name, tracker in self._further:
-            self._asked(name, partial(write, tracker))
+            self._call_further(name, partial(write, tracker))
 
-    def _asked(self, name: str, call: Callable[[], T]) -> T:
+    def _call_further(self, name: str, call: Callable[[], T]) -> T:
         """Make a ``call`` of the tracker ``name`` beside MLflow, whose errors name that tracker."""
         try:
             return self._with_room(call)
@@ -309,12 +309,6 @@ class Tracker:
 def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
     """Where the run is tracked: ``tracking.uri``, or a SQLite file: :attr:`RunFolder.database`."""
     return config.uri or f"sqlite:///{folder.database}"
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The file of a SQLite database; None if the URI is that of something else."""
-    scheme, separator, path = uri.partition(":///")
-    return Path(path.partition("?")[0]).absolute() if separator and scheme in ("sqlite", "sqlite+pysqlite") else None
 
 
 @contextlib.contextmanager

@@ -35,9 +35,8 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
         if not resumed:
             _check_sqlite(Path(recipe.run_dir).absolute() / "mlflow.db", "run_dir", recipe)
         return
-    scheme, has_scheme, path = uri.partition(":///")
-    if has_scheme and scheme in ("sqlite", "sqlite+pysqlite"):
-        _check_sqlite(Path(path.partition("?")[0]).absolute(), _URI, recipe)
+    if (file := sqlite_file(uri)) is not None:
+        _check_sqlite(file, _URI, recipe)
         return
     kind = uri if uri in _ELSEWHERE else uri.partition("://")[0] if "://" in uri else ""
     if kind in _SERVERS:
@@ -47,6 +46,12 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
         raise RecipeError(_URI, problem, "name a database file as sqlite:///FILE, or leave it empty")
     elif kind not in (*_ELSEWHERE, *entry_points(group="mlflow.tracking_store").names):
         _check_dialect(uri)
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite database; None if the URI is that of something else."""
+    scheme, separator, path = uri.partition(":///")
+    return Path(path.partition("?")[0]).absolute() if separator and scheme in ("sqlite", "sqlite+pysqlite") else None
 
 
 def database_problem(file: Path, *, whole: bool) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
-from asyncrl.run.host.helper_process import helped
+from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tiny.player import Player
 from asyncrl.run.tiny.warm_up import Request
@@ -19,4 +19,4 @@ async def test_modules_of_the_user_hide_none_of_ours(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     player = Player(ClassEnvironmentConfig(name="calculater"), EpisodeLimits.of(compose("quickstart")))
     with pytest.raises(ComponentFailed, match="there is no environment 'calculater'"):
-        await helped("asyncrl.run.tiny.warm_up", Request({"": player}, "hermes", 0), print, task="making", seconds=300)
+        await run_helper("asyncrl.run.tiny.warm_up", Request({"": player}, "hermes", 0), print, task="making", seconds=300)

@@ -354,7 +354,10 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (asyncrl.core.files.weight_files, "_index"): ("no index",),
     (asyncrl.core.files.weight_files, "_header"): ("cut weights", "pointer", "index without file", "a folder as file"),
     (asyncrl.run.tracking.tracker, "Tracker._raise_failure"): ("damaged database", "deleted experiment"),
-    (asyncrl.run.tracking.tracker, "Tracker._asked"): "trackers beside MLflow are imported by the plan, and asked while training",
+    (
+        asyncrl.run.tracking.tracker,
+        "Tracker._call_further",
+    ): "trackers beside MLflow are imported by the plan, and called while training",
     (asyncrl.run.tracking.tracker, "Tracker._put"): "while training",
     (asyncrl.run.tracking.tracker, "Tracker.finish"): "at the end",
     (asyncrl.run.tracking.tracker, "check_database"): "of a run that is resumed, before anything starts",
