@@ -357,7 +357,7 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (
         asyncrl.run.tracking.tracker,
         "Tracker._call_further",
-    ): "trackers beside MLflow are imported by the plan, and called while training",
+    ): "the plan imports trackers beside MLflow; training calls them",
     (asyncrl.run.tracking.tracker, "Tracker._put"): "while training",
     (asyncrl.run.tracking.tracker, "Tracker.finish"): "at the end",
     (asyncrl.run.tracking.tracker, "check_database"): "of a run that is resumed, before anything starts",
