@@ -76,17 +76,21 @@ class Sampler(Protocol):
         ...
 
 
-class Engine(Sampler, Protocol):
+class Samplers(Protocol):
+    """Gives each episode what samples its turns."""
+
+    def episode(self) -> AbstractContextManager[Sampler]:
+        """Return the context of one episode, which yields what samples its turns: by ``generators.updates`` all with the
+        engine's version of now, or each with the newest."""
+        ...
+
+
+class Engine(Samplers, Protocol):
     """An inference engine whose weights can be replaced while it generates."""
 
     @property
     def version(self) -> PolicyVersion:
         """The newest policy version that the engine has, with which new episodes begin."""
-        ...
-
-    def episode(self) -> AbstractContextManager[Sampler]:
-        """Return the context of one episode, which yields what samples its turns: by ``generators.updates`` all with the
-        engine's version of now, or each with the newest."""
         ...
 
     async def install(self, publication: Publication) -> int:

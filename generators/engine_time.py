@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
-from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.time_split import PARTS, GeneratorTime
-from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling
-from generators.completion import Completion, Engine, EngineUse, Sampler
-from generators.concurrency import EngineLoad
+from generators.completion import Completion, Sampler, Samplers
 
 
 class Doing(IntEnum):
@@ -158,32 +155,14 @@ class TimedSampler:
             )
 
 
-class TimedEngine(TimedSampler):
-    """An engine whose requests take their time as ``what``; in everything else it is the engine itself."""
+class TimedSamplers:
+    """Gives each episode a sampler whose requests take their time as ``what``."""
 
-    def __init__(self, engine: Engine, time: EngineTime, what: Doing) -> None:
-        super().__init__(engine, time, what)
-        self._engine = engine
-
-    @property
-    def version(self) -> PolicyVersion:
-        """The engine's newest policy version."""
-        return self._engine.version
+    def __init__(self, samplers: Samplers, time: EngineTime, what: Doing) -> None:
+        self._samplers, self._time, self._what = samplers, time, what
 
     @contextmanager
     def episode(self) -> Iterator[Sampler]:
-        """Return the context of one episode, whose requests take their time as this engine's do."""
-        with self._engine.episode() as sampler:
+        """Return the context of one episode."""
+        with self._samplers.episode() as sampler:
             yield TimedSampler(sampler, self._time, self._what)
-
-    async def install(self, publication: Publication) -> int:
-        """Load published weights, and return their fingerprint."""
-        return await self._engine.install(publication)
-
-    async def load(self) -> EngineLoad:
-        """Ask what the engine has to do now."""
-        return await self._engine.load()
-
-    def use(self) -> EngineUse:
-        """Return the engine's counters."""
-        return self._engine.use()

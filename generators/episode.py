@@ -28,7 +28,7 @@ from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResul
 from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
 from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
-from generators.completion import Engine, Sampler
+from generators.completion import Sampler, Samplers
 from generators.episode_time import EpisodeTime
 from generators.loop_share import LoopShare
 from generators.token_stream import TokenStream
@@ -140,7 +140,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
     """What all episodes of one worker share.
 
     Attributes:
-        engine: samples the turns.
+        engine: gives each episode what samples its turns.
         chat: turns messages into token ids.
         reader: reads tool calls from sampled text.
         make_environment: makes the environment of an episode of a task; see
@@ -149,7 +149,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
         share: gives the episodes their turns in the event loop.
     """
 
-    engine: Engine
+    engine: Samplers
     chat: ChatFormat
     reader: ToolCallReader
     make_environment: Callable[[Task], Environment]

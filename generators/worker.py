@@ -30,9 +30,9 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
-from generators.completion import EngineUse
+from generators.completion import Engine, EngineUse
 from generators.concurrency import Concurrency, EngineLoad
-from generators.engine_time import Doing, EngineTime, TimedEngine
+from generators.engine_time import Doing, EngineTime, TimedSamplers
 from generators.episode import EpisodeName, EpisodeTools, run_episode
 from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
 from generators.finished_episodes import FinishedEpisodes
@@ -91,7 +91,8 @@ class GeneratorWorker:
 
     Args:
         worker_id: the name under which the buffer knows the worker.
-        tools: what episodes are played with. The engine must have been started and warmed up.
+        engine: the worker's engine, which must have been started and warmed up.
+        tools: what episodes are played with.
         ticket_client: the way to the buffer; None for a worker that only evaluates.
         scoring: rewards finished episodes; if None, the environment's rewards are used.
         keep: keeps the episodes of an evaluation of a policy version; if None, they are not kept.
@@ -101,6 +102,7 @@ class GeneratorWorker:
         self,
         worker_id: WorkerId,
         settings: WorkerSettings,
+        engine: Engine,
         tools: EpisodeTools,
         ticket_client: TicketClient | None,
         scoring: Scoring | None = None,
@@ -110,7 +112,7 @@ class GeneratorWorker:
         self._time = EngineTime(lambda: self._leases.room, time.monotonic)
         self._tools = self._timed(tools, Doing.REQUEST)
         self._evaluation_tools = self._timed(tools, Doing.EVALUATION_REQUEST)
-        self._engine, self._tickets, self._scoring = tools.engine, ticket_client, scoring
+        self._engine, self._tickets, self._scoring = engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
         self._installation: tuple[PolicyVersion, asyncio.Task[int]] | None = None
@@ -127,7 +129,7 @@ class GeneratorWorker:
         self._cpu_seconds_when_made = time.process_time()
 
     def _timed(self, tools: EpisodeTools, what: Doing) -> EpisodeTools:
-        return msgspec.structs.replace(tools, engine=TimedEngine(tools.engine, self._time, what))
+        return msgspec.structs.replace(tools, engine=TimedSamplers(tools.engine, self._time, what))
 
     @property
     def _ticket_client(self) -> TicketClient:

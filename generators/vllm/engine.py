@@ -145,7 +145,7 @@ class VllmEngine:
 
     @contextmanager
     def episode(self) -> Iterator[Sampler]:
-        """Return the context of one episode; see :meth:`generators.completion.Engine.episode`."""
+        """Return the context of one episode; see :meth:`generators.completion.Samplers.episode`."""
         slot = self._slots.enter()
         try:
             with self._ranks.used() as rank:

@@ -94,7 +94,7 @@ class Generator:
         self._slow = self._chance.random() < 0.3
         reader = ToolCallReader(self._engine.chat.tokenizer, RECIPE.model.tool_parser)
         tools = EpisodeTools(self._engine, self._engine.chat, reader, lambda task: Scripted())
-        self._worker = GeneratorWorker(worker, WorkerSettings.of(RECIPE), tools, Tickets(world, worker))
+        self._worker = GeneratorWorker(worker, WorkerSettings.of(RECIPE), self._engine, tools, Tickets(world, worker))
         self._dead, self._stop = asyncio.Event(), asyncio.Event()
         self._told_to_end = False
 

@@ -134,7 +134,8 @@ class Shop:
         self.environments: list[Scripted] = []
         reader = ToolCallReader(self.engine.chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self.engine, self.engine.chat, reader, lambda task: self.environment())
-        self.worker = GeneratorWorker(WorkerId("w"), WorkerSettings.of(recipe), tools, self.ticket_client, scoring, keep)
+        settings = WorkerSettings.of(recipe)
+        self.worker = GeneratorWorker(WorkerId("w"), settings, self.engine, tools, self.ticket_client, scoring, keep)
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
 

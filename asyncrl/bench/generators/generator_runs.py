@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -29,7 +29,7 @@ from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.hosting.hosted import make_hosted
 from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
-from generators.completion import Completion, Engine, Sampler
+from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from generators.evaluation import HeldOutTask, evaluate
 from generators.vllm.engine import VllmEngine
@@ -130,16 +130,13 @@ class Cost(msgspec.Struct, frozen=True):
 class RecordingEngine:
     """An engine that keeps the requests of its episodes; each asyncio task is one episode."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: VllmEngine) -> None:
         self._engine = engine
         self._episodes: dict[object, int] = {}
         self.requests: list[Request] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
     def episode(self) -> AbstractContextManager[Sampler]:
-        """See :meth:`Engine.episode`; the engine keeps its first version."""
+        """Return the context of one episode; the engine keeps its first version."""
         return nullcontext(self)
 
     async def generate(

@@ -127,7 +127,7 @@ class GeneratorActor:
             chat = ChatFormat.load(model_path)  # before the engine, which takes longer: it may refuse the template
             if self._buffer is not None and recipe.generators.role != "evaluation":
                 self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
-            settings = EngineSettings(
+            engine_settings = EngineSettings(
                 # Those that share the cores with it.
                 msgspec.structs.replace(recipe.generators, count=self._spec.engines_here),
                 model_path,
@@ -138,7 +138,7 @@ class GeneratorActor:
             )
             deadlines = recipe.deadlines
             self._engine = await VllmEngine.start(
-                settings, name=self._id, start_s=deadlines.start, answer_s=deadlines.publish, server=self._server
+                engine_settings, name=self._id, start_s=deadlines.start, answer_s=deadlines.publish, server=self._server
             )
         ticket_client, scoring = None, None
         if self._sink is not None:
@@ -151,7 +151,8 @@ class GeneratorActor:
         self._environments = environments
         await environments.start(recipe.deadlines.start)
         kept = EvaluatedEpisodes(recipe, Path(model_path), self._trajectories, self._id)
-        self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring, kept.keep)
+        worker_settings = WorkerSettings.of(recipe)
+        self._worker = GeneratorWorker(self._id, worker_settings, self._engine, tools, ticket_client, scoring, kept.keep)
         gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 
     async def run(self) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
 from generators.calls.reader import ToolCallReader
 from generators.chat import ChatFormat
-from generators.completion import Completion, Engine, Sampler
+from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def play_greedily(
     from transformers import AutoModelForCausalLM
 
     chat = ChatFormat.load(str(model))
-    engine = cast(Engine, _TorchEngine(AutoModelForCausalLM.from_pretrained(model)))
+    engine = _TorchEngine(AutoModelForCausalLM.from_pretrained(model))
     secrets = Secrets(
         {name: value for each in players.values() for name, value in read_secrets(each.environment, os.environ).items()}
     )
@@ -103,23 +103,20 @@ class _Request(msgspec.Struct):
 
 
 class _TorchEngine:
-    """Samples turns greedily with torch; requests that wait at the same time are sampled together.
-
-    An episode only calls :meth:`episode` of its engine, and :meth:`generate` of what that yields.
-    """
+    """Samples turns greedily with torch; requests that wait at the same time are sampled together."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model = model
         self._waiting: list[_Request] = []
 
     def episode(self) -> AbstractContextManager[Sampler]:
-        """See :meth:`generators.completion.Engine.episode`; there is one version."""
+        """Return the context of one episode; there is one version."""
         return nullcontext(self)
 
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
-        """See :meth:`generators.completion.Engine.generate`; log-probabilities are 0, as nothing is trained on them."""
+        """Sample one turn greedily; log-probabilities are 0, as nothing is trained on them."""
         loop = asyncio.get_running_loop()
         request = _Request(list(token_ids), max_tokens, stop_token_ids, loop.create_future())
         if not self._waiting:
