@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from chromium import Page, chromium
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -91,7 +90,7 @@ def _live(run: Path) -> None:
     """Draw the live view as it was at three quarters of the run, from the run's metrics."""
     folder = RunFolder.find(run)
     recipe = compose(str(folder.recipe), [])
-    summary = msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
+    summary = Summary.read(folder.summary)
     history = metric_history(folder, recipe.tracking)
     step_s = summary.training_s / recipe.steps
     now = [0.0]

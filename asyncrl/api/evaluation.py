@@ -84,6 +84,7 @@ class Evaluation:
 
         Raises:
             NotThere: the evaluation has not ended, or was killed.
+            UnknownFormat: another version of asyncrl wrote them, in another way.
         """
         from asyncrl.run.evaluation.folder import EvaluationFolder
         from asyncrl.run.evaluation.summary import EvaluationSummary

@@ -72,6 +72,7 @@ class Run:
 
         Raises:
             NotThere: the run has not ended, or was killed before it could tell.
+            UnknownFormat: another version of asyncrl wrote it, in another way.
         """
         from asyncrl.run.measures.summary import Summary
 

@@ -14,10 +14,10 @@ from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import CheckpointConfig
-from asyncrl.run.beginning import begin_from, totals_at, totals_file
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.totals import SavedTotals, Totals
+from asyncrl.run.resume import begin_from, totals_at, totals_file
 from asyncrl.run.views.live_view import LiveView
 from learners.checkpointing import checkpoints
 from learners.checkpointing.checkpoint_manifest import CheckpointNotWritten

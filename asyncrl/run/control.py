@@ -7,7 +7,7 @@ there only while the driver answers, or after it was killed.
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ import msgspec
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import explained, naming
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, signatures
@@ -28,12 +29,41 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 
 
-class RunControl(Protocol):
-    """What may be asked of a run that goes on."""
+class Pools(Protocol):
+    """The generators of a run; see :class:`asyncrl.run.pool.generator_pool.GeneratorPool`."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many engines each pool is to have now."""
+        ...
 
     async def scale(self, pool: str, size: int) -> str:
-        """Change the size of a pool; see :meth:`asyncrl.run.pool.generator_pool.GeneratorPool.scale`."""
+        """Change how many engines a pool is to have."""
         ...
+
+
+class RunControl:
+    """Answers what is asked of a run that goes on, and has the run's recipe say so: a resume begins with what was asked for.
+
+    Args:
+        recipe: that of the run, as its folder has it.
+    """
+
+    def __init__(self, pools: Pools, recipe: Recipe, folder: RunFolder) -> None:
+        self._pools, self._recipe, self._folder = pools, recipe, folder
+
+    async def scale(self, pool: str, size: int) -> str:
+        """Change the size of a pool, and return what happens now; raises what the pools raise."""
+        answer = await self._pools.scale(pool, size)
+        generators = self._recipe.generators.of_sizes(self._pools.sizes)
+        try:
+            self._folder.keep_recipe(msgspec.structs.replace(self._recipe, generators=generators))
+        except OSError as error:  # a full disk is no reason to refuse what has begun
+            logger.warning("a resume will not know of it: %s", error)
+            return (
+                f"{answer}. The run's recipe.yaml could not be written ({error.strerror}), so a resume begins with what it says"
+            )
+        return answer
 
 
 METHODS = signatures(RunControl)

@@ -28,7 +28,7 @@ from asyncrl.episodes.files import forget_steps_after
 from asyncrl.run.buffer.tasks import load_held_out_tasks
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster
-from asyncrl.run.control import controlled
+from asyncrl.run.control import RunControl, controlled
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
@@ -45,7 +45,6 @@ from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.resume import Reached
-from asyncrl.run.scaling import Scaling
 from asyncrl.run.tracking.further_trackers import TRACKING_PROCESS
 from asyncrl.run.tracking.tracker import Tracker
 from asyncrl.run.train_pump import train_pump
@@ -184,7 +183,7 @@ async def _run(
         view.phase(f"Training steps {begin + 1} to {recipe.steps}")
         await recorder.begin()
         try:
-            async with asyncio.TaskGroup() as pumps, controlled(folder, Scaling(generators, own_recipe, folder)):
+            async with asyncio.TaskGroup() as pumps, controlled(folder, RunControl(generators, own_recipe, folder)):
                 generating = pumps.create_task(generators.generate(), name="generation pump")
                 await train_pump(
                     begin,

@@ -1,19 +1,24 @@
-"""Finds out whether a run can be resumed, before anything of it starts, and how far it had come."""
+"""Finds out whether a run can be resumed, before anything of it starts, how far it had come, and where it begins.
+
+It begins at its newest checkpoint, if that fits the journal, and with that one's totals.
+"""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.files.file_formats import UnknownFormat, check_json_format
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.beginning import begin_from, totals_at
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder, journal_of
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status, Summary
-from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
+from asyncrl.run.measures.totals import FORMAT, SavedTotals, Totals, summarize
 from asyncrl.run.tracking.tracking_check import check_database
 from buffers.journal.identity import Identity
 from buffers.journal.journal_files import JournalGone, Recovery, read_journal
@@ -22,6 +27,14 @@ from buffers.payload import SUFFIX, check_there
 from buffers.replay_buffer import ReplayBuffer
 from learners.checkpointing import checkpoints
 from learners.checkpointing.checkpoint_check import check_checkpoint
+
+
+class CheckpointOfTheFuture(AsyncRLError):
+    """The newest checkpoint is of a version that the buffer has not reached yet."""
+
+
+class CheckpointsGone(AsyncRLError):
+    """The newest checkpoint is so old that the buffer no longer has what was trained since."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -45,9 +58,10 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     """Refuse a run that cannot be resumed. Reads journal, checkpoints, totals, summary and tracking; changes nothing.
 
     Raises:
-        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its trajectories are
-            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; its
-            MLflow database cannot be used; it has completed and ``steps`` was not raised; or a process is driving it.
+        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its summary has
+            another format; its trajectories are gone; its newest checkpoint is damaged, of another version than its name says, or
+            does not go with the journal; its MLflow database cannot be used; it has completed and ``steps`` was not raised; or a
+            process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
@@ -86,12 +100,60 @@ def check_changes(overrides: Sequence[str]) -> None:
             raise RecipeError(key, "a resumed run keeps its name and its folder", "leave it out, or launch a new run")
 
 
+def begin_from(folder: Path, published: PolicyVersion, kept_from: PolicyVersion) -> tuple[PolicyVersion, Path | None]:
+    """Return the version that the learner begins from, and its checkpoint in ``folder``; 0 and None if there is none.
+
+    Args:
+        folder: the run's checkpoints; it may be missing.
+        published: the buffer's published version, according to its journal.
+        kept_from: the oldest version whose batch the buffer still has.
+
+    Raises:
+        CheckpointOfTheFuture: the journal has lost what led to the newest checkpoint.
+        CheckpointsGone: the buffer has forgotten what was trained since the newest checkpoint.
+    """
+    version, path = checkpoints.newest(folder) or (PolicyVersion(0), None)
+    if version > published + 1:  # a learner is at most one version ahead
+        raise CheckpointOfTheFuture(
+            f"{path} is of version {version}, and the journal ends at version {published}, before it; put the journal back, "
+            f"or move the checkpoints after version {published + 1} out of {folder}, then resume again"
+        )
+    if version < kept_from:
+        there = f"there is no checkpoint in {folder}" if path is None else f"the newest checkpoint in {folder} is {path.name}"
+        raise CheckpointsGone(
+            f"{there}, and the journal has only the batches since version {kept_from}, which had a checkpoint; put "
+            f"version-{kept_from:06d} or a later one back and resume again (if they are lost, launch a new run)"
+        )
+    return version, path
+
+
+def totals_at(folder: Path, version: PolicyVersion) -> tuple[SavedTotals, str]:
+    """Read the totals saved with the checkpoint of ``version`` in ``folder``; if that fails, also say why."""
+    file = totals_file(folder, version)
+    try:
+        content = file.read_bytes()
+        check_json_format(content, file, FORMAT)
+        return msgspec.json.decode(content, type=SavedTotals), ""
+    except UnknownFormat as error:
+        return SavedTotals(), f"{error}, or else the summary counts from version {version} on"
+    except (OSError, ValueError, RecursionError) as error:
+        missing = version == 0 and isinstance(error, FileNotFoundError)
+        return SavedTotals(), "" if missing else f"{file} cannot be read ({error}): the summary counts from version {version} on"
+
+
+def totals_file(folder: Path, version: PolicyVersion) -> Path:
+    """The file in ``folder`` that holds the totals at ``version``, beside the checkpoint."""
+    return checkpoints.path_of(folder, version).with_suffix(".json")
+
+
 def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
     """Read the summary, if there is one; if it cannot be read, also return why, as text."""
     try:
         return Summary.read(folder.summary), ""
     except FileNotFoundError:
         return None, ""
+    except UnknownFormat as error:
+        raise RecipeError("", str(error), "nothing of the run was changed") from error
     except (OSError, ValueError, RecursionError) as error:
         return (
             None,

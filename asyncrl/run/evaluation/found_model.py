@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.launch_directory import in_launch_directory
@@ -127,7 +128,7 @@ def _trained_version(run: RunFolder) -> PolicyVersion | None:
     """Return the version of the trained model; None if the run has not ended since it was made longer."""
     try:
         summary = Summary.read(run.summary)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, UnknownFormat):
         return None
     return PolicyVersion(summary.steps) if summary.status is Status.COMPLETED else None
 

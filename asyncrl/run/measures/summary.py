@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 
 from asyncrl.core.files.file_errors import cause_and_remedy
+from asyncrl.core.files.file_formats import check_json_format
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import LedgerCounts
 from asyncrl.core.measures.time_split import IdleShares
@@ -20,6 +21,8 @@ NO_GROUPS = LedgerCounts(issued=0, running=0, committed=0, taken=0, trained=0, f
 """The ledger of a run that has not issued any group."""
 
 
+FORMAT = 1
+"""The format of recorded summaries. A file that does not say its format has this one."""
 REWARD_STEPS = 10
 """The rewards of this many training steps are averaged, at the beginning and at the end of a run."""
 
@@ -109,10 +112,12 @@ class RecordedSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         reason: why it was interrupted or failed; empty if it completed.
+        format: the format of the file.
     """
 
     status: Status
     reason: str = ""
+    format: int = FORMAT
 
     def write(self, path: Path) -> None:
         """Write as JSON. A reader finds either the whole file or none."""
@@ -135,8 +140,11 @@ class RecordedSummary(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OSError: the file cannot be read.
             ValueError, RecursionError: it holds no summary.
+            UnknownFormat: another version of asyncrl wrote it, in another way.
         """
-        return msgspec.json.decode(path.read_bytes(), type=cls)
+        content = path.read_bytes()
+        check_json_format(content, path, FORMAT)
+        return msgspec.json.decode(content, type=cls)
 
 
 class Summary(RecordedSummary, frozen=True, kw_only=True):

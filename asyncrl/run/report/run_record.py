@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.episodes.reader import EpisodeReader
@@ -53,7 +54,7 @@ class RunRecord:
             return Summary.read(self.folder.summary)
         except FileNotFoundError:
             self.missing.append("It has no summary.json: it still runs, or it was killed.")
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError, UnknownFormat) as error:
             self.missing.append(f"Its summary.json cannot be read: {error}.")
         return None
 

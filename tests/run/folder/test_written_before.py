@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
+import asyncrl
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.run.beginning import totals_at
 from asyncrl.run.buffer.inspect_buffer import inspect_run
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.measures.totals import FORMAT as TOTALS_FORMAT
 from asyncrl.run.measures.totals import SavedTotals
 from asyncrl.run.recipe.compose import compose
-from asyncrl.run.resume import check_resumable
+from asyncrl.run.resume import check_resumable, totals_at
 from buffers.journal.frames import FORMAT
 from buffers.journal.journal import Journal
 from buffers.journal.journal_files import read_journal
@@ -70,3 +70,17 @@ def test_totals_are_refused_by_file_and_format(run):
     assert totals == SavedTotals()
     file = run.checkpoints / "version-000004.json"
     assert problem.startswith(f"{file} has format 1, and this version of asyncrl reads format {TOTALS_FORMAT}; {REMEDY}")
+
+
+def test_a_summary_of_another_format_is_refused_by_file_and_format(run, tmp_path):
+    run.summary.write_text(run.summary.read_text().replace("{", '{"format": 7,', 1))
+    refused = rf"{run.summary} has format 7, and this version of asyncrl reads format 1; {REMEDY}"
+    with pytest.raises(UnknownFormat, match=refused):
+        Summary.read(run.summary)
+    with pytest.raises(UnknownFormat, match=refused):
+        _ = asyncrl.Run(run.path).summary
+    with pytest.raises(RecipeError, match=f"{refused}; nothing of the run was changed"):
+        check_resumable(compose(str(run.recipe), ["steps=8"]), run)
+    page = tmp_path / "report.html"
+    assert main(["report", str(run.path), "--output", str(page)]) == ExitCode.COMPLETED
+    assert "has format 7" in page.read_text(), "the report is made without it, and says so"

@@ -53,6 +53,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
     assert list(read) == [
         "status",
         "reason",
+        "format",
         "steps",
         "wall_s",
         "training_s",
