@@ -31,7 +31,7 @@ class Failures:
         failures[kind] += 1
         if failures[kind] > most:
             raise BudgetExceeded(
-                f"{failures[kind]} failures ({kind.told}), more than buffer.max_failures={most}; the last one: {what}"
+                f"{failures[kind]} failures ({kind.description}), more than buffer.max_failures={most}; the last one: {what}"
             )
 
     def begin_again(self) -> None:

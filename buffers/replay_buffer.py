@@ -269,15 +269,15 @@ class ReplayBuffer:
             self._complete(group)
             return
         if FailureKind.DATA not in group.broken_by:
-            self._wait_for_missing(group, FailureKind.INFRASTRUCTURE.told, last_failure)
+            self._wait_for_missing(group, FailureKind.INFRASTRUCTURE.description, last_failure)
             return
         group.attempt += 1
         if group.attempt < self.limits.max_attempts:
-            self._wait_for_missing(group, FailureKind.DATA.told, last_failure)
+            self._wait_for_missing(group, FailureKind.DATA.description, last_failure)
             return
         logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
         self._state.observed.filtered_tasks.append(group.task.id)
-        self.groups.end(group, GroupState.FILTERED, FailureKind.DATA.told, last_failure)
+        self.groups.end(group, GroupState.FILTERED, FailureKind.DATA.description, last_failure)
 
     def _wait_for_missing(self, group: Group, why: str, example: str) -> None:
         birth = group.oldest_finished() if group.records else group.birth

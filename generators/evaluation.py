@@ -12,7 +12,7 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.core.trajectory import StopReason, Trajectory
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.first_error import first_error
@@ -79,7 +79,7 @@ def require_results(evaluated: Sequence[Evaluated]) -> list[EvaluationResult]:
     results = [each for each in evaluated if isinstance(each, EvaluationResult)]
     broken = [each.problem for each in evaluated if isinstance(each, BrokenEpisode)]
     if broken and not results:
-        tasks = counted(len({each.task_id for each in evaluated}), "task")
+        tasks = pluralize(len({each.task_id for each in evaluated}), "task")
         raise EnvironmentBroken(f"none of {len(broken)} evaluation episodes of {tasks} could be played; first error: {broken[0]}")
     return results
 

@@ -22,7 +22,7 @@ from asyncrl.core.task import Task
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, write_files
 from asyncrl.envs.mcp.calculator import make_tasks, reward
 from asyncrl.envs.sandbox.python_programs import RUN_CODE, python_command, python_folders
-from asyncrl.envs.sandbox.run_report import told
+from asyncrl.envs.sandbox.run_report import describe_run
 from asyncrl.envs.tool_marks import tool
 from asyncrl.run.measures.summary import Status, Summary
 from buffers.payload import SUFFIX
@@ -82,7 +82,7 @@ class Sandboxed(SandboxedEnvironment):
         """One operation on two integers: +, - or *."""
         await write_files(self.workspace, {"expression": expression})
         code = b"print(eval(open('expression').read()))"
-        return told(await self.run(python_command(RUN_CODE, False), code, python_folders(False)), self.limits).strip()
+        return describe_run(await self.run(python_command(RUN_CODE, False), code, python_folders(False)), self.limits).strip()
 
     def reward(self, task: Task, answer: str) -> float:
         """1 if the answer is right, else 0."""

@@ -22,7 +22,7 @@ from asyncrl.core.errors import AsyncRLError, EnvironmentBroken, RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.text import told
+from asyncrl.core.text import describe_error
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import environment_class, load_members
 from asyncrl.envs.secrets import read_secrets
@@ -119,7 +119,7 @@ class _Stage:
         except AsyncRLError as error:
             self._findings.error("episodes", self._subject.name, str(error), "correct it: such episodes get no reward")
         except BaseException as error:  # noqa: BLE001 - whatever the user's code does to its event loop
-            problem = f"the event loop ended with {told(error)}"
+            problem = f"the event loop ended with {describe_error(error)}"
             self._findings.error("episodes", self._subject.name, problem, "raise no SystemExit, and stop no event loop")
 
     async def _play(self) -> None:

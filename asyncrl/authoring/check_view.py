@@ -6,7 +6,7 @@ from rich.text import Text
 
 from asyncrl.authoring.check import Checked
 from asyncrl.authoring.findings import Severity
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
@@ -15,8 +15,8 @@ def check_view(checked: Sequence[Checked]) -> Iterator[Text]:
     """The findings of each environment, and what its episodes measured."""
     for one in checked:
         errors, warnings = one.errors, len(one.findings) - one.errors
-        verdict = ("in order", "green") if not errors else (counted(errors, "error"), "bold red")
-        yield Text.assemble((one.environment, "bold"), ": ", verdict, f", {counted(warnings, 'warning')}" if warnings else "")
+        verdict = ("in order", "green") if not errors else (pluralize(errors, "error"), "bold red")
+        yield Text.assemble((one.environment, "bold"), ": ", verdict, f", {pluralize(warnings, 'warning')}" if warnings else "")
         for finding in one.findings:
             yield Text.assemble(
                 "  ", (finding.severity, _STYLES[finding.severity]), f" [{finding.check}] {finding.place}: {finding.problem}; ",

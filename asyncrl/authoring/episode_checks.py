@@ -23,7 +23,7 @@ from asyncrl.authoring.played import Played, Script, answering, calling, play, s
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, ToolCall, ToolSpec
 from asyncrl.core.task import Task
-from asyncrl.core.text import counted, short
+from asyncrl.core.text import pluralize, short
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosting.hosted import HostedEnvironment
 from generators.episode import EpisodeLimits, checked_reset, checked_step
@@ -143,7 +143,7 @@ class EpisodeChecks:
     def _told_late(self, played: Sequence[Played], when: str) -> None:
         """Tell which tools missed their deadlines: what their calls were answered with is then chance, and nobody's state."""
         for name, calls in Counter(name for each in played for name in each.late).items():
-            problem = f"{counted(calls, 'call')} passed the deadline {when}"
+            problem = f"{pluralize(calls, 'call')} passed the deadline {when}"
             remedy = "make the tool faster, with many calls at once too, or give it longer: environment.tool_timeout_s"
             self._findings.warning("deadlines", f"{self._name}, tool {name}", problem, remedy)
 
@@ -255,7 +255,7 @@ class EpisodeChecks:
             calls = [call for call in self._made_calls if call.tool == tool.name]
             if calls and all(call.outcome is CallOutcome.MALFORMED for call in calls):
                 why = calls[0].problem.partition("; use ")[0]
-                problem = f"none of {counted(len(calls), 'call')} made up for it fits, so it was not tried: {why}"
+                problem = f"none of {pluralize(len(calls), 'call')} made up for it fits, so it was not tried: {why}"
                 remedy = "give an example of the parameter: Annotated[str, msgspec.Meta(examples=[...])]"
                 self._findings.warning("made-up calls", f"{self._name}, tool {tool.name}", problem, remedy)
 

@@ -16,7 +16,7 @@ from asyncrl.authoring.subject import Subject, tasks_of
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, Message, ToolSpec
 from asyncrl.core.task import Task
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.envs.hosting.hosted import HostedEnvironment
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
@@ -149,7 +149,7 @@ async def _episode(environment: HostedEnvironment, limits: EpisodeLimits, turns:
         if result.fault is not None:
             console.print(Text(f"  fault: {visible(str(result.fault))}", "yellow"))
         if result.done or result.fault in limits.end_on:
-            _show_end(f"done after {counted(number, 'turn')}", total, metrics, console)
+            _show_end(f"done after {pluralize(number, 'turn')}", total, metrics, console)
             return total
     _show_end(f"environment.max_turns = {limits.max_turns} reached", total, metrics, console)
     return total

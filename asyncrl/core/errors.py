@@ -147,7 +147,7 @@ class FailureKind(StrEnum):
     """This task breaks its environment; after ``max_attempts`` it is filtered and named."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What failed, in the words that a user reads."""
         return "broken environment or score" if self is FailureKind.DATA else "lost engine, host or service"
 

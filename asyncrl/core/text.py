@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Sequence
 
-TOLD_CHARACTERS = 4_000
+KEPT_CHARACTERS = 4_000
 """Characters kept of an error's text or traceback. Some hold a whole page or table, and they go to logs, journal and summary."""
 
 
@@ -13,7 +13,7 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def counted(count: int, thing: str) -> str:
+def pluralize(count: int, thing: str) -> str:
     """Return a number of things, e.g. ``1 version`` or ``4 versions``."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
@@ -41,7 +41,7 @@ def text_of(error: BaseException) -> str:
         return f"(no text: its __str__ raised {class_name(worse)})"
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the class name and text of an error that the user's code raised. A very long text loses its middle."""
     return f"{class_name(error)}: {without_middle(text_of(error))}"
 
@@ -50,7 +50,7 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback of an error that the user's code raised. If it is very long, it loses its middle, and so does the
     text of each error in it."""
     try:
-        return without_middle("".join(without_middle(part, TOLD_CHARACTERS // 4) for part in traceback.format_exception(error)))
+        return without_middle("".join(without_middle(part, KEPT_CHARACTERS // 4) for part in traceback.format_exception(error)))
     except BaseException as worse:  # noqa: BLE001 - an exception's class and text are the user's code, too
         return f"(no traceback: writing it raised {class_name(worse)})"
 
@@ -61,7 +61,7 @@ def class_name(error: BaseException) -> str:
     return name
 
 
-def without_middle(text: str, limit: int = TOLD_CHARACTERS) -> str:
+def without_middle(text: str, limit: int = KEPT_CHARACTERS) -> str:
     """Return ``text`` cut in its middle if it has more than ``limit`` characters."""
     lost, half = len(text) - limit, limit // 2
     return f"{text[:half]} [{lost:,} characters cut] {text[-half:]}" if lost > 0 else text

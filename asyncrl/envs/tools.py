@@ -38,7 +38,7 @@ from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Messag
 from asyncrl.core.plug_ins.users_error import UsersError, WrongResult
 from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.task import Task
-from asyncrl.core.text import counted, short, text_of, told
+from asyncrl.core.text import describe_error, pluralize, short, text_of
 from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.contained import Overdue, Raised, contained, contained_within
@@ -269,7 +269,7 @@ class ToolEnvironment(Environment):
             return self._malformed(call.name, f"{error}; use {tool.parameters.usage}")
         most = tool.marks.max_calls
         if most is not None and self._count_call(tool.name) > most:
-            problem = f"{tool.name} may be called {counted(most, 'time')} in all, and no more"
+            problem = f"{tool.name} may be called {pluralize(most, 'time')} in all, and no more"
             return _Answer(error_text(problem), CallRecord(tool.name, 0.0, CallOutcome.ERROR, problem))
         return _Ready(tool, call.arguments if tool.marks.process else arguments)
 
@@ -326,7 +326,7 @@ class ToolEnvironment(Environment):
             case ProcessEnded():
                 return f"{called} failed: {error}", True
             case _:
-                return self.provided.secrets.clean(told(error)), False
+                return self.provided.secrets.clean(describe_error(error)), False
 
     def _malformed(self, called: str, problem: str) -> _Answer:
         return _Answer(error_text(problem), CallRecord(called, 0.0, CallOutcome.MALFORMED, problem))

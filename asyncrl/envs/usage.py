@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from asyncrl.core.text import counted, without_middle
+from asyncrl.core.text import pluralize, without_middle
 
 SHOWN = 600
 """The most characters of the tools that an answer to a wrong call names."""
@@ -97,4 +97,4 @@ def choices(called: str, usages: Mapping[str, str]) -> str:
         return everything or "no tool: there are none"
     nearest = get_close_matches(called[:_LONGEST_NAME], usages, n=NEAREST, cutoff=0.0) if called else list(usages)[:NEAREST]
     shown = ", ".join(without_middle(usages[name], SHOWN // NEAREST) for name in nearest)
-    return f"one of the {counted(len(usages), 'tool')}, such as {shown}"
+    return f"one of the {pluralize(len(usages), 'tool')}, such as {shown}"

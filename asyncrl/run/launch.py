@@ -22,7 +22,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.episodes.files import forget_steps_after
 from asyncrl.run.buffer.tasks import load_held_out_tasks
@@ -221,7 +221,7 @@ async def _cluster(
     try:
         await ray_up(ray_started, recipe.deadlines.start)
         async with ending_with(own_daemons()):
-            view.phase(f"Starting {counted(recipe.generators.engines, 'generator')} and the learner")
+            view.phase(f"Starting {pluralize(recipe.generators.engines, 'generator')} and the learner")
             cluster = Cluster(recipe, folder, model_path, view.note, view.advance)
             async with cluster.watching_learners():
                 await cluster.start()

@@ -16,7 +16,7 @@ from asyncrl.core.measures.metrics import Reading, combine
 from asyncrl.core.measures.time_split import LearnerTime, TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
-from asyncrl.core.text import counted, listed
+from asyncrl.core.text import listed, pluralize
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.bottleneck import SlowTool, find_bottleneck
 from asyncrl.run.measures.episode_metrics import REWARD_PARTS, EpisodeMetrics
@@ -177,8 +177,8 @@ class Recorder:
         played = f"versions {oldest} to {newest}" if newest > oldest else f"version {newest}"
         told = "".join(f", pass@{k} {share:.3f}" for k, share in passed.items())
         told += "".join(f", {member} {mean:.3f}" for member, mean in by_member.items())
-        tasks = counted(len({result.task_id for result in results}), "held-out task")
-        several = f", {counted(len(results), 'episode')}" if passed else ""
+        tasks = pluralize(len({result.task_id for result in results}), "held-out task")
+        several = f", {pluralize(len(results), 'episode')}" if passed else ""
         self._skipped_since.discard(version)
         if self._skipped_since:
             told += f"; versions {listed(sorted(self._skipped_since))} were due since the last one, and are left out"

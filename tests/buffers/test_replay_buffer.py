@@ -315,8 +315,8 @@ def test_a_failed_group_comes_first_again_with_what_it_has():
     buffer.fail(first.group_id, 2, INFRASTRUCTURE, "engine died")
     counts = buffer.statistics().ledger
     assert (counts.failed, counts.trajectories.failed, counts.trajectories.committed) == (1, 2, 1)
-    assert counts.reasons == {f"failed: {INFRASTRUCTURE.told}": 1}
-    assert counts.examples == {f"failed: {INFRASTRUCTURE.told}": f"task {first.task.id}: engine died"}
+    assert counts.reasons == {f"failed: {INFRASTRUCTURE.description}": 1}
+    assert counts.examples == {f"failed: {INFRASTRUCTURE.description}": f"task {first.task.id}: engine died"}
     again, *_ = buffer.lease("v", 2, 0.0)
     assert (again.group_id, again.samples, again.task, again.attempt) == (first.group_id, (0, 2), first.task, 0)
     finish(buffer, again)

@@ -12,7 +12,7 @@ import pytest
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolCall
 from asyncrl.core.task import Task
-from asyncrl.core.text import TOLD_CHARACTERS
+from asyncrl.core.text import KEPT_CHARACTERS
 from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, tool
 from asyncrl.envs.hosting import contained, threads
 
@@ -147,7 +147,7 @@ async def test_what_is_told_of_a_tool_that_failed_is_short_and_names_its_line():
     assert (error.method, error.file, error.kind) == ("dump", __file__, "ValueError")
     assert str(error).startswith(f"dump() of test_hostile_tools.py:{error.line} raised ValueError: xxx")
     assert "characters cut] xxx" in error.problem
-    assert len(error.problem) + len(error.traceback) < 2.1 * TOLD_CHARACTERS
+    assert len(error.problem) + len(error.traceback) < 2.1 * KEPT_CHARACTERS
     assert "Traceback (most recent call last)" in error.traceback
     assert 'raise ValueError("x" * 1_000_000)' in error.traceback
     assert set(re.findall(r'File "(.+?)"', error.traceback)) == {__file__}, "only the user's own lines"

@@ -74,7 +74,7 @@ class LedgerCounts(msgspec.Struct, frozen=True):
     @property
     def left_out_by_filters(self) -> int:
         """How many groups ``buffer.filters`` left out; others are filtered because their task breaks its environment."""
-        return self.filtered - self.reasons.get(f"{GroupState.FILTERED}: {FailureKind.DATA.told}", 0)
+        return self.filtered - self.reasons.get(f"{GroupState.FILTERED}: {FailureKind.DATA.description}", 0)
 
 
 class StaleTokens(msgspec.Struct):

@@ -90,15 +90,15 @@ class Listener:
         self.strangers.close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop, told = asyncio.get_running_loop(), -COUNTING_S
+        loop, logged_at = asyncio.get_running_loop(), -COUNTING_S
         with listening:
             while True:
                 await self._make_room()
                 try:
                     connection, address = await loop.sock_accept(listening)
                 except OSError as error:
-                    if loop.time() - told >= COUNTING_S:
-                        told = loop.time()
+                    if loop.time() - logged_at >= COUNTING_S:
+                        logged_at = loop.time()
                         logger.warning("%s cannot accept connections for a while: %s", self._server, error)
                     await asyncio.sleep(AGAIN_S)
                     continue

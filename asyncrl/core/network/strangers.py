@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 
 INTRODUCTION_S = 10.0
 """Seconds in which a client must have shown who it is, the handshake of TLS included."""
@@ -52,6 +52,6 @@ class Strangers:
                 self._tell()
 
     def _tell(self) -> None:
-        before = f"; {counted(self._more - 1, 'other client')} turned away since the last such line" if self._more > 1 else ""
+        before = f"; {pluralize(self._more - 1, 'other client')} turned away since the last such line" if self._more > 1 else ""
         self._log.warning("%s: turned away: %s%s", self._server, self._last, before)
         self._told, self._more = self._clock(), 0

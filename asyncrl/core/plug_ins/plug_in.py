@@ -11,7 +11,7 @@ from types import ModuleType, TracebackType
 
 from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.process.standard_streams import standard_stream
-from asyncrl.core.text import told
+from asyncrl.core.text import describe_error
 
 _TAKEN = frozenset({"asyncrl", "generators", "buffers", "learners", "recipes", *sys.stdlib_module_names})
 """Names of modules that no file of the user's can have."""
@@ -43,7 +43,7 @@ def users_code(what: str, place: str, remedy: str) -> Iterator[None]:
     except (RecipeError, Interrupted):
         raise
     except BaseException as error:
-        raise RecipeError(place, f"{what} {told(error)}{_where(sys.exc_info()[2])}", remedy) from error
+        raise RecipeError(place, f"{what} {describe_error(error)}{_where(sys.exc_info()[2])}", remedy) from error
     finally:
         if os.getpid() != process:
             os._exit(1)

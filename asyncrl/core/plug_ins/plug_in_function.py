@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.plug_ins.plug_in import import_module
-from asyncrl.core.text import told
+from asyncrl.core.text import describe_error
 
 
 class FunctionBroken(AsyncRLError):
@@ -57,7 +57,7 @@ class UserFunction(msgspec.Struct, frozen=True):
             steps = traceback.walk_tb(error.__traceback__)
             lines = [line for frame, line in steps if os.path.abspath(frame.f_code.co_filename) == self.file]
             at = f" in line {lines[-1]}" if lines else ""
-            raise self.broken(f"raised {told(error)}{at}", "correct it there") from error
+            raise self.broken(f"raised {describe_error(error)}{at}", "correct it there") from error
 
     def broken(self, problem: str, remedy: str) -> FunctionBroken:
         """The error that says what the function did; it names the function, its file and its line."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.text import class_name, told, without_middle, writable
+from asyncrl.core.text import class_name, describe_error, without_middle, writable
 
 _ROOT = Path(__file__).parents[3]
 _OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("asyncrl", "generators", "buffers", "learners"))
@@ -86,7 +86,7 @@ class UsersError(msgspec.Struct, frozen=True):
         else:
             name, (file, line) = method or "", place
         trace = "" if place is None else users_traceback(error)
-        problem = writable(f"raised {told(error)}")
+        problem = writable(f"raised {describe_error(error)}")
         return cls(name, writable(file), line, writable(class_name(error)), problem, writable(trace))
 
     @property

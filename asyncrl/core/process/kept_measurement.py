@@ -31,8 +31,8 @@ def kept_measurement(name: str, about: Sequence[object], kind: type[Measured], m
         kind: the struct that holds the numbers.
         measure: measures them. What it raises is passed on.
     """
-    told = msgspec.json.encode([processor_kind(), *about], order="deterministic", enc_hook=str)
-    path = cache_folder() / "speeds" / f"{name}-{hashlib.sha256(told).hexdigest()[:16]}.json"
+    inputs = msgspec.json.encode([processor_kind(), *about], order="deterministic", enc_hook=str)
+    path = cache_folder() / "speeds" / f"{name}-{hashlib.sha256(inputs).hexdigest()[:16]}.json"
 
     def kept() -> Measured | None:
         try:

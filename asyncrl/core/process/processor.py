@@ -12,14 +12,14 @@ _KIND = (
 
 def processor_kind() -> str:
     """Text that is the same for processors of one kind; empty where the system says nothing."""
-    told = _first_processor()
-    return "; ".join(f"{name}: {told[name]}" for name in _KIND if name in told)
+    fields = _first_processor()
+    return "; ".join(f"{name}: {fields[name]}" for name in _KIND if name in fields)
 
 
 def instructions() -> set[str]:
     """Names of the processor's instruction sets; empty where the system does not say."""
-    told = _first_processor()
-    return set((told.get("flags") or told.get("Features") or "").split())
+    fields = _first_processor()
+    return set((fields.get("flags") or fields.get("Features") or "").split())
 
 
 def _first_processor() -> dict[str, str]:

@@ -21,7 +21,7 @@ from asyncrl.envs.judging.judge import Judge
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Finished
 from asyncrl.envs.sandbox.python_programs import RUN_CODE, code_in, python_command, python_folders
-from asyncrl.envs.sandbox.run_report import told
+from asyncrl.envs.sandbox.run_report import describe_run
 from asyncrl.envs.tool_marks import tool
 
 
@@ -60,7 +60,7 @@ class Python(SandboxedEnvironment):
     @tool
     async def python(self, code: str) -> str:
         """Run Python code; returns what it prints. Files in the current folder are kept."""
-        return told(await self._run_python(RUN_CODE, encoded(code, "code")), self.limits)
+        return describe_run(await self._run_python(RUN_CODE, encoded(code, "code")), self.limits)
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode with the files of the task."""

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.task import Task
-from asyncrl.core.text import told
+from asyncrl.core.text import describe_error
 
 PACKAGE = "reasoning-gym==0.1.25"
 UNREPEATABLE = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
@@ -120,7 +120,8 @@ def open_data_set(name: str, family: Family, seed: int) -> Any:
     try:
         return library.create_dataset(name, seed=seed, size=MOST_ITEMS, **family.options)
     except Exception as error:  # the library checks options by assertions, and by what its constructors raise
-        raise RecipeError(f"{place}.options", f"{family.options} is refused: {told(error)}", "see the family's Config") from error
+        problem = f"{family.options} is refused: {describe_error(error)}"
+        raise RecipeError(f"{place}.options", problem, "see the family's Config") from error
 
 
 def _library() -> ModuleType:

@@ -22,7 +22,7 @@ from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, checked, data_o
 from asyncrl.envs.builtin.splits import different_tasks
 from asyncrl.envs.hosting.workspaces import remove_after_episode
 from asyncrl.envs.sandbox.messages import Finished, Reason
-from asyncrl.envs.sandbox.run_report import told
+from asyncrl.envs.sandbox.run_report import describe_run
 from asyncrl.envs.tool_marks import tool
 
 SHELL = "/bin/sh"
@@ -69,7 +69,7 @@ class Terminal(SandboxedEnvironment):
     @tool
     async def shell(self, command: str) -> str:
         """Run a shell command in the current folder; returns what it prints. Files are kept, variables are not."""
-        return told(await self._sh(checked(command, "command")), self.limits)
+        return describe_run(await self._sh(checked(command, "command")), self.limits)
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode with the files of the task."""

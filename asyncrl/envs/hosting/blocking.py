@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 """Seconds between two checks of the loop. A check takes tens of microseconds."""
-TOLD_S = 1.0
+LOGGED_S = 1.0
 """Seconds after which a blocked loop is logged."""
 
 _CONTAINED = contained.contained.__code__
@@ -125,13 +125,13 @@ class BlockingWatch:
         self._looked = clock()
         self._blocked_s = 0.0
         self._found: Counter[Place] = Counter()
-        self._told: Counter[Place] = Counter()
+        self._logged: Counter[Place] = Counter()
         self._reported = False
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def sentences(self) -> tuple[str, ...]:
         """A sentence for the user about each logged place, except those where no code was at fault."""
-        places = [place for place in self._told.copy() if place != NOBODY]
+        places = [place for place in self._logged.copy() if place != NOBODY]
         return tuple(f"{place} blocks the event loop that all episodes share; {place.remedy}" for place in places)
 
     def start(self) -> None:
@@ -166,15 +166,15 @@ class BlockingWatch:
         was, self._blocked_s = self._blocked_s, self._blocked_s + passed
         place, stack = find_place(sys._current_frames().get(self._thread.ident or 0), self._below)
         self._found[place] += 1
-        if was < TOLD_S <= self._blocked_s:
-            self._tell(place, stack)
+        if was < LOGGED_S <= self._blocked_s:
+            self._log(place, stack)
         if self._blocked_s >= self._silence_s and not self._reported:
             self._reported = True
             self._report()
 
-    def _tell(self, place: Place, stack: Sequence[FrameType]) -> None:
-        self._told[place] += 1
-        times = self._told[place]
+    def _log(self, place: Place, stack: Sequence[FrameType]) -> None:
+        self._logged[place] += 1
+        times = self._logged[place]
         if times == 1:
             shown = "".join(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in stack).format())
             logger.warning("the event loop was blocked for %.1f s by %s; %s\n%s", self._blocked_s, place, place.remedy, shown)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
-from asyncrl.core.text import told, traceback_of
+from asyncrl.core.text import describe_error, traceback_of
 from asyncrl.envs.hosting.blocking import BlockingWatch
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class EventLoopThread:
         if answer.cancelled():
             raise ProcessDied(f"{self._name}: its work was cancelled from within; an environment may only cancel its own tasks")
         if isinstance(error := answer.exception(), SystemExit | KeyboardInterrupt):
-            raise ProcessDied(f"{self._name}: its work ended with {told(error)}") from error
+            raise ProcessDied(f"{self._name}: its work ended with {describe_error(error)}") from error
         return answer.result()
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T]":
@@ -108,7 +108,7 @@ class EventLoopThread:
     @property
     def blocked_by(self) -> tuple[str, ...]:
         """A sentence about each place in the code that blocked the loop for a second or longer."""
-        return self._watch.told
+        return self._watch.sentences
 
     def close(self) -> None:
         """Stop the loop. Tasks that still run in it are not cancelled; they just stop running."""
@@ -125,7 +125,7 @@ class EventLoopThread:
                 self._turn()
         except BaseException as error:  # noqa: BLE001 - it is logged, and callers get it as an error
             logger.critical("the event loop ended\n%s", traceback_of(error))
-            why = told(error)
+            why = describe_error(error)
         finally:
             self._fail(ProcessDied(f"{self._name}: its event loop ended: {why}"))
 
@@ -134,7 +134,9 @@ class EventLoopThread:
         try:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as stray:
-            logger.warning("the event loop goes on after %s in a task or callback\n%s", told(stray), traceback_of(stray))
+            logger.warning(
+                "the event loop goes on after %s in a task or callback\n%s", describe_error(stray), traceback_of(stray)
+            )
         else:
             if not self._closing:
                 logger.warning("an environment stopped the event loop; it goes on")

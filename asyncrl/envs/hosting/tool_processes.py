@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken
-from asyncrl.core.text import told
+from asyncrl.core.text import describe_error
 from asyncrl.envs.hosting.contained import Overdue
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import HEADER_BYTES, LARGEST_MESSAGE, Answer, Answered, Call, Failed, Load, Request, frame
@@ -178,7 +178,7 @@ class _Process:
         except (EOFError, OSError) as error:
             raise ProcessEnded(await self._why_ended()) from error
         except msgspec.MsgspecError as error:
-            raise ProcessEnded(f"its process sent what is no answer: {told(error)}") from error
+            raise ProcessEnded(f"its process sent what is no answer: {describe_error(error)}") from error
 
     async def _why_ended(self) -> str:
         try:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -57,4 +57,4 @@ def _block_text(block: Any) -> str:
         case "resource_link":
             return f"[{block.name}: {block.uri}]"
         case kind:
-            return f"[{kind}, {counted(len(block.data), 'character')} of {block.mime_type}: not shown]"
+            return f"[{kind}, {pluralize(len(block.data), 'character')} of {block.mime_type}: not shown]"

@@ -20,7 +20,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, EnvironmentLost
 from asyncrl.core.messages import ToolSpec
-from asyncrl.core.text import told
+from asyncrl.core.text import describe_error
 from asyncrl.envs.hosting.contained import Raised, contained
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import ToolError
@@ -233,7 +233,7 @@ class McpSession:
             )
             return NoSession("command", f"the program {program!r} {why}", "install it where the run is launched, or correct it")
         what = "ended, or does not speak MCP" if server.command else "cannot be reached, or does not speak MCP"
-        return NoSession(key, f"{server.name} {what}: {told(error)}{self._said()}", remedy)
+        return NoSession(key, f"{server.name} {what}: {describe_error(error)}{self._said()}", remedy)
 
     def _said(self) -> str:
         last = self._errors.last if self._errors is not None else ""

@@ -45,7 +45,7 @@ PASSING = (408, 409, 425, 429)
 """Statuses below 500 after which a request is made again."""
 UNREADABLE_REPLIES = 3
 """How often a reply without a score is asked for again."""
-ANSWER_BYTES, TOLD_BYTES = 1 << 20, 200
+ANSWER_BYTES, SHOWN_BYTES = 1 << 20, 200
 _SCORE = re.compile(r"score\W{0,5}?\s*(-?[0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
 _STATED = re.compile(rf"^\W*(?:\w+\s+){{0,2}}{_SCORE.pattern}(?:\s*/\s*\d+)?\W*$", re.IGNORECASE | re.MULTILINE)
 """A score that fills a line: one in a sentence may be quoted from an answer that asks for it."""
@@ -236,8 +236,8 @@ class Judge(Reward):
             raise self._unavailable(began, problem) from late
 
     def _unavailable(self, began: float, problem: str) -> RewardUnavailable:
-        told = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; see its log"
-        return RewardUnavailable(told, f"{self._name} {os.getpid()} {began // self._deadline_s}")
+        problem = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; see its log"
+        return RewardUnavailable(problem, f"{self._name} {os.getpid()} {began // self._deadline_s}")
 
     async def _reply(self, body: bytes) -> str:
         """Make one request, and return the text of the reply."""
@@ -255,10 +255,10 @@ class Judge(Reward):
             raise _NotNow(f"it could not be reached ({type(error).__name__}: {error})") from error
         except (msgspec.DecodeError, IndexError) as error:
             raise _NotNow(f"its answer is no chat completion ({error})") from error
-        told = f"answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
+        problem = f"answered status {status}: {answer[:SHOWN_BYTES].decode(errors='replace')!r}"
         if status >= 500 or status in PASSING:
-            raise _NotNow(f"it {told}", after_s)
-        raise self._refused(told, "check its url, its model and its token")
+            raise _NotNow(f"it {problem}", after_s)
+        raise self._refused(problem, "check its url, its model and its token")
 
     async def _post(self, body: bytes) -> tuple[int, float, bytes]:
         """Return the answer's status, the seconds after which it asks to be asked again, and its body."""

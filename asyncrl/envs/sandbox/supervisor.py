@@ -186,9 +186,9 @@ def _failure(backend: Backend) -> str | None:
     if isinstance(reply, Finished):
         if reply.exit_code == 0:
             return None
-        told = reply.stderr.decode(errors="replace").strip()
+        printed = reply.stderr.decode(errors="replace").strip()
         ended = f"exit status {reply.exit_code}" if reply.reason is Reason.EXITED else f"limit of {reply.reason}"
-        return f"a command that does nothing ended with {ended}: {told}"
+        return f"a command that does nothing ended with {ended}: {printed}"
     return reply.problem if isinstance(reply, Broken) else "no report"
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.core.measures.units import percent
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.episodes.visible import visible
 from asyncrl.run.evaluation.summary import EvaluationSummary, ModelScores
 from asyncrl.run.measures.intervals import Estimate
@@ -76,15 +76,15 @@ def _estimate(estimate: Estimate | None, sign: str = "") -> Text:
 
 def _remarks(model: ModelScores) -> Iterator[str]:
     if model.missing:
-        all_of = f", among them all of {counted(model.missing_tasks, 'task')}" if model.missing_tasks else ""
+        all_of = f", among them all of {pluralize(model.missing_tasks, 'task')}" if model.missing_tasks else ""
         yield (
-            f"{model.model}: {counted(model.missing, 'episode')}{all_of}, broke their environment in each of {model.attempts} "
+            f"{model.model}: {pluralize(model.missing, 'episode')}{all_of}, broke their environment in each of {model.attempts} "
             f"tries (buffer.max_attempts; an error in your code is counted in each try) and are in no score, e.g. "
             f"{model.example}; see {model.folder}/logs"
         )
     if model.scores.compared < model.scores.tasks:
         yield (
-            f"{model.model}: pass@k is of the {counted(model.scores.compared, 'task')} of {model.scores.tasks:,} with the most "
+            f"{model.model}: pass@k is of the {pluralize(model.scores.compared, 'task')} of {model.scores.tasks:,} with the most "
             "episodes, so that it is over the same tasks for every k"
         )
     cut = {reason: share for reason, share in model.stopped.items() if reason != "environment_done"}

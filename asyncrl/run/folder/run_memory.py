@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from asyncrl.core.files.memory_owners import MemoryOwner, abandoned_runs, remove_owner_file
 from asyncrl.core.files.owned_memory import remove_abandoned_memory
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.run.folder.buffer_folder import remove_payload_in_memory
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.shm.memory_file import OF_RANKS, remove_memory_files
@@ -41,4 +41,4 @@ def sweep_memory() -> None:
         free_memory_of(run_id)
         logger.warning("removed what run %s, which was killed, had left in memory", run_id)
     if queues := remove_abandoned_memory():
-        logger.warning("removed %s that killed engines had left in memory", counted(len(queues), "queue"))
+        logger.warning("removed %s that killed engines had left in memory", pluralize(len(queues), "queue"))

@@ -13,7 +13,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import LedgerCounts
 from asyncrl.core.measures.time_split import IdleShares
 from asyncrl.core.plug_ins.error_counts import CountedError, at_least
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.bottleneck import Bottleneck
 
@@ -216,5 +216,5 @@ def training_reward(summary: Summary) -> str:
     if first is None or last is None:
         return "none"
     if summary.steps <= REWARD_STEPS:
-        return f"{last:.3f} in {counted(summary.steps, 'training step')}"
+        return f"{last:.3f} in {pluralize(summary.steps, 'training step')}"
     return f"{first:.3f} in the first {REWARD_STEPS} training steps, {last:.3f} in the last {REWARD_STEPS}"

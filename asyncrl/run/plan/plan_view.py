@@ -9,7 +9,7 @@ from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.run.nodes.placement import Node
 from asyncrl.run.nodes.process_sizes import Processes
 from asyncrl.run.plan.plan import Plan
@@ -126,7 +126,7 @@ def _weights(slices: WeightSlices) -> Table:
         table.add_row(f"{len(more)} more ranks", *_bytes_to(tuple(map(sum, zip(*more, strict=True))), len(shown)))
     if silent := len(slices.moved) - len(sending):
         table.add_row(
-            f"{counted(silent, 'replica')}", *(["nothing"] * len(shown)), *(["nothing"] if workers > len(shown) else [])
+            f"{pluralize(silent, 'replica')}", *(["nothing"] * len(shown)), *(["nothing"] if workers > len(shown) else [])
         )
     return table
 
@@ -178,7 +178,7 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     parts = f"minibatches {algorithm.minibatches} x epochs {algorithm.epochs}"
     table.add_row(
         "and takes",
-        f"{counted(algorithm.optimizer_steps, 'optimizer step')} ({parts}), then publishes one policy version",
+        f"{pluralize(algorithm.optimizer_steps, 'optimizer step')} ({parts}), then publishes one policy version",
     )
     table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} training steps")
     table.add_row(
@@ -192,7 +192,7 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     )
     table.add_row("new weights travel by", plan.weight_routes)
     if plan.adapters is not None:
-        held = counted(plan.adapters.versions, "version")
+        held = pluralize(plan.adapters.versions, "version")
         table.add_row("a publication brings", f"adapters alone, {_size(plan.adapter_bytes)}; an engine holds {held} of them")
     return table
 

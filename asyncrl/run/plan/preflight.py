@@ -24,7 +24,7 @@ from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.text import told
+from asyncrl.core.text import describe_error
 from asyncrl.envs.base import Observation
 from asyncrl.envs.hosting.blocking import BlockingWatch, find_place
 from asyncrl.envs.hosting.hosted import CANCELLED_ENVIRONMENT_S
@@ -158,7 +158,7 @@ class _Stage:
     @property
     def blocked_by(self) -> tuple[str, ...]:
         """A sentence about each place in the code that blocked the event loop for a second or longer."""
-        return self._watch.told
+        return self._watch.sentences
 
     def play(self, task: Task, *, to_end: bool) -> Observation | Broken:
         """Play one task, and return what the model would be shown, or what broke."""
@@ -201,7 +201,7 @@ class _Stage:
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - whatever the user's code does to its event loop
             if not self._answered.is_set():
-                self._result = EnvironmentBroken(f"{self._what}{self._at} ended the event loop with {told(error)}")
+                self._result = EnvironmentBroken(f"{self._what}{self._at} ended the event loop with {describe_error(error)}")
         finally:
             self.stuck = True
             self._answered.set()

@@ -37,7 +37,7 @@ from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool.evaluation import Evaluation, PoolEvaluation
 from asyncrl.run.pool.handle import GeneratorHandle
@@ -213,8 +213,8 @@ class GeneratorPool:
             names = ", ".join(slot.generator.worker for slot in ending)
             told = f"{names} {'hands back its' if len(ending) == 1 else 'hand back their'} episodes"
         else:
-            told = f"pool {pool} has {counted(size, 'engine')} already"
-        self._note(f"Pool {pool} is to have {counted(size, 'engine')}: {told}")
+            told = f"pool {pool} has {pluralize(size, 'engine')} already"
+        self._note(f"Pool {pool} is to have {pluralize(size, 'engine')}: {told}")
         return told
 
     async def _make_all(self, pool: str, number: int) -> list[GeneratorHandle]:

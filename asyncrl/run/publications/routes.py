@@ -10,7 +10,7 @@ from asyncrl.core.publication import LEFT_FREE
 from asyncrl.core.recipe.network import NoTlsConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import AutoWeightsConfig, DiskWeightsConfig, NcclWeightsConfig, ShmWeightsConfig, WeightsConfig
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 from learners.rank import RankPlace
 
 
@@ -60,7 +60,7 @@ def describe_routes(
         RecipeError: the recipe asks for the memory of one node, and the run spans several.
     """
     if isinstance(weights, NcclWeightsConfig):
-        return f"nccl to {counted(sum(engines_on.values()), 'engine')}, from GPU to GPU, since the recipe asks for it"
+        return f"nccl to {pluralize(sum(engines_on.values()), 'engine')}, from GPU to GPU, since the recipe asks for it"
     # An engine beside a rank maps that rank's files, and has no more to fetch if no rank is elsewhere.
     near = sum(count for node, count in engines_on.items() if set(ranks_on) == {node})
     beside = {node: count for node, count in engines_on.items() if node in ranks_on and set(ranks_on) != {node}}
@@ -70,18 +70,18 @@ def describe_routes(
         nodes = "engines and learner ranks are on different nodes"
         raise RecipeError(
             "weights.kind",
-            f"shm reaches engines on the node of all learner ranks alone, and {nodes} ({counted(sum(far.values()), 'engine')})",
+            f"shm reaches engines on the node of all learner ranks alone, and {nodes} ({pluralize(sum(far.values()), 'engine')})",
             "set it to auto, which goes by network there, or to disk; or have placement.strategy pack everything onto one node",
         )
     said = []
     if near:
-        said.append(f"shm to {counted(near, 'engine')} on the learner's node, whose memory they share")
+        said.append(f"shm to {pluralize(near, 'engine')} on the learner's node, whose memory they share")
     if isinstance(weights, DiskWeightsConfig):
         how = ", as changed blocks where that is less" if weights.delta else ""
-        others = f"to {counted(sum(far.values()), 'engine')} elsewhere" if far else "for engines that come elsewhere"
+        others = f"to {pluralize(sum(far.values()), 'engine')} elsewhere" if far else "for engines that come elsewhere"
         said.append(f"disk {others}, through {stored_in(weights, folder)}{how}, since the recipe asks for it")
     elif nccl and far:
-        engines, nodes = counted(sum(far.values()), "engine"), counted(len(far), "node")
+        engines, nodes = pluralize(sum(far.values()), "engine"), pluralize(len(far), "node")
         said.append(f"nccl to {engines} on {nodes} away from a rank, from GPU to GPU")
     else:
         if beside:
@@ -92,7 +92,7 @@ def describe_routes(
 
 
 def _on_nodes(engines_on: Mapping[str, int]) -> str:
-    return f"{counted(sum(engines_on.values()), 'engine')} on {counted(len(engines_on), 'node')}"
+    return f"{pluralize(sum(engines_on.values()), 'engine')} on {pluralize(len(engines_on), 'node')}"
 
 
 def describe_room(recipe: Recipe, size: int, gpu_memory: int) -> str:

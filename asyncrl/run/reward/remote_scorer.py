@@ -24,7 +24,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 """How soon a service that is down is asked again: at first, and at most."""
 PASSING = (408, 425, 429)
 """Statuses below 500 after which the request is made again: timeout, too early, too many requests."""
-TOLD_BYTES = 200
+SHOWN_BYTES = 200
 """How many bytes of an error's answer are shown to the user."""
 ANSWER_BYTES, SCORE_BYTES = 64 * 1024, 64
 """The longest answer that is read: ``ANSWER_BYTES``, and ``SCORE_BYTES`` more for each episode."""
@@ -148,10 +148,10 @@ class RemoteScorer:
             raise _NotNow(f"it could not be reached ({type(error).__name__}: {error})") from error
         except (ValueError, RecursionError, msgspec.ValidationError) as error:
             raise _NotNow(f"its answer holds no scores ({error})") from error
-        told = f"it answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
+        problem = f"it answered status {status}: {answer[:SHOWN_BYTES].decode(errors='replace')!r}"
         if status >= 500 or status in PASSING:
-            raise _NotNow(told)
-        raise ComponentFailed(f"{self._name} refuses the request: {told}; see its log, and check reward.url in the recipe")
+            raise _NotNow(problem)
+        raise ComponentFailed(f"{self._name} refuses the request: {problem}; see its log, and check reward.url in the recipe")
 
     async def _exchange(self, body: bytes, seconds: float, most: int) -> tuple[int, bytes]:
         """Post ``body``, and return status and body of the answer; of an error's body only the beginning."""
@@ -165,6 +165,6 @@ class RemoteScorer:
                 received += block
                 if good and len(received) > most:
                     raise _NotNow(f"it answered more than {most} bytes")
-                if not good and len(received) >= TOLD_BYTES:
+                if not good and len(received) >= SHOWN_BYTES:
                     break
             return response.status, bytes(received)

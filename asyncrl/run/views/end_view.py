@@ -15,7 +15,7 @@ from rich.text import Text
 from asyncrl.core.measures.buffer_statistics import GroupState, LedgerCounts
 from asyncrl.core.measures.units import duration, percent, quantity
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.text import counted, listed
+from asyncrl.core.text import listed, pluralize
 from asyncrl.episodes.visible import visible
 from asyncrl.run.folder.buffer_folder import journal_of
 from asyncrl.run.folder.run_folder import RunFolder
@@ -91,7 +91,7 @@ def _spread(summary: Summary) -> str:
 
 def _left_out(skipped: Sequence[int]) -> str:
     """Name the evaluations that were due and left out."""
-    return f"; {counted(len(skipped), 'evaluation')} left out, of versions {listed(skipped)}" if skipped else ""
+    return f"; {pluralize(len(skipped), 'evaluation')} left out, of versions {listed(skipped)}" if skipped else ""
 
 
 def _table(summary: Summary, name: str) -> Table:

@@ -323,7 +323,7 @@ async def test_a_place_is_told_once_with_its_stack_and_then_counted(caplog: pyte
     assert "make it a plain `def` tool" in first
     assert ", in _block\n    self.lets_go.wait()" in first
     assert "for the 10th time by async tool Slow.look_up" in tenth
-    (sentence,) = watched.watch.told
+    (sentence,) = watched.watch.sentences
     assert sentence.startswith("async tool Slow.look_up (")
 
 

@@ -19,7 +19,7 @@ from asyncrl.core.recipe.rules.reward import REWARD_RULES
 from asyncrl.core.recipe.rules.sampling import SAMPLING_RULES
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
-from asyncrl.core.text import counted
+from asyncrl.core.text import pluralize
 
 LARGEST_HALF = 0.5
 """The largest share of a GPU's memory for an engine that may have to share the GPU with another one."""
@@ -38,8 +38,8 @@ def _the_pace_keeps_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
     if depth > bound:
         yield RecipeError(
             "buffer.pipeline_depth",
-            f"with {counted(depth, 'training step')} generated ahead, tokens are up to {counted(depth, 'version')} old when they "
-            f"are trained, over buffer.max_staleness {bound}",
+            f"with {pluralize(depth, 'training step')} generated ahead, tokens are up to {pluralize(depth, 'version')} old when "
+            f"they are trained, over buffer.max_staleness {bound}",
             f"set it to at most {bound}, or buffer.max_staleness to at least {depth}",
         )
 
