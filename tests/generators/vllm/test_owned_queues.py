@@ -2,50 +2,25 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from vllm.distributed.device_communicators import shm_broadcast
+from vllm_process import vllm_process
 
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.owned_memory import BEGINNING, OwnedMemory, remove_abandoned_memory
 from generators.vllm import engine_load
 
-MAKER = """
-import sys
-from generators.vllm import engine_load
-engine_load.register()
-from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-queue = MessageQueue(1, 1)
-print(queue.buffer.shared_memory.name, flush=True)
-sys.stdin.read()
-"""
 
-
-@pytest.fixture
-def maker() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that has made a queue whose readers are still starting, and the queue's file."""
-    with subprocess.Popen(
-        [sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            # vLLM logs to the same place.
-            name = next(line.strip() for line in process.stdout if line.startswith(BEGINNING))
-            yield process, memory_file_system() / name
-        finally:
-            kill(process)
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """Kill the process and Python's own process beside it, which would remove what it has left."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def make_queue(sender: Connection) -> None:
+    """In a process of vLLM: make a queue whose readers are still starting, and send its name."""
+    engine_load.register()
+    queue = shm_broadcast.MessageQueue(1, 1)
+    sender.send(queue.buffer.shared_memory.name)
+    signal.pause()
 
 
 def make_old(path: Path) -> None:
@@ -53,11 +28,11 @@ def make_old(path: Path) -> None:
     os.utime(path, (an_hour_ago, an_hour_ago))
 
 
-def test_a_queue_of_a_killed_engine_is_removed_by_the_next_launch(maker: tuple[subprocess.Popen[str], Path]) -> None:
-    process, queue = maker
-    make_old(queue)
-    assert queue.name not in remove_abandoned_memory(), "its engine lives"
-    kill(process)
+def test_a_queue_of_a_killed_engine_is_removed_by_the_next_launch() -> None:
+    with vllm_process(make_queue) as (_, receiver):
+        queue = memory_file_system() / receiver.recv()
+        make_old(queue)
+        assert queue.name not in remove_abandoned_memory(), "its engine lives"
     assert queue.exists(), "nobody else removes it"
     os.utime(queue)
     assert queue.name not in remove_abandoned_memory(), "it is so young that its maker may not have locked it yet"

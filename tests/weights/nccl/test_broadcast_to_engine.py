@@ -113,7 +113,7 @@ async def test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_
             ranks = Ranks(tmp_path, stack)
             for version, in_pieces in [(1, True), (2, False), (3, False)]:
                 perturb(model)
-                running = asyncio.create_task(sample(engine, 900))
+                running = asyncio.create_task(sample(engine, 300))
                 await engine.load()  # which the engine answers after it has got the request
                 PIECES.clear()
                 publication = ranks.publish(version, model)
