@@ -115,10 +115,7 @@ REACHES = (
     ),
     Reach(
         files=("asyncrl/weights/vllm/engine_weights.py",),
-        names=(
-            *("vllm.distributed.weight_transfer.factory.WeightTransferEngineFactory._registry", ".moe_kernel"),
-            "vllm.model_executor.model_loader.reload",
-        ),
+        names=("vllm.model_executor.model_loader.reload", ".moe_kernel"),
         why="reload a model layer by layer, see which layers nothing was loaded into, and have experts packed anew",
         test=f"{_ENGINE}::test_weights_arrive_under_running_requests",
         needless="vLLM's weight transfer says what it has not loaded, and packs experts again",

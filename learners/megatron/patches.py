@@ -1,7 +1,7 @@
 """The registers of what the product replaces, reads or calls in Megatron and torch that they keep to themselves; see
 :mod:`asyncrl.core.reach`.
 
-What always holds: whatever is replaced is replaced in the processes of learner ranks alone, and of torch in an engine's workers.
+What always holds: whatever is replaced is replaced in the processes of learner ranks alone.
 """
 
 from asyncrl.core.reach import Reach
@@ -126,14 +126,6 @@ TORCH = (
         device="CPU",
         test="tests/weights/vllm/test_load_plan.py::test_a_plan_makes_what_the_loaders_make_and_touches_nothing_before_the_exchange",
         needless="vLLM loads weights beside those in use",
-    ),
-    Reach(
-        files=("generators/vllm/cpu/worker.py", "generators/vllm/cpu/products.py"),
-        names=("torch._dynamo", "torch._dynamo.config.disable", "torch.cpu._is_avx512_bf16_supported"),
-        why="keep vLLM from compiling in eager mode, and know whether the processor has instructions for bfloat16",
-        device="CPU",
-        test="tests/generators/vllm/cpu/test_cpu_products.py::test_any_number_of_tokens_gets_the_product_rounded_to_bfloat16",
-        needless="vLLM compiles nothing in eager mode; torch.cpu says what the processor can",
     ),
 )
 """What is reached in torch 2.10 and later."""

@@ -12,6 +12,7 @@ their matrices (:mod:`asyncrl.weights.vllm.adapter_slots`), and nothing changes 
 import logging
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ def register() -> None:
 
     setattr(EngineCoreProc, PREPARE, prepare_publication)
     setattr(EngineCoreProc, INSTALL, install_publication)
-    if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
+    with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
     explain_rounding()
     die_with_parent()

@@ -10,6 +10,8 @@ vLLM's choice stands.
 
 import torch
 
+from asyncrl.core.process.processor import instructions
+
 
 def use_kernels_for_any_number_of_tokens() -> None:
     """Have vLLM take such kernels for layers that this process loads from now on, if the processor has the instructions."""
@@ -23,5 +25,5 @@ def use_kernels_for_any_number_of_tokens() -> None:
         fits = dtype is torch.bfloat16 and outputs % 16 == 0 and inputs % 32 == 0
         return (small and fits) or chosen_by_vllm(outputs, inputs, dtype)
 
-    if torch.cpu._is_avx512_bf16_supported():
+    if "avx512_bf16" in instructions():
         utils.check_cpu_sgl_kernel = chosen

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo
 from vllm import ir
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -68,7 +67,7 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
             os.nice(_LOWER_PRIORITY)  # of this thread, and of those that are started from it, which are all that compute
         torch.set_num_threads(config[_THREADS_KEY])
         # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
-        torch._dynamo.config.disable = True
+        torch.compiler.set_stance("force_eager")
         if self.parallel_config.world_size > 1:
             from generators.vllm.cpu.engine_queues import remove_names  # takes a moment, and one worker has no queues
 

@@ -7,13 +7,14 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers import utils
 
+from asyncrl.core.process.processor import instructions
 from generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
 
 
 @pytest.fixture
 def layer_of(monkeypatch):
     """Makes a layer as vLLM does when it has loaded it."""
-    if not torch.cpu._is_avx512_bf16_supported():
+    if "avx512_bf16" not in instructions():
         pytest.skip("this processor has no bfloat16 instructions of AVX-512")
     monkeypatch.setattr(utils, "check_cpu_sgl_kernel", utils.check_cpu_sgl_kernel)
     use_kernels_for_any_number_of_tokens()
