@@ -28,8 +28,8 @@ DOCUMENTED = {
     # Columns of rich, tokenizers, templates, arguments completed by shtab, instructions of llvmlite, Megatron's set of groups.
     *(".justify", ".pre_tokenizer", ".decoder", ".filters", ".complete", ".response_template", ".align"),
     "megatron.core.process_groups_config.ProcessGroupCollection",
-    # Our own marks on functions and on classes of users.
-    ".[_MARK]",
+    # Our own marks on functions and classes of users.
+    *(".[_MARK]", ".[REGISTERED]"),
 }
 """What looks like a reach and is documented by its owner: whole names, classes all of whose attributes are, and attributes."""
 
