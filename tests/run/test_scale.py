@@ -23,7 +23,7 @@ from asyncrl.envs.builtin.calculator import Calculator
 
 class Unhurried(Calculator):
     async def reset(self, task):
-        await asyncio.sleep(1)
+        await asyncio.sleep(2)
         return await super().reset(task)
 """
 """Its episodes wait for something, as real ones do. Else engines and learner would take the cores from one that comes up."""
