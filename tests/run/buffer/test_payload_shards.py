@@ -51,20 +51,20 @@ def nodes():
     cluster.shutdown()
 
 
-@pytest.fixture
-def shards(nodes, tmp_path):
+@pytest.fixture(scope="module")
+def shards(nodes, tmp_path_factory):
     """Two on the first node, one on the second."""
-    places = []
+    folder, places = tmp_path_factory.mktemp("shards"), []
     for shard, node in enumerate((nodes[0], nodes[0], nodes[1])):
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = RemotePayloadShard.options(num_cpus=0, max_concurrency=10, scheduling_strategy=where).remote(
-            RECIPE.buffer, shard, tmp_path / f"shard-{shard}", tmp_path.name, tmp_path / "log"
+            RECIPE.buffer, shard, folder / f"shard-{shard}", folder.name, folder / "log"
         )
-        places.append(ShardPlace(shard, node, tmp_path / f"shard-{shard}", actor))
+        places.append(ShardPlace(shard, node, folder / f"shard-{shard}", actor))
     yield places
     for place in places:
         ray.kill(place.actor)
-    remove_owner_file(tmp_path.name)
+    remove_owner_file(folder.name)
 
 
 def written(folder: Path) -> int:
@@ -75,19 +75,39 @@ def append(sink, group_id, *payloads):
     return asyncio.run(sink.append(group_id, payloads))
 
 
-def test_a_worker_writes_on_its_own_node_groups_spread_over_its_shards(nodes, shards, tmp_path):
+def test_a_worker_writes_on_its_own_node_groups_spread_over_its_shards(nodes, shards):
+    before = [written(place.folder) for place in shards]
     sink = PayloadSink(RECIPE.buffer, shards, nodes[0], "worker")
     refs = [append(sink, group_id, b"a" * 10, b"b" * 10) for group_id in range(6)]
     assert [{ref.shard for ref in group} for group in refs] == [{0}, {1}] * 3
-    assert [written(tmp_path / f"shard-{shard}") for shard in range(3)] == [60, 60, 0]
+    assert [written(place.folder) - there for place, there in zip(shards, before, strict=True)] == [60, 60, 0]
     sink.close()
 
 
-def test_a_worker_on_a_node_without_a_shard_has_its_rows_kept_elsewhere(shards, tmp_path):
+def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards):
+    """Before any other test writes on the second node."""
+    sink = PayloadSink(RECIPE.buffer, shards, nodes[1], "worker")
+    refs = append(sink, 0, b"a" * 8192, b"b" * 8192)
+    sink.close()
+    store = RemoteStore(2, shards[2].actor, whole_s=60.0)
+    assert store.verify(refs) == []
+    store.free(refs[:1])
+    assert store.verify(refs) == refs[:1]
+    with pytest.raises(PayloadLost, match="shard-2"):
+        PayloadSource(shards, nodes[0], "rank").fetch(refs[:1])
+    assert not store.is_empty()
+    assert store.set_aside([]) > 0
+    assert written(shards[2].folder) > 0
+    store.sweep()
+    assert store.is_empty()
+    assert written(shards[2].folder) == 0
+
+
+def test_a_worker_on_a_node_without_a_shard_has_its_rows_kept_elsewhere(shards):
     sink = PayloadSink(RECIPE.buffer, shards, "a third node", "worker")
     refs = [ref for group_id in range(3) for ref in append(sink, group_id, b"%d" % group_id)]
     assert [ref.shard for ref in refs] == [0, 1, 2]
-    assert [PayloadReader(tmp_path / f"shard-{ref.shard}").read([ref]) for ref in refs] == [[b"0"], [b"1"], [b"2"]]
+    assert [PayloadReader(shards[ref.shard].folder).read([ref]) for ref in refs] == [[b"0"], [b"1"], [b"2"]]
 
 
 def test_a_rank_gets_rows_of_every_node_in_the_order_asked_for(nodes, shards):
@@ -106,17 +126,6 @@ def test_a_rank_gets_rows_of_every_node_in_the_order_asked_for(nodes, shards):
     for node in nodes:
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         assert ray.get(ray.remote(fetch).options(num_cpus=0, scheduling_strategy=where).remote()) == [p for _, p in expected]
-
-
-def test_what_lies_on_ones_own_node_needs_no_actor_and_what_does_not_says_whose_died(nodes, shards):
-    near = append(PayloadSink(RECIPE.buffer, shards, nodes[0], "near"), 0, b"near")
-    far = append(PayloadSink(RECIPE.buffer, shards, nodes[1], "far"), 0, b"far")
-    for place in shards:
-        ray.kill(place.actor)
-    source = PayloadSource(shards, nodes[0], "rank 0")
-    assert source.fetch(near) == [b"near"]
-    with pytest.raises(ComponentFailed, match="payload shard 2"):
-        source.fetch(far)
 
 
 def test_who_is_on_a_node_that_is_gone_counts_as_dead(nodes):
@@ -142,22 +151,16 @@ def test_a_call_of_a_shard_whose_answer_is_lost_is_made_again(nodes, shards):
     assert ray.get(rank.remote(), timeout=200) == [b"far"]
 
 
-def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
-    sink = PayloadSink(RECIPE.buffer, shards, nodes[1], "worker")
-    refs = append(sink, 0, b"a" * 8192, b"b" * 8192)
-    sink.close()
-    store = RemoteStore(2, shards[2].actor, whole_s=60.0)
-    assert store.verify(refs) == []
-    store.free(refs[:1])
-    assert store.verify(refs) == refs[:1]
-    with pytest.raises(PayloadLost, match="shard-2"):
-        PayloadSource(shards, nodes[0], "rank").fetch(refs[:1])
-    assert not store.is_empty()
-    assert store.set_aside([]) > 0
-    assert written(tmp_path / "shard-2") > 0
-    store.sweep()
-    assert store.is_empty()
-    assert written(tmp_path / "shard-2") == 0
+def test_what_lies_on_ones_own_node_needs_no_actor_and_what_does_not_says_whose_died(nodes, shards):
+    """The last test of these shards."""
+    near = append(PayloadSink(RECIPE.buffer, shards, nodes[0], "near"), 0, b"near")
+    far = append(PayloadSink(RECIPE.buffer, shards, nodes[1], "far"), 0, b"far")
+    for place in shards:
+        ray.kill(place.actor)
+    source = PayloadSource(shards, nodes[0], "rank 0")
+    assert source.fetch(near) == [b"near"]
+    with pytest.raises(ComponentFailed, match="payload shard 2"):
+        source.fetch(far)
 
 
 @pytest.mark.parametrize("journal", [NoJournalConfig(), AppendOnlyJournalConfig()], ids=["memory", "journal"])
