@@ -13,7 +13,8 @@ import logging
 import socket
 from collections.abc import Callable
 
-from asyncrl.core.network.strangers import COUNTING_S, GRACE_S, INTRODUCTION_S, Strangers
+from asyncrl.core.network.rare_warning import RareWarning
+from asyncrl.core.network.strangers import GRACE_S, INTRODUCTION_S, Strangers
 from asyncrl.core.network.tls import TlsKeys
 
 logger = logging.getLogger(__name__)
@@ -90,16 +91,14 @@ class Listener:
         self.strangers.close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop, logged_at = asyncio.get_running_loop(), -COUNTING_S
+        loop, warning = asyncio.get_running_loop(), RareWarning(logger)
         with listening:
             while True:
                 await self._make_room()
                 try:
                     connection, address = await loop.sock_accept(listening)
                 except OSError as error:
-                    if loop.time() - logged_at >= COUNTING_S:
-                        logged_at = loop.time()
-                        logger.warning("%s cannot accept connections for a while: %s", self._server, error)
+                    warning.log("%s cannot accept connections for a while: %s", self._server, error)
                     await asyncio.sleep(AGAIN_S)
                     continue
                 coming = asyncio.create_task(self._admit(connection, address), name=f"{self._server}: {address}")

@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 
+from asyncrl.core.network.rare_warning import RareWarning
 from asyncrl.core.text import pluralize
 
 INTRODUCTION_S = 10.0
 """Seconds in which a client must have shown who it is, the handshake of TLS included."""
 GRACE_S = 0.5
 """Seconds that a client has to show who it is, however many others connect."""
-COUNTING_S = 60.0
-"""Seconds in which clients that were turned away are counted before another line about them is logged."""
 
 
 class Strangers:
@@ -27,9 +26,8 @@ class Strangers:
     """
 
     def __init__(self, server: str, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._server, self._log, self._clock = server, log, clock
+        self._server, self._warning = server, RareWarning(log, clock)
         self._lock = threading.Lock()
-        self._told: float | None = None
         self._more, self._last = 0, ""
 
     def turned_away(self, client: object, why: str) -> None:
@@ -41,9 +39,8 @@ class Strangers:
         """
         with self._lock:
             self._more, self._last = self._more + 1, f"{client} {why}"
-            if self._told is not None and self._clock() - self._told < COUNTING_S:
-                return
-            self._tell()
+            if self._warning.is_due:
+                self._tell()
 
     def close(self) -> None:
         """Tell of those that are not told of yet."""
@@ -53,5 +50,5 @@ class Strangers:
 
     def _tell(self) -> None:
         before = f"; {pluralize(self._more - 1, 'other client')} turned away since the last such line" if self._more > 1 else ""
-        self._log.warning("%s: turned away: %s%s", self._server, self._last, before)
-        self._told, self._more = self._clock(), 0
+        self._warning.log_now("%s: turned away: %s%s", self._server, self._last, before)
+        self._more = 0

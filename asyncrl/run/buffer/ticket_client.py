@@ -57,11 +57,11 @@ class RemoteTicketClient:
         """
         payload = await self._keep(trajectory.group_id, encode(trajectory))
         try:
-            sample = TrajectoryRecord.of(trajectory, payload, self._reward_names)
+            record = TrajectoryRecord.of(trajectory, payload, self._reward_names)
         except ValueError as error:
             name = f"task {trajectory.task_id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
             raise ComponentFailed(f"{self._worker} made a malformed trajectory ({name}): {error}") from error
-        await self._commits.send(sample)
+        await self._commits.send(record)
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """Give one episode back as failed."""
@@ -75,9 +75,9 @@ class RemoteTicketClient:
         """Give back all that the worker has, because it was told to end."""
         await self._buffer.hand_back(worker, "was told to end")
 
-    async def _send(self, samples: Sequence[TrajectoryRecord]) -> Sequence[None]:
-        await self._buffer.commit(samples)
-        return [None] * len(samples)
+    async def _send(self, records: Sequence[TrajectoryRecord]) -> Sequence[None]:
+        await self._buffer.commit(records)
+        return [None] * len(records)
 
     async def _keep(self, group_id: GroupId, payload: bytes) -> PayloadRef:
         if self._room.locked():

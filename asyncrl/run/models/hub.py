@@ -7,7 +7,7 @@ from the hub's cache on this machine (``HF_HOME``), also without a network. A fo
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,17 +59,7 @@ def tokenizer_folder(path: str, place: str) -> Path:
     Raises:
         RecipeError: the hub has no such model, or cannot be asked.
     """
-    if not is_hub_id(path):
-        return Path(path).resolve()
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    disable_progress_bars()
-    repository, revision = _parts(path)
-    patterns = [pattern for pattern in _PATTERNS if pattern != _WEIGHTS]
-    with _translated(path, place):
-        cached_only = not _is_reachable(repository, _CONFIG, revision)
-        return Path(str(snapshot_download(repository, revision=revision, allow_patterns=patterns, local_files_only=cached_only)))
+    return _downloaded(path, place, [pattern for pattern in _PATTERNS if pattern != _WEIGHTS])
 
 
 def folder_with_weights(path: str) -> Path | None:
@@ -97,6 +87,15 @@ def model_folder(path: str, place: str) -> Path:
     Raises:
         RecipeError: the hub has no such model, cannot be asked, or a file of its weights is missing.
     """
+    folder = _downloaded(path, place, _PATTERNS)
+    if is_hub_id(path) and (missing := _missing_weights(folder)):
+        problem = f"{missing} of {path} is not in {folder}, the cache of this machine"
+        raise RecipeError(place, problem, _remedy(_parts(path)[0], place))
+    return folder
+
+
+def _downloaded(path: str, place: str, patterns: Sequence[str]) -> Path:
+    """Return the absolute path of a model's folder; those of its files that match ``patterns`` are fetched if the hub answers."""
     if not is_hub_id(path):
         return Path(path).resolve()
     from huggingface_hub import snapshot_download
@@ -105,11 +104,8 @@ def model_folder(path: str, place: str) -> Path:
     disable_progress_bars()  # the live view has the terminal
     repository, revision = _parts(path)
     with _translated(path, place):
-        folder = Path(str(snapshot_download(repository, revision=revision, allow_patterns=list(_PATTERNS))))
-    if missing := _missing_weights(folder):
-        problem = f"{missing} of {path} is not in {folder}, the cache of this machine"
-        raise RecipeError(place, problem, _remedy(repository, place))
-    return folder
+        here = not _is_reachable(repository, _CONFIG, revision)
+        return Path(str(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), local_files_only=here)))
 
 
 def _missing_weights(folder: Path) -> str:

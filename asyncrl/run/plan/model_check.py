@@ -13,13 +13,13 @@ from types import TracebackType
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import ToolSpec
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY, ModelShape
 from asyncrl.run.plan.model_trial import TrialOutcome, TrialPrompt, TrialRequest, written
-from asyncrl.run.plan.preflight import Shown
 from asyncrl.run.tiny.lessons import players_of
 from learners.tiny.cache import found_tiny_model
 
@@ -70,7 +70,7 @@ class ModelCheck:
             self._process.kill()
             self._process.communicate()
 
-    def remarks(self, prompts: Sequence[Shown], note: Callable[[str], None]) -> tuple[str, ...]:
+    def remarks(self, prompts: Sequence[TrialPrompt], note: Callable[[str], None]) -> tuple[str, ...]:
         """Wait for what came of trying the model with ``prompts``, and return remarks for the user.
 
         Args:
@@ -84,8 +84,7 @@ class ModelCheck:
             if all(_longest(prompt) < self._request.max_context for prompt in prompts):
                 return ()  # the tiny model's tokenizer is not made yet, and there is no need to make it now
             self._process = self._start()
-        shown = [msgspec.convert(msgspec.to_builtins(prompt), TrialPrompt) for prompt in prompts]
-        request = msgspec.structs.replace(self._request, prompts=shown)
+        request = msgspec.structs.replace(self._request, prompts=list(prompts))
         seconds = self._recipe.deadlines.start
         try:
             try:
@@ -95,7 +94,7 @@ class ModelCheck:
                 note(f"{what} takes longer than {SLOW_S:g} s")
                 output, errors = self._process.communicate(timeout=max(0.0, seconds - SLOW_S))
         except subprocess.TimeoutExpired as error:
-            problem = f"reading its tokenizer and {len(shown)} prompts with its chat template did not end in {seconds:g} s"
+            problem = f"reading its tokenizer and {len(prompts)} prompts with its chat template did not end in {seconds:g} s"
             raise RecipeError("model.path", problem, "correct the template, or raise deadlines.start") from error
         if self._process.returncode:
             lines = errors.decode(errors="replace").strip().splitlines()
@@ -130,9 +129,9 @@ def _fits_the_template(recipe: Recipe) -> bool:
         return False
 
 
-def _longest(prompt: Shown) -> int:
+def _longest(prompt: TrialPrompt) -> int:
     """Most tokens that a prompt may have with the tiny model, whose tokens are of at least a byte."""
-    texts = [message.content for message in prompt.messages]
-    described = msgspec.json.encode([tool.as_template_input() for tool in prompt.tools])
+    described = msgspec.json.encode([ToolSpec(**tool).as_template_input() for tool in prompt.tools])
     parts = len(prompt.messages) + len(prompt.tools) + 1
-    return sum(len(text.encode(errors="replace")) for text in texts) + len(described) + parts * _PER_MESSAGE
+    texts = sum(len(message["content"].encode(errors="replace")) for message in prompt.messages)
+    return texts + len(described) + parts * _PER_MESSAGE

@@ -8,6 +8,7 @@ What always holds: no model is built. Unless vLLM is asked too, torch is not imp
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,11 @@ class TrialPrompt(msgspec.Struct, frozen=True):
     task: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, source: str, task: str, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> "TrialPrompt":
+        """Make the prompt of what an environment's ``reset`` returned."""
+        return cls(source, task, *msgspec.to_builtins((list(messages), list(tools))))
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, EnvironmentLost, RecipeError
-from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
@@ -31,6 +30,7 @@ from asyncrl.envs.hosting.hosted import CANCELLED_ENVIRONMENT_S
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
+from asyncrl.run.plan.model_trial import TrialPrompt
 from buffers.tasks.task_stream import TaskSource
 from generators.dry_episode import play_dry_episode
 from generators.episode import EpisodeLimits
@@ -45,20 +45,11 @@ NEVER_S = 1e6
 Broken = EnvironmentBroken | EnvironmentLost | DeadlineExceeded | ComponentFailed
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """What a model will be shown at the start of an episode of ``task``, from a source such as ``tasks.train (generated)``."""
-
-    source: str
-    task: str
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...]
-
-
 class Rehearsed(msgspec.Struct, frozen=True):
     """What came of playing the first tasks: remarks for the user, and the prompts of up to three tasks of each source."""
 
     remarks: tuple[str, ...]
-    prompts: tuple[Shown, ...]
+    prompts: tuple[TrialPrompt, ...]
 
 
 def play_first_tasks(
@@ -77,7 +68,7 @@ def play_first_tasks(
             not set; its notes hold the traceback.
     """
     remarks: dict[str, None] = {}
-    prompts: list[Shown] = []
+    prompts: list[TrialPrompt] = []
     with users_code("playing a task raised", _place(recipe, ""), "correct the environment"), _quiet_logging():
         stage = _Stage(recipe, note)
         try:
@@ -98,7 +89,7 @@ def _place(recipe: Recipe, member: str) -> str:
     return f"{member_place(member)}.name" if isinstance(spec, ClassEnvironmentConfig) else member_place(member)
 
 
-def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe, prompts: list[Shown]) -> Iterator[str]:
+def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe, prompts: list[TrialPrompt]) -> Iterator[str]:
     """Play the first task that can be played to its end, and the others up to their prompts, which are added to ``prompts``."""
     first: Broken | None = stage.broken
     indexes = (0, len(source.tasks) // 2, len(source.tasks) - 1) if first is None else ()
@@ -108,7 +99,7 @@ def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe,
         outcome = stage.play(task, to_end=len(prompts) == before)
         yield from stage.blocked_by
         if isinstance(outcome, Observation):
-            prompts.append(Shown(name, task.id, outcome.messages, outcome.tools))
+            prompts.append(TrialPrompt.of(name, task.id, outcome.messages, outcome.tools))
         else:
             first = first or outcome
         if stage.stuck:

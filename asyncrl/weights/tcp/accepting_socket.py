@@ -8,11 +8,10 @@ import contextlib
 import logging
 import socket
 import threading
-import time
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.network.listener import AGAIN_S
-from asyncrl.core.network.strangers import COUNTING_S
+from asyncrl.core.network.rare_warning import RareWarning
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class AcceptingSocket:
     """
 
     def __init__(self, host: str, server: str) -> None:
-        self._server, self._closed, self._told = server, threading.Event(), -COUNTING_S
+        self._server, self._closed, self._warning = server, threading.Event(), RareWarning(logger)
         try:
             self._listening = socket.create_server((host, 0))
         except OSError as error:
@@ -46,9 +45,8 @@ class AcceptingSocket:
             try:
                 return self._listening.accept()
             except OSError as error:
-                if not self._closed.wait(AGAIN_S) and time.monotonic() - self._told >= COUNTING_S:
-                    self._told = time.monotonic()
-                    logger.warning("%s at %s could not accept a connection: %s", self._server, self.address, error)
+                if not self._closed.wait(AGAIN_S):
+                    self._warning.log("%s at %s could not accept a connection: %s", self._server, self.address, error)
         return None
 
     def close(self) -> None:

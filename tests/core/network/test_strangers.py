@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.network.strangers import COUNTING_S, Strangers
+from asyncrl.core.network.rare_warning import EVERY_S
+from asyncrl.core.network.strangers import Strangers
 
 
 def test_the_first_is_told_at_once_and_the_others_by_their_number(caplog: pytest.LogCaptureFixture):
@@ -14,7 +15,7 @@ def test_the_first_is_told_at_once_and_the_others_by_their_number(caplog: pytest
     strangers = Strangers("the thing", logging.getLogger("test"), lambda: now)
     for number in range(5):
         strangers.turned_away(f"client-{number}", "did not show the token")
-    now = COUNTING_S
+    now = EVERY_S
     strangers.turned_away("client-5", "did not show the token")
     strangers.close()
     assert [record.getMessage() for record in caplog.records] == [
@@ -35,5 +36,5 @@ def test_none_is_left_out_of_the_count(pauses: list[float]):
     strangers.close()
     others = [int(line.split("; ")[1].split()[0]) if ";" in line else 0 for line in told]
     assert len(told) + sum(others) == len(pauses)
-    assert len(told) <= 2 + now / COUNTING_S
+    assert len(told) <= 2 + now / EVERY_S
     lines.filters.clear()

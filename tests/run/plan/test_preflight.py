@@ -18,7 +18,8 @@ from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.hosting import hosted
 from asyncrl.run.plan import preflight
-from asyncrl.run.plan.preflight import Rehearsed, Shown, play_first_tasks
+from asyncrl.run.plan.model_trial import TrialPrompt
+from asyncrl.run.plan.preflight import Rehearsed, play_first_tasks
 from buffers.tasks.task_stream import TaskSource
 
 released = threading.Event()
@@ -176,7 +177,7 @@ def test_a_sound_environment_is_played_once_for_each_source_and_shows_three_prom
     assert Sound.answered == ["a", "e", "x"]
     train = "tasks.train (some.jsonl)"
     assert [(shown.source, shown.task) for shown in found.prompts[:4]] == [(train, "a"), (train, "c"), (train, "d"), (train, "e")]
-    assert found.prompts[1] == Shown(train, "c", (Message("user", "c"),), ())
+    assert found.prompts[1] == TrialPrompt.of(train, "c", (Message("user", "c"),), ())
 
 
 @pytest.mark.parametrize("environment", [Constructor, Reset, Step, Close, Reward])
