@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, launch_here
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
@@ -148,7 +148,7 @@ class LearningResult(msgspec.Struct, frozen=True):
         return {(run.row, run.seed): run for run in self.runs if not run.failure}
 
 
-class CannotContinue(AsyncRLError):
+class CannotContinue(RecipeError):
     """The result file cannot be continued: it holds something else, or a result with other settings."""
 
 
@@ -164,14 +164,14 @@ def begun(json_file: Path, settings: LearningSettings) -> LearningResult:
     try:
         found = msgspec.json.decode(json_file.read_bytes(), type=LearningResult)
     except msgspec.DecodeError as error:
-        raise CannotContinue(f"{json_file} holds no result of `asyncrl bench learning`: {error}; {remedy}") from error
+        raise CannotContinue("", f"{json_file} holds no result of `asyncrl bench learning`: {error}", remedy) from error
     if (found.bar, found.settings) != (BAR, settings):
         differing = [
             f"{field} {getattr(found.settings, field)!r} in the file, {getattr(settings, field)!r} now"
             for field in settings.__struct_fields__
             if getattr(found.settings, field) != getattr(settings, field)
         ] or [f"bar {found.bar:g} in the file, {BAR:g} now"]
-        raise CannotContinue(f"{json_file} was begun with other settings ({'; '.join(differing)}); {remedy}")
+        raise CannotContinue("", f"{json_file} was begun with other settings ({'; '.join(differing)})", remedy)
     return msgspec.structs.replace(found, runs=tuple(found.completed().values()))
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
@@ -70,8 +70,9 @@ class StalenessResult(msgspec.Struct, frozen=True):
     drop: PolicyResult
 
 
-def run(json_file: Path) -> StalenessResult:
+def run(json_file: Path, console: Console) -> StalenessResult:
     """Simulate each of them, and write ``json_file``."""
+    console.print(f"Simulating {STEPS} training steps of each")
     result = StalenessResult(
         bound=MAX_STALENESS,
         pipeline_depth=PIPELINE_DEPTH,

@@ -1,12 +1,37 @@
-"""Types of command-line arguments that several commands take; each raises what argparse shows as a usage error."""
+"""What the parsers of commands share, and types of arguments, each of which raises what argparse shows as a usage error."""
+
+from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.text import short
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncrl.cli.outcome import ExitCode
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Run = Callable[[argparse.Namespace, Console], ExitCode]
+
 MOST = 1_000_000_000
 """The largest number that a command takes, as it is the largest count in a recipe."""
+
+
+def command(commands: Commands, name: str, summary: str, description: str, run: Run, **options: Any) -> argparse.ArgumentParser:
+    """Add a command, whose help is wrapped as ``description`` is.
+
+    Args:
+        run: what the command does; errors that it raises are shown by :mod:`asyncrl.cli.main`.
+        options: further ones of the parser.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(name, help=summary, description=description, formatter_class=formatter, **options)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def whole_number(text: str, least: int = 0, most: int = MOST) -> int:

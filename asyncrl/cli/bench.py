@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from asyncrl.cli.arguments import count, writable_file
+from asyncrl.cli.arguments import command, count, writable_file
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, RecipeError
+from asyncrl.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from asyncrl.cli.arguments import Commands, Run
 
 _LOOP = """\
 Train the quickstart's model on its task for a fixed number of training steps
@@ -71,7 +75,7 @@ failing, and takes at most eight minutes. On a machine without vLLM and Ray:
 python -m asyncrl.bench.gpu"""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``bench``."""
     parser = commands.add_parser("bench", help="run a benchmark", description="Measure asyncrl on this machine.")
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
@@ -84,31 +88,31 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     loop.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help="change asyncrl's recipe")
     buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
     buffer.add_argument("--tokens", metavar="N", type=count, default=2048, help="tokens of a trajectory (default 2048)")
-    _add(kinds, "generators", "episodes beside the bare engine", _GENERATORS, run_generators)
+    _add(kinds, "generators", "episodes beside the bare engine", _GENERATORS, partial(run_part, "generators.generators"))
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
     pool.add_argument("--engines", metavar="N", type=count, default=1024, help="engines in the pool (default 1024)")
     pool.add_argument("--hours", metavar="N", type=count, default=24, help="hours of simulated time (default 24)")
     scale = _add(kinds, "scale", "what limits a run with many engines", _SCALE, run_scale)
     scale.add_argument("--engines", metavar="N", type=count, nargs="+", help="numbers of engines (default 16 256 4096)")
-    _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, run_staleness)
-    _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
-    _add(kinds, "weights", "publications, by each transport", _WEIGHTS, run_weights)
+    _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, partial(run_part, "staleness"))
+    _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, partial(run_part, "learner.learner"))
+    _add(kinds, "weights", "publications, by each transport", _WEIGHTS, partial(run_part, "weights.weights"))
     gpu = _add(kinds, "gpu", "a GPU, in six parts", _GPU, run_gpu)
     gpu.add_argument("--small", action="store_true", help="tiny shapes, which run on a CPU too: this measures nothing")
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)
 
 
-def _add(
-    kinds: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    summary: str,
-    description: str,
-    run: Callable[[argparse.Namespace, Console], ExitCode],
-) -> argparse.ArgumentParser:
-    parser = kinds.add_parser(name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _add(kinds: Commands, name: str, summary: str, description: str, run: Run) -> argparse.ArgumentParser:
+    parser = command(kinds, name, summary, description, run)
     parser.add_argument("--json", metavar="FILE", type=writable_file, required=True, help="where to write the result")
-    parser.set_defaults(run=run)
     return parser
+
+
+def run_part(module: str, arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Run the benchmark in a module, and show its table."""
+    benchmark = import_module(f"asyncrl.bench.{module}")
+    console.print(benchmark.view(benchmark.run(arguments.json, console)))
+    return ExitCode.COMPLETED
 
 
 def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -131,7 +135,6 @@ def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def _run_workloads(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.bench.loop import workload_runs
-    from asyncrl.bench.peers.peer import PeerFailed
 
     try:
         plan = workload_runs.plan(
@@ -145,9 +148,6 @@ def _run_workloads(arguments: argparse.Namespace, console: Console) -> ExitCode:
         results = workload_runs.run(plan, arguments.json, console)
     except RecipeError as error:
         return show_refusal(error)
-    except (ComponentFailed, PeerFailed) as error:
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        return ExitCode.FAILED
     console.print(workload_runs.view(results))
     return ExitCode.COMPLETED
 
@@ -158,19 +158,6 @@ def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
     result = buffer.run(arguments.json, console, buffer.BenchSettings(tokens=arguments.tokens))
     console.print(buffer.view(result))
-    return ExitCode.COMPLETED
-
-
-def run_generators(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Measure what episodes cost a generator."""
-    from asyncrl.bench.generators import generators
-
-    try:
-        result = generators.run(arguments.json, console)
-    except ComponentFailed as error:
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        return ExitCode.FAILED
-    console.print(generators.view(result))
     return ExitCode.COMPLETED
 
 
@@ -190,30 +177,6 @@ def run_scale(arguments: argparse.Namespace, console: Console) -> ExitCode:
     return ExitCode.COMPLETED
 
 
-def run_staleness(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Compare the values of ``buffer.on_stale``."""
-    from asyncrl.bench import staleness
-
-    console.print(staleness.view(staleness.run(arguments.json)))
-    return ExitCode.COMPLETED
-
-
-def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Measure the learner."""
-    from asyncrl.bench.learner import learner
-
-    console.print(learner.view(learner.run(arguments.json, console)))
-    return ExitCode.COMPLETED
-
-
-def run_weights(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Measure publications."""
-    from asyncrl.bench.weights import weights
-
-    console.print(weights.view(weights.run(arguments.json, console)))
-    return ExitCode.COMPLETED
-
-
 def run_gpu(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure one GPU."""
     from asyncrl.bench.gpu.run import run
@@ -230,10 +193,6 @@ def run_learning(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Train the quickstart with several algorithms."""
     from asyncrl.bench import learning
 
-    try:
-        result = learning.run(arguments.json, console)
-    except AsyncRLError as error:
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        return ExitCode.REFUSED
+    result = learning.run(arguments.json, console)
     console.print(learning.markdown(result), markup=False, highlight=False, soft_wrap=True)
     return ExitCode.FAILED if any(run.failure for run in result.runs) else ExitCode.COMPLETED

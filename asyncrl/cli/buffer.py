@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
-from asyncrl.cli.console import error_console
+from asyncrl.cli.arguments import command
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.core.errors import AsyncRLError, RecipeError
+
+if TYPE_CHECKING:
+    from asyncrl.cli.arguments import Commands
 
 _DESCRIPTION = """\
 Show what the replay buffer of a run holds, by version and state; why groups
@@ -18,14 +20,11 @@ were not trained; and the lengths of trained episodes beside those of all
 finished ones. Only reads the journal, so the run may be running or over."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``buffer``."""
-    parser = commands.add_parser(
-        "buffer", help="show a replay buffer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(commands, "buffer", "show a replay buffer", _DESCRIPTION, run)
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -35,11 +34,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.buffer.inspect_buffer import inspect_run
     from asyncrl.run.views.buffer_view import buffer_view
 
-    try:
-        report = inspect_run(arguments.folder)
-    except AsyncRLError as error:
-        error_console().print(Text(str(error)))
-        return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
+    report = inspect_run(arguments.folder)
     if arguments.json:
         console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
     else:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.arguments import command
 from asyncrl.cli.outcome import ExitCode
+
+if TYPE_CHECKING:
+    from asyncrl.cli.arguments import Commands
 
 _DESCRIPTION = """\
 Look at this machine: Python and packages against the ranges that asyncrl
@@ -21,18 +26,12 @@ nothing. Exits with 1 if there is a problem."""
 _STYLES = {"fine": "green", "note": "yellow", "problem": "bold red"}
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``doctor``."""
-    parser = commands.add_parser(
-        "doctor",
-        help="say what this machine lacks",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(commands, "doctor", "say what this machine lacks", _DESCRIPTION, run)
     parser.add_argument("--model", metavar="FOLDER", type=Path, help="look at the model in this Hugging Face folder, too")
     parser.add_argument("--run-dir", metavar="FOLDER", type=Path, default=Path("runs"), help="where runs will be (default runs)")
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:

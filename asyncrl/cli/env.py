@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli import env_serve
-from asyncrl.cli.arguments import count, whole_number, writable_file
+from asyncrl.cli.arguments import command, count, whole_number, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import Console
 
-    Run = Callable[[argparse.Namespace, Console], ExitCode]
+    from asyncrl.cli.arguments import Commands, Run
 
 _INIT = """\
 Write a new folder with an environment that works, its test, and a recipe that
@@ -48,40 +46,32 @@ or `tiny`. The episodes are kept, and `asyncrl show` reads them."""
 _SUBJECT = "`module:Class`, a built-in environment, or a recipe"
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``env``."""
     parser = commands.add_parser(
         "env", help="begin, check, play, score and serve environments", description="Write environments."
     )
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    init = _add(kinds, "init", "write an environment to begin with", _INIT, run_init)
+    init = command(kinds, "init", "write an environment to begin with", _INIT, partial(_refusing, run_init))
     init.add_argument("name", metavar="NAME", type=Path, help="the new folder")
-    check = _add(kinds, "check", "find what would hurt a run", _CHECK, run_check)
+    check = command(kinds, "check", "find what would hurt a run", _CHECK, partial(_refusing, run_check))
     _add_subject(check)
     check.add_argument("--model", metavar="MODEL", help="look at it through this model's chat template, too (else the recipe's)")
     check.add_argument("--json", metavar="FILE", type=writable_file, help="also write the findings there")
-    play = _add(kinds, "play", "be the model", _PLAY, run_play)
+    play = command(kinds, "play", "be the model", _PLAY, partial(_refusing, run_play))
     _add_subject(play)
     play.add_argument("--task", metavar="ID", default="0", help="id or number of the task (default 0)")
     play.add_argument("--split", choices=("train", "evaluation"), default="train", help="where the task is from (default train)")
     play.add_argument("--member", metavar="NAME", help="which environment of a mixture")
     play.add_argument("--script", metavar="FILE", type=Path, help="read the turns from there")
     env_serve.add_command(kinds)
-    score = _add(kinds, "eval", "score a model", _EVAL, run_eval)
+    score = command(kinds, "eval", "score a model", _EVAL, partial(_refusing, run_eval))
     _add_subject(score)
     score.add_argument("--model", metavar="MODEL", required=True, action="append", help="may be given several times")
     score.add_argument("-n", metavar="N", type=count, help="tasks to play (default 200, or all that the files have)")
     score.add_argument("--samples", metavar="N", type=count, help="episodes of each task")
     score.add_argument("--version", metavar="N", type=whole_number, help="policy version of a run (default the newest)")
     score.add_argument("--json", metavar="FILE", type=writable_file, help="also write the scores there")
-
-
-def _add(
-    kinds: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, run: Run
-) -> argparse.ArgumentParser:
-    parser = kinds.add_parser(name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(run=partial(_refusing, run))
-    return parser
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +84,6 @@ def _refusing(run: Run, arguments: argparse.Namespace, console: Console) -> Exit
         return run(arguments, console)
     except RecipeError as error:
         return show_refusal(error)
-    except AsyncRLError as error:
-        console.print(Text(str(error)), soft_wrap=True)
-        return ExitCode.FAILED
 
 
 def run_init(arguments: argparse.Namespace, console: Console) -> ExitCode:

@@ -15,14 +15,14 @@ import msgspec
 from rich.text import Text
 
 import asyncrl
-from asyncrl.cli.arguments import whole_number
-from asyncrl.cli.console import error_console
+from asyncrl.cli.arguments import command, whole_number
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.process.log_format import log_to
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from asyncrl.cli.arguments import Commands
     from asyncrl.cli.outcome import ExitCode
 
 _DESCRIPTION = """\
@@ -33,14 +33,9 @@ taken from an environment variable on both sides. See docs/remote-environments.m
 _MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe())'"
 
 
-def add_command(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(kinds: Commands) -> None:
     """Add the command ``serve``."""
-    parser = kinds.add_parser(
-        "serve",
-        help="serve an environment to runs elsewhere",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(kinds, "serve", "serve an environment to runs elsewhere", _DESCRIPTION, run)
     parser.add_argument("environment", metavar="ENVIRONMENT", help="`module:Class`, or a built-in environment")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine only)")
     parser.add_argument("--port", type=_port, required=True, help="port to listen at; 0 takes a free one")
@@ -53,13 +48,11 @@ def add_command(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--token-variable", metavar="VARIABLE", default="ASYNCRL_ENV_TOKEN", help="has the token (default ASYNCRL_ENV_TOKEN)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Serve until Ctrl-C or SIGTERM."""
     from asyncrl.cli.outcome import ExitCode, show_refusal
-    from asyncrl.core.errors import ComponentFailed
     from asyncrl.envs.remote.served_environments import Served
     from asyncrl.envs.remote.server import serve
 
@@ -79,9 +72,6 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         asyncio.run(serve(served, token, arguments.host, arguments.port, name, listening))
     except RecipeError as error:
         return show_refusal(error)
-    except ComponentFailed as error:
-        error_console().print(Text(str(error)))
-        return ExitCode.FAILED
     return ExitCode.COMPLETED
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import count, whole_number, writable_file
+from asyncrl.cli.arguments import command, count, whole_number, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
 from asyncrl.core.errors import RecipeError
@@ -17,6 +17,7 @@ from asyncrl.core.errors import RecipeError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from asyncrl.cli.arguments import Commands
     from asyncrl.run.evaluation.folder import EvaluationFolder
     from asyncrl.run.evaluation.plan import EvaluationPlan
     from asyncrl.run.evaluation.request import EvaluationRequest
@@ -43,23 +44,17 @@ examples:
 See docs/evaluate.md."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``evaluate``."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="score models on held-out tasks",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        usage="asyncrl evaluate [-h] [--samples N] [--version N[,N...]] [--json FILE] MODEL [MODEL ...] [RECIPE] [KEY=VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    usage = "asyncrl evaluate [-h] [--samples N] [--version N[,N...]] [--json FILE] MODEL [MODEL ...] [RECIPE] [KEY=VALUE ...]"
+    summary = "score models on held-out tasks"
+    parser = command(commands, "evaluate", summary, _DESCRIPTION, run, epilog=_EXAMPLES, usage=usage)
     parser.add_argument("overrides", metavar="MODEL, RECIPE, KEY=VALUE", nargs="+", help="in any order; see above")
     parser.add_argument(
         "--samples", metavar="N", type=count, help="episodes of each task (default 8, or 1 if evaluation.temperature is 0)"
     )
     parser.add_argument("--version", metavar="N[,N...]", type=_versions, default=(), help="policy versions of each run")
     parser.add_argument("--json", metavar="FILE", type=writable_file, help="also write the scores there")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:

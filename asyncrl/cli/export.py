@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import whole_number
-from asyncrl.cli.console import error_console
+from asyncrl.cli.arguments import command, whole_number
 from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from asyncrl.cli.arguments import Commands
 
 _DESCRIPTION = """\
 Write a policy version of a run as a Hugging Face folder, with tokenizer and
@@ -27,19 +28,13 @@ examples:
   asyncrl export runs/NAME-TIME --version 20 --to version-20"""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``export``."""
-    parser = commands.add_parser(
-        "export",
-        help="write a run's policy version as a Hugging Face folder",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    summary = "write a run's policy version as a Hugging Face folder"
+    parser = command(commands, "export", summary, _DESCRIPTION, run, epilog=_EXAMPLES)
     parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
     parser.add_argument("--version", metavar="N", type=whole_number, help="the policy version; without it, the newest")
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to make")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -57,8 +52,5 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
             export_version(model, folder, view)
     except RecipeError as error:
         return show_refusal(error)
-    except AsyncRLError as error:
-        error_console().print(Text(str(error)), soft_wrap=True)
-        return ExitCode.FAILED
     console.print(Text(f"{model.name}: {arguments.to}"), soft_wrap=True)
     return ExitCode.COMPLETED

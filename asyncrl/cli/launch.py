@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
+from asyncrl.cli.arguments import command
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
@@ -17,6 +18,7 @@ from asyncrl.core.errors import RecipeError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from asyncrl.cli.arguments import Commands
     from asyncrl.core.recipe.schema import Recipe
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.measures.summary import Summary
@@ -41,15 +43,9 @@ examples:
 Every key, its range and its default: docs/recipe.md."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``launch``."""
-    parser = commands.add_parser(
-        "launch",
-        help="run a recipe",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(commands, "launch", "run a recipe", _DESCRIPTION, run, epilog=_EXAMPLES)
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="path of a .yaml file, or the name of a shipped recipe")
     parser.add_argument(
         "overrides",
@@ -71,7 +67,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         type=Path,
         help="where relative paths of a resumed run's recipe begin, if its project has moved; else where it was launched",
     )
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(parser=parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:

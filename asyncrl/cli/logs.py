@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.console import error_console, say
+from asyncrl.cli.arguments import command
+from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from asyncrl.cli.arguments import Commands
     from asyncrl.run.folder.run_folder import RunFolder
 
 _DESCRIPTION = """\
@@ -26,34 +28,27 @@ runs are shown one after the other."""
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make ``logs`` known."""
-    parser = commands.add_parser(
-        "logs", help="show a run's logs", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_command(commands: Commands) -> None:
+    """Add the command ``logs``."""
+    parser = command(commands, "logs", "show a run's logs", _DESCRIPTION, run)
     parser.add_argument("folders", metavar="RUN", type=Path, nargs="+", help="the run's folder")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     parser.add_argument(
         "--errors", action="store_true", help="only errors, with their tracebacks, and warnings, but for those of libraries"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Show the records one after the other."""
     from asyncrl.run.folder.run_folder import RunFolder
 
-    try:
-        folders = [RunFolder.find(folder) for folder in arguments.folders]
-        if arguments.follow and len(folders) > 1:
-            raise RecipeError("--follow", f"{len(folders)} runs are named, and one can be followed", "name one")
-        for folder in folders:
-            if len(folders) > 1:
-                console.print(Text(str(folder.path), "bold"), soft_wrap=True)
-            _show(folder, arguments, console)
-    except RecipeError as error:
-        error_console().print(Text(str(error)))
-        return ExitCode.REFUSED
+    folders = [RunFolder.find(folder) for folder in arguments.folders]
+    if arguments.follow and len(folders) > 1:
+        raise RecipeError("--follow", f"{len(folders)} runs are named, and one can be followed", "name one")
+    for folder in folders:
+        if len(folders) > 1:
+            console.print(Text(str(folder.path), "bold"), soft_wrap=True)
+        _show(folder, arguments, console)
     return ExitCode.COMPLETED
 
 

@@ -11,7 +11,8 @@ import asyncrl
 from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, report, scale, show
 from asyncrl.cli.completion import SHELLS, PrintCompletion
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
-from asyncrl.cli.outcome import ExitCode, show_system_failure
+from asyncrl.cli.outcome import ExitCode, show_error, show_system_failure
+from asyncrl.core.errors import AsyncRLError
 from asyncrl.run.host.signals import interrupting
 
 _DESCRIPTION = "Asynchronous reinforcement learning of language models that act over many turns and call tools."
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: ExitCode = arguments.run(arguments, console)
     except KeyboardInterrupt:  # before there is a run, which would end in an orderly way
         return ExitCode.INTERRUPTED
+    except AsyncRLError as error:
+        return show_error(error)
     except (OSError, ImportError, MemoryError) as error:
         return show_system_failure(error)
     if code is ExitCode.COMPLETED and console.failure is not None:

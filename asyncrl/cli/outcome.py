@@ -53,6 +53,12 @@ def show_refusal(error: RecipeError) -> ExitCode:
     return ExitCode.REFUSED
 
 
+def show_error(error: AsyncRLError) -> ExitCode:
+    """Show an error that occurred outside a run."""
+    error_console().print(Text(str(error)))
+    return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
+
+
 def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
     """Show an error of the operating system, or of an import, that occurred outside a run."""
     match error:

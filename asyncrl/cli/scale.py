@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import whole_number
-from asyncrl.cli.console import error_console
+from asyncrl.cli.arguments import command, whole_number
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.core.errors import AsyncRLError, RecipeError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from asyncrl.cli.arguments import Commands
 
 _DESCRIPTION = """\
 Change how many engines a pool of a run has, while the run goes on. Newcomers
@@ -29,18 +29,11 @@ examples:
   asyncrl scale runs/NAME-TIME small=2         a pool of generators.pools"""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``scale``."""
-    parser = commands.add_parser(
-        "scale",
-        help="change how many engines a running run has",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(commands, "scale", "change how many engines a running run has", _DESCRIPTION, run, epilog=_EXAMPLES)
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("size", metavar="POOL=N", type=_size, help="the pool, and how many engines it is to have")
-    parser.set_defaults(run=run)
 
 
 def _size(text: str) -> tuple[str, int]:
@@ -54,10 +47,5 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Ask the run's driver, and show its answer."""
     from asyncrl.run.control import scale
 
-    try:
-        answer = asyncio.run(scale(arguments.folder, *arguments.size))
-    except AsyncRLError as error:
-        error_console().print(Text(str(error)), soft_wrap=True)
-        return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
-    console.print(Text(answer), soft_wrap=True)
+    console.print(Text(asyncio.run(scale(arguments.folder, *arguments.size))), soft_wrap=True)
     return ExitCode.COMPLETED

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
-from asyncrl.cli.arguments import count, whole_number
-from asyncrl.cli.console import error_console
+from asyncrl.cli.arguments import command, count, whole_number
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import RenderableType
 
+    from asyncrl.cli.arguments import Commands
     from asyncrl.episodes.reader import EpisodeReader
     from asyncrl.run.folder.run_folder import RunFolder
 
@@ -42,15 +41,9 @@ played. See docs/reading-a-run.md."""
 SORTS = ("reward", "gap", "staleness", "length")
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command ``show``."""
-    parser = commands.add_parser(
-        "show",
-        help="read kept episodes",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(commands, "show", "read kept episodes", _DESCRIPTION, run, epilog=_EXAMPLES)
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("--evaluation", action="store_true", help="episodes of evaluations instead of those of training")
     parser.add_argument(
@@ -60,7 +53,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--sort", choices=SORTS, help="lowest reward, or largest engine-learner gap, staleness or length, first")
     parser.add_argument("--limit", metavar="N", type=count, help="show this many at most")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each, with all columns")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -70,28 +62,24 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.episodes.reader import Choice, EpisodeReader, no_such_episodes
     from asyncrl.episodes.schema import Kind
 
-    try:
-        reader = EpisodeReader(_one_model(arguments.folder).trajectories)
-        only_evaluated = not reader.steps(Kind.TRAIN) and bool(reader.steps(Kind.EVALUATION))
-        kind = Kind.EVALUATION if arguments.evaluation or only_evaluated else Kind.TRAIN
-        choice = Choice(kind=kind, step=arguments.step, task=arguments.task)
-        by = Measure(arguments.sort) if arguments.sort else None
-        if by is Measure.GAP and kind is Kind.EVALUATION:
-            remedy = "sort by reward, length or staleness"
-            raise RecipeError("", "episodes of an evaluation have no engine-learner gap: no learner saw them", remedy)
-        chosen = reader.places(choice, by)
-        if not len(chosen):
-            raise no_such_episodes(reader, choice)
-        places = chosen if arguments.limit is None else chosen.slice(0, arguments.limit)
-        if arguments.json:
-            _print_json(reader, places, console)
-        elif is_interactive(console):
-            _turn_pages(reader, places, len(chosen), console)
-        else:
-            _print_pages(reader, places, len(chosen), console)
-    except AsyncRLError as error:
-        error_console().print(Text(str(error)))
-        return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
+    reader = EpisodeReader(_one_model(arguments.folder).trajectories)
+    only_evaluated = not reader.steps(Kind.TRAIN) and bool(reader.steps(Kind.EVALUATION))
+    kind = Kind.EVALUATION if arguments.evaluation or only_evaluated else Kind.TRAIN
+    choice = Choice(kind=kind, step=arguments.step, task=arguments.task)
+    by = Measure(arguments.sort) if arguments.sort else None
+    if by is Measure.GAP and kind is Kind.EVALUATION:
+        remedy = "sort by reward, length or staleness"
+        raise RecipeError("", "episodes of an evaluation have no engine-learner gap: no learner saw them", remedy)
+    chosen = reader.places(choice, by)
+    if not len(chosen):
+        raise no_such_episodes(reader, choice)
+    places = chosen if arguments.limit is None else chosen.slice(0, arguments.limit)
+    if arguments.json:
+        _print_json(reader, places, console)
+    elif is_interactive(console):
+        _turn_pages(reader, places, len(chosen), console)
+    else:
+        _print_pages(reader, places, len(chosen), console)
     return ExitCode.COMPLETED
 
 

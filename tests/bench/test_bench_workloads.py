@@ -301,7 +301,7 @@ def test_a_comparison_of_sides_that_did_other_work_ends_the_command(tmp_path, me
     options = ["--workload", "tools", "--model", "1m", "--peer", "trl", "--json", str(tmp_path / "loop.json")]
     assert main(["bench", "loop", *options]) == ExitCode.FAILED
     assert measured == ["asyncrl"]
-    assert "54.00 sampled tokens with trl and 56.00 with asyncrl" in " ".join(capsys.readouterr().out.split())
+    assert "54.00 sampled tokens with trl and 56.00 with asyncrl" in " ".join(capsys.readouterr().err.split())
 
 
 def test_figures_are_of_the_measured_steps(materials):
