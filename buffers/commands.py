@@ -213,7 +213,7 @@ def replay(records: Iterable[bytes], buffer: ReplayBuffer) -> None:
         try:
             command.apply(buffer)
         except AsyncRLError as error:
-            # The command raised this the first time, too, and its caller was told.
+            # The command raised this the first time, too, and its caller got the error.
             logger.debug("replayed %s, which had failed: %s", type(command).__name__, error)
         # Payload that is no longer needed was freed the first time; if not, the sweep of the folder finds it.
         buffer.drain_freed()

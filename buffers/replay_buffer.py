@@ -207,7 +207,7 @@ class ReplayBuffer:
 
         Args:
             incident: names the event that it failed by, such as the loss of a server. It counts once for all episodes that
-                were running when it was first told; if it takes one that was leased later, it has happened again, whatever
+                were running when it was first reported; if it takes one that was leased later, it has happened again, whatever
                 its name.
 
         Raises:

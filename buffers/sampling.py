@@ -89,7 +89,7 @@ class Fifo:
         self._max_reuse = max_reuse
 
     def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
-        """See :class:`Sampler`."""
+        """Choose the ``n`` oldest groups."""
         return _plain(ready, ready.oldest(n), self._max_reuse)
 
 
@@ -100,7 +100,7 @@ class Freshest:
         self._max_reuse = max_reuse
 
     def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
-        """See :class:`Sampler`."""
+        """Choose the ``n`` groups with the newest tokens."""
         newest_first = sorted(ready.values(), key=lambda g: (g.newest_sampled, g.oldest_sampled, g.group_id), reverse=True)
         return _plain(ready, [group.group_id for group in newest_first[:n]], self._max_reuse)
 
@@ -123,7 +123,7 @@ class Prioritised:
         self._options, self._max_reuse = options, max_reuse
 
     def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
-        """See :class:`Sampler`."""
+        """Draw ``n`` groups by their priority."""
         if n == 0:
             return Selection((), (), ())
         groups = list(ready.values())
@@ -166,7 +166,7 @@ class Stratified:
         self._max_reuse = max_reuse
 
     def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
-        """See :class:`Sampler`."""
+        """Choose ``n`` groups by the shares of their sources."""
         left = self.quotas(n, version)
         chosen, passed_over = [], []
         for group in ready.values():
@@ -193,7 +193,7 @@ class Checked:
         self._sampler, self._name, self._max_reuse = sampler, name, max_reuse
 
     def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
-        """See :class:`Sampler`.
+        """Have the user-defined sampler choose, and check what it chose.
 
         Raises:
             BadSelection: the selection breaks the contract, or the sampler raised an error.

@@ -39,7 +39,7 @@ LEASE_WAIT_S = 5.0
 FREED_AT_ONCE = 64
 """Most payloads freed in one call."""
 BATCHES_IN_VAIN = 2
-"""As many batches of groups may be left out by filters, one after the other, before the user is told."""
+"""As many batches of groups may be left out by filters, one after the other, before the user hears of it."""
 BLOCKERS_NAMED = 3
 """Number of groups that the error about an overdue batch names; the others are counted."""
 
@@ -82,7 +82,10 @@ class BufferService:
         self._background: set[asyncio.Task[None]] = set()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """See :meth:`BufferApi.lease`. A worker that is given up meanwhile gets no ticket: it may be dead already."""
+        """Return up to ``limit`` tickets for a worker whose engine has ``version``; none if there are none within a few seconds.
+
+        A worker that is given up meanwhile gets no ticket: it may be dead already.
+        """
         self._heartbeats.heard(worker)
         losses = self._losses[worker]
 
@@ -112,7 +115,10 @@ class BufferService:
         return version == self._buffer.version and self._buffer.room() > 0
 
     async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
-        """See :meth:`BufferApi.commit`. What arrives together is written together."""
+        """Take in finished episodes; when this returns, they are in the journal.
+
+        Committing an episode twice does no harm. What arrives together is written together.
+        """
         self._arrived.extend(records)
         await self._changes.change(self._commit_arrived, shared=True)
 
@@ -122,21 +128,21 @@ class BufferService:
         return commands.Commit(arrived, self._clock()) if arrived else None
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
-        """See :meth:`BufferApi.fail`."""
+        """Take back an episode that failed."""
         await self._do(commands.Fail(group_id, sample_index, kind, reason, incident))
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """See :meth:`BufferApi.renew`."""
+        """Note that the worker is alive, and return those of its ``running`` groups that nobody waits for any more."""
         self._heartbeats.heard(worker)
         return self._buffer.unwanted(worker, running)
 
     async def lost(self, worker: WorkerId) -> None:
-        """See :meth:`BufferApi.lost`."""
+        """Give up a worker, and issue its open episodes again."""
         self._let_go(worker)
         await self._do(commands.Lost(worker))
 
     async def hand_back(self, worker: WorkerId, why: str) -> None:
-        """See :meth:`BufferApi.hand_back`."""
+        """Issue the open episodes of a worker again, because it was told to end, or its node is gone or out of reach."""
         self._let_go(worker)
         await self._do(commands.HandBack(worker, why))
 
@@ -146,12 +152,12 @@ class BufferService:
         self._pauses.set(worker, "")
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:
-        """See :meth:`BufferApi.report_pause`."""
+        """Note that the worker cannot go on because of ``message``; an empty message means that it goes on."""
         self._heartbeats.heard(worker)
         self._pauses.set(worker, message)
 
     async def take(self, version: PolicyVersion) -> Batch:
-        """See :meth:`BufferApi.take`."""
+        """Return the batch to train at ``version``; the same one, however often it is asked for."""
         takeable = partial(self._buffer.batches.takeable, version, self._groups_per_step)
 
         def take() -> Command | None:
@@ -202,29 +208,29 @@ class BufferService:
         )
 
     async def trained(self, version: PolicyVersion) -> None:
-        """See :meth:`BufferApi.trained`."""
+        """Note that the batch of ``version`` was trained."""
         await self._do(commands.Trained(version))
         if not self._keeps_journal:
             # Without a journal the learner cannot come back, so no batch must be kept for it.
             await self._do(commands.Checkpointed(PolicyVersion(version + 1)))
 
     async def advance(self, version: PolicyVersion) -> None:
-        """See :meth:`BufferApi.advance`."""
+        """Make ``version`` the published version, so that workers that have it may lease."""
         await self._do(commands.Advance(version))
 
     async def checkpointed(self, version: PolicyVersion) -> None:
-        """See :meth:`BufferApi.checkpointed`; the first one since a recovery begins the sweep."""
+        """Note that the learner has a durable checkpoint of ``version``; the first one since a recovery begins the sweep."""
         await self._do(commands.Checkpointed(version))
         sweep, self._sweep = self._sweep, None
         if sweep is not None:
             self._spawn(asyncio.to_thread(sweep))
 
     async def pace(self, depth: int) -> None:
-        """See :meth:`BufferApi.pace`."""
+        """Change the pipeline depth."""
         await self._do(commands.Pace(depth))
 
     async def statistics(self) -> BufferStatistics:
-        """See :meth:`BufferApi.statistics`."""
+        """Return what the buffer holds, the whole ledger, and whether the run is paused."""
         statistics = self._buffer.statistics()
         return msgspec.structs.replace(statistics, paused=self._pauses.message, in_vain=self._in_vain(statistics))
 

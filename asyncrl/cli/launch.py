@@ -158,7 +158,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     found = RunFolder.find(resume) if resume else None
     if found is not None:
         check_changes(overrides)
-    machine = Machine.of_runs()
+    machine = Machine.for_runs()
     composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
     plan = make_plan(composed, machine, choices, say, found.path if found else None)
     if found is None:

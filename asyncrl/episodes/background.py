@@ -1,7 +1,8 @@
 """Writes files of kept episodes in a thread of its own, so that nobody waits for text, compression or the disk.
 
 What always holds: files are written in the order in which they were handed over; whoever hands one over waits only while
-``QUEUE_LENGTH`` others wait, and then at most ``WAIT_S``; a file that cannot be written is given up, told once, and counted.
+``QUEUE_LENGTH`` others wait, and then at most ``WAIT_S``; a file that cannot be written is given up; the first is reported, and
+all are counted.
 """
 
 import logging
@@ -54,7 +55,7 @@ class BackgroundWriter:
             self._give_up(path, f"the disk has been slower than training for {WAIT_S:g} s")
 
     def news(self) -> str:
-        """What the user should be told and has not been: empty, or a sentence."""
+        """A sentence for the user that was not returned before; empty if there is none."""
         try:
             return self._news.get_nowait()
         except queue.Empty:

@@ -71,7 +71,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     fates: list[TokenFate]
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> "EpisodeRecord":
+    def from_row(cls, row: Mapping[str, Any]) -> "EpisodeRecord":
         """Make an episode of a row, as ``Table.to_pylist`` returns it.
 
         Raises:

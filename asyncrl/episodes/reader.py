@@ -164,7 +164,7 @@ class EpisodeReader:
             rows_of = {file: _each_row(table) for file, table in zip(chosen, tables, strict=True)}
             for file, number in zip(files, numbers, strict=True):
                 try:
-                    yield EpisodeRecord.of_row(next(rows_of[file]).to_pylist()[0])
+                    yield EpisodeRecord.from_row(next(rows_of[file]).to_pylist()[0])
                 except (ValueError, TypeError) as error:
                     problem = f"row {number} of {file} is no episode: {error}; see asyncrl.episodes.schema"
                     raise EpisodesUnreadable(problem) from error
@@ -228,8 +228,8 @@ def _ranges(numbers: Sequence[int]) -> str:
             ranges[-1] = (ranges[-1][0], number)
         else:
             ranges.append((number, number))
-    told = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
-    return ", ".join(told if len(told) <= 12 else [*told[:6], "...", *told[-6:]])
+    texts = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
+    return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
 
 
 def _each_row(table: pa.Table) -> Iterator[pa.Table]:

@@ -74,7 +74,8 @@ def _keys_of(recipe: Recipe) -> dict[str, Any]:
 def _check_keys(now: dict[str, Any], recorded: dict[str, Any], folder: Path) -> None:
     is_now, was = ({key: msgspec.json.encode(value).decode() for key, value in flatten(values)} for values in (now, recorded))
     if changed := sorted({key for key, _ in is_now.items() ^ was.items()}):
-        told = ", ".join(f"{key} was {was.get(key, 'not there')} and is {is_now.get(key, 'not there')}" for key in changed)
+        differences = ", ".join(f"{key} was {was.get(key, 'not there')} and is {is_now.get(key, 'not there')}" for key in changed)
         raise JournalOfAnotherRun(
-            f"{folder} was written with another recipe: {told}; resume with the recipe the run began with, or launch a new run"
+            f"{folder} was written with another recipe: {differences}; resume with the recipe the run began with, or launch a "
+            "new run"
         )

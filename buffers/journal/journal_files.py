@@ -272,12 +272,14 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
 def _missing(path: Path, segments: list[int], head: Head, readable: bool) -> JournalDamaged:
     """Make the error for a missing segment; ``readable`` says whether anything before it can be read."""
     if int(path.stem) > max(segments, default=0):
-        told = f"the file is not there, and {head_of(path.parent).name} says that the journal had reached segment {head.segment}"
-        return JournalDamaged(path, 0, told, f"move {head_of(path.parent)} away" if readable else "")
-    told = "the file is not there, but later ones are"
+        problem = (
+            f"the file is not there, and {head_of(path.parent).name} says that the journal had reached segment {head.segment}"
+        )
+        return JournalDamaged(path, 0, problem, f"move {head_of(path.parent)} away" if readable else "")
+    problem = "the file is not there, but later ones are"
     if not readable:
-        told += f"; they cannot be read without it or a snapshot of {path.parent} from a backup"
-    return JournalDamaged(path, 0, told, _without(path, 0, readable))
+        problem += f"; they cannot be read without it or a snapshot of {path.parent} from a backup"
+    return JournalDamaged(path, 0, problem, _without(path, 0, readable))
 
 
 def _without(path: Path, kept: int, readable: bool) -> str:

@@ -55,7 +55,7 @@ def remarks_on_skipped(sources: Iterable[TaskSource], split: str) -> Iterator[st
         if source.skipped and isinstance(source.tasks, TaskRows):
             rows = len(source.tasks) + source.skipped
             left_out = f"{source.skipped:,} of {rows:,} rows are malformed and left out"
-            yield f"tasks.{split} ({source.name}): {left_out}: {source.tasks.told()}"
+            yield f"tasks.{split} ({source.name}): {left_out}: {source.tasks.problems()}"
 
 
 def _read_source(
@@ -70,10 +70,10 @@ def _read_source(
     other_key = f"correct the rows, or set {place}.prompt_key to the key that holds what is asked"
     if tasks.skipped and on_malformed == "refuse":
         remedy = "correct or remove such rows, or set tasks.on_malformed to skip" if len(tasks) else other_key
-        raise RecipeError(place, tasks.told(), remedy)
+        raise RecipeError(place, tasks.problems(), remedy)
     if not len(tasks):
-        told = f"{root} holds no task" + (f": {tasks.told()}" if tasks.skipped else "")
-        raise RecipeError(place, told, other_key if tasks.skipped else "give at least one row")
+        problem = f"{root} holds no task" + (f": {tasks.problems()}" if tasks.skipped else "")
+        raise RecipeError(place, problem, other_key if tasks.skipped else "give at least one row")
     content = "".join(found.rows.digest for found in files) + file.environment
     digest = blake2b(content.encode(), digest_size=16).hexdigest()
     return TaskSource(name, tasks, file.weight, tasks.skipped, digest)

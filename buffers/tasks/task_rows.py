@@ -115,7 +115,7 @@ class TaskRows:
     def _id(self, file: LabelledFile, position: int, own: Any) -> str:
         return f"{file.label}:{file.rows.number(position)}" if own is None else f"{self._id_prefix}{own}"
 
-    def told(self) -> str:
+    def problems(self) -> str:
         """Name the first malformed rows, and count the others."""
         more = self.skipped - len(self._problems)
         return "; ".join(self._problems) + (f"; and {more} more" if more else "")

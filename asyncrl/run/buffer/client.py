@@ -84,55 +84,58 @@ class BufferClient:
             raise ComponentFailed(f"{client} cannot connect to the buffer: {error}; {remedy}") from error
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """See :meth:`BufferApi.lease`."""
+        """Return up to ``limit`` tickets for a worker whose engine has ``version``; none if there are none at present."""
         return await self._call(BufferApi.lease, worker, version, limit)
 
     async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
-        """See :meth:`BufferApi.commit`."""
+        """Take in finished episodes; when this returns, they are in the journal. Committing an episode twice does no harm."""
         await self._call(BufferApi.commit, records)
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
-        """See :meth:`BufferApi.fail`."""
+        """Take back an episode that failed."""
         await self._call(BufferApi.fail, group_id, sample_index, kind, reason, incident)
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """See :meth:`BufferApi.renew`."""
+        """Note that the worker is alive, and return those of its ``running`` groups that nobody waits for any more."""
         return await self._call(BufferApi.renew, worker, running)
 
     async def lost(self, worker: WorkerId) -> None:
-        """See :meth:`BufferApi.lost`."""
+        """Give up a worker, and issue its open episodes again."""
         await self._call(BufferApi.lost, worker)
 
     async def hand_back(self, worker: WorkerId, why: str) -> None:
-        """See :meth:`BufferApi.hand_back`."""
+        """Issue the open episodes of a worker again, because it was told to end, or its node is gone or out of reach."""
         await self._call(BufferApi.hand_back, worker, why)
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:
-        """See :meth:`BufferApi.report_pause`."""
+        """Note that the worker cannot go on because of ``message``; an empty message means that it goes on."""
         await self._call(BufferApi.report_pause, worker, message)
 
     async def take(self, version: PolicyVersion) -> Batch:
-        """See :meth:`BufferApi.take`. The buffer itself keeps the deadline of this call: its error says more."""
+        """Return the batch to train at ``version``; the same one, however often it is asked for.
+
+        The buffer itself keeps the deadline of this call: its error says more.
+        """
         return await self._call(BufferApi.take, version)
 
     async def trained(self, version: PolicyVersion) -> None:
-        """See :meth:`BufferApi.trained`."""
+        """Note that the batch of ``version`` was trained."""
         await self._call(BufferApi.trained, version)
 
     async def advance(self, version: PolicyVersion) -> None:
-        """See :meth:`BufferApi.advance`."""
+        """Make ``version`` the published version, so that workers that have it may lease."""
         await self._call(BufferApi.advance, version)
 
     async def checkpointed(self, version: PolicyVersion) -> None:
-        """See :meth:`BufferApi.checkpointed`."""
+        """Note that the learner has a durable checkpoint of ``version``, and never goes back to before it."""
         await self._call(BufferApi.checkpointed, version)
 
     async def pace(self, depth: int) -> None:
-        """See :meth:`BufferApi.pace`."""
+        """Change the pipeline depth."""
         await self._call(BufferApi.pace, depth)
 
     async def statistics(self) -> BufferStatistics:
-        """See :meth:`BufferApi.statistics`."""
+        """Return what the buffer holds, the whole ledger, and whether the run is paused."""
         return await self._call(BufferApi.statistics)
 
     async def _call(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:

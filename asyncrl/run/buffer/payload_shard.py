@@ -114,23 +114,23 @@ class RemoteStore:
         self._name, self._actor, self._whole_s = f"payload shard {shard}", actor, whole_s
 
     def free(self, refs: Sequence[PayloadRef]) -> None:
-        """See :meth:`buffers.payload.PayloadStore.free`."""
+        """Free payload in the shard."""
         ask_shard(self._actor.free.remote(refs), of=self._name, by="the buffer")
 
     def is_empty(self) -> bool:
-        """See :meth:`buffers.payload.PayloadStore.is_empty`."""
+        """Whether the shard has no segment."""
         return bool(ask_shard(self._actor.is_empty.remote(), of=self._name, by="the buffer"))
 
     def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
-        """See :meth:`buffers.payload.PayloadStore.verify`."""
+        """Read all of ``refs``, and return those that are gone or damaged."""
         return ask_shard(self._actor.verify.remote(refs), of=self._name, by="the buffer", seconds=self._whole_s)
 
     def set_aside(self, live: Collection[PayloadRef]) -> int:
-        """See :meth:`buffers.payload.PayloadStore.set_aside`."""
+        """Mark all payload except ``live`` for :meth:`sweep`, and return its size on disk."""
         return int(ask_shard(self._actor.set_aside.remote(live), of=self._name, by="the buffer", seconds=self._whole_s))
 
     def sweep(self) -> None:
-        """See :meth:`buffers.payload.PayloadStore.sweep`."""
+        """Free the payload that was set aside."""
         ask_shard(self._actor.sweep.remote(), of=self._name, by="the buffer", seconds=self._whole_s)
 
 

@@ -84,7 +84,7 @@ async def _run(
         async with ending_with(own_daemons()):
             nodes = NodesSeen(read_nodes)
             for number, planned in enumerate(plan.models, 1):
-                here = folder.of_model(number, planned.model.name, planned.recipe)
+                here = folder.make_model_folder(number, planned.model.name, planned.recipe)
                 async with _weights(planned, folder, view) as weights, _generators(planned, weights, here, nodes, view) as pool:
                     played = await _play(pool, plan, planned.model, view)
                     await pool.statistics()  # so that errors of the environment's code are shown

@@ -54,7 +54,7 @@ class EvaluationFolder:
         """A name that no other run or evaluation on this machine has at the same time."""
         return f"{self.path.name}-{os.getpid()}"
 
-    def of_model(self, number: int, name: str, recipe: Recipe) -> RunFolder:
+    def make_model_folder(self, number: int, name: str, recipe: Recipe) -> RunFolder:
         """Make the folder of model ``number``, counted from 1.
 
         Raises:

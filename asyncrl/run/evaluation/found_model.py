@@ -48,7 +48,7 @@ class EvaluatedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: what tables call it.
-        path: the folder that has the weights: of the model, or of the checkpoint.
+        path: the folder of the model or checkpoint that has the weights.
         run: the run whose version it is; None for a model of no run.
         version: the run's policy version; None if it is not known.
     """

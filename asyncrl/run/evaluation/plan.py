@@ -118,7 +118,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     for model in models:
         _check_weights(model)
     recipe = request.recipe or _recipe_of_a_run(request.models)
-    machine = Machine.of_runs()
+    machine = Machine.for_runs()
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
     first = planned[0].recipe
     check_members(first.environment, os.environ)
@@ -219,7 +219,7 @@ def _one_pool(recipe: Recipe) -> Recipe:
 
 
 class _Config(msgspec.Struct):
-    """What is checked of a ``config.json``; where it is not told, the engine knows."""
+    """What is checked of a ``config.json``; what it leaves out, the engine knows."""
 
     max_position_embeddings: int | None = None
     architectures: tuple[str, ...] | None = None

@@ -24,7 +24,7 @@ class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
         path: the folder of the model, or of the checkpoint that it is.
         version: the policy version of its run, where it is one's and known.
         folder: the folder with its logs and, in ``trajectories``, its episodes.
-        scores: of all tasks together.
+        scores: the scores of all tasks together.
         sources: the scores by task source.
         difference: its mean@k less that of the first model, over the tasks that both played; None for the first.
         missing: episodes that have no reward because they broke their environment; they are in no score.

@@ -18,7 +18,7 @@ from asyncrl.run.measures.summary import Status
 
 _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
 _MANY = 0.1
-"""The share of episodes that were cut off from which on the user is told."""
+"""The share of episodes cut off from which on there is a remark."""
 
 
 def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[RenderableType]:
@@ -31,8 +31,8 @@ def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[Renderable
         played = f"{tasks:,} tasks, {summary.samples} episode{'s' * (summary.samples > 1)} of each"
         parts.append(Text.assemble((summary.recipe, "bold"), f": {played}, temperature {summary.temperature:g}"))
         parts.append(_table(summary))
-        told = f"[low, high] holds 95 %, over tasks; a reward of {summary.passing_reward:g} passes"
-        parts.append(Text(told, "dim"))
+        legend = f"[low, high] holds 95 %, over tasks; a reward of {summary.passing_reward:g} passes"
+        parts.append(Text(legend, "dim"))
         parts += [Text(visible(sentence), "yellow") for model in summary.models for sentence in _remarks(model)]
     parts.append(Text.assemble(("Scores and episodes: ", "dim"), str(folder)))
     return parts
@@ -67,7 +67,7 @@ def _columns(summary: EvaluationSummary) -> Iterator[tuple[str, Callable[[Scores
 
 
 def _estimate(estimate: Estimate | None, sign: str = "") -> Text:
-    """An estimate above its interval, which is told less exactly."""
+    """An estimate above its interval, with fewer digits."""
     if estimate is None:
         return Text()
     interval = f"[{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
@@ -89,5 +89,5 @@ def _remarks(model: ModelScores) -> Iterator[str]:
         )
     cut = {reason: share for reason, share in model.stopped.items() if reason != "environment_done"}
     if sum(cut.values()) >= _MANY:
-        told = ", ".join(f"{percent(share)} by {reason}" for reason, share in sorted(cut.items(), key=lambda each: -each[1]))
-        yield f"{model.model}: many episodes were cut off: {told}"
+        reasons = ", ".join(f"{percent(share)} by {reason}" for reason, share in sorted(cut.items(), key=lambda each: -each[1]))
+        yield f"{model.model}: many episodes were cut off: {reasons}"

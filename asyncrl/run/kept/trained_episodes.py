@@ -69,7 +69,7 @@ class TrainedEpisodes:
         self._writer.put(path, lambda: episodes)
 
     def news(self) -> str:
-        """What the user should be told and has not been: empty, or a sentence."""
+        """A sentence for the user that was not returned before; empty if there is none."""
         return self._writer.news()
 
     def flush(self, seconds: float) -> bool:

@@ -34,13 +34,13 @@ def read_nodes() -> Nodes:
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
-    alive = [_node(told, free.get(told["NodeID"], {})) for told in ray.nodes() if told["Alive"]]
+    alive = [_node(each, free.get(each["NodeID"], {})) for each in ray.nodes() if each["Alive"]]
     driver = str(ray.get_runtime_context().get_node_id())
     return Nodes(tuple(sorted(alive, key=lambda node: (node.id != driver, node.host, node.id))), driver)
 
 
-def _node(told: Any, free: Any) -> Node:
-    return Node(id=told["NodeID"], host=told["NodeManagerAddress"], has=told["Resources"], free=free)
+def _node(found: Any, free: Any) -> Node:
+    return Node(id=found["NodeID"], host=found["NodeManagerAddress"], has=found["Resources"], free=free)
 
 
 class NodesSeen:
@@ -82,8 +82,8 @@ def look_up_nodes(seconds: float) -> Nodes:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as late:
-        told = f"something answers there, but it did not within {seconds:g} s as Ray would"
-        raise ComponentFailed(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {told}") from late
+        problem = f"something answers there, but it did not within {seconds:g} s as Ray would"
+        raise ComponentFailed(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {problem}") from late
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
         raise ComponentFailed(lines[-1])
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)  # RAY_ADDRESS says which cluster
     except Exception as error:  # noqa: BLE001 - Ray raises errors of any class
-        told = str(error).strip() or type(error).__name__
-        sys.exit(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {told}; see whether RAY_AUTH_TOKEN is the cluster's")
+        problem = str(error).strip() or type(error).__name__
+        sys.exit(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {problem}; see whether RAY_AUTH_TOKEN is the cluster's")
     sys.stdout.write(msgspec.json.encode(read_nodes()).decode() + "\n")
     ray.shutdown()

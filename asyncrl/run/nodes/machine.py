@@ -43,7 +43,7 @@ class Machine(msgspec.Struct, frozen=True):
     cluster: Nodes | None = None
 
     @classmethod
-    def of_runs(cls) -> "Machine":
+    def for_runs(cls) -> "Machine":
         """The cluster that ``RAY_ADDRESS`` names, where runs go, or this machine; asking a cluster takes seconds.
 
         Raises:

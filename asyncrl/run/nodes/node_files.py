@@ -79,7 +79,7 @@ class NodeFiles:
 
 
 def entries(folder: Path) -> list[FileEntry]:
-    """See :meth:`NodeFiles.listing`."""
+    """Return all files in ``folder`` and its folders, sorted by name, without drafts; none if there is no such folder."""
     found = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)

@@ -1,8 +1,8 @@
 """Watches whether the other nodes of a run answer, so that nobody waits long for one that does not.
 
 A process of its own on each node is asked again and again: no engine and no environment keeps it from answering. What always
-holds: a node is *silent* from the moment at which it has not answered for the given time until it answers again; both are told,
-in that order; a node that is not watched is not silent.
+holds: a node is *silent* from the moment at which it has not answered for the given time until it answers again; both are
+reported, in that order; a node that is not watched is not silent.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class NodeWatch:
         self._out_of_reach: set[str] = set()
 
     @classmethod
-    def of_nobody(cls) -> "NodeWatch":
+    def watching_nobody(cls) -> "NodeWatch":
         """Return a watch of no node, for a pool whose nodes need not be watched."""
 
         async def ask(node: str) -> int:

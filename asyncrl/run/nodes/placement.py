@@ -214,8 +214,8 @@ def _described(part: Part, nodes: Sequence[Node]) -> Iterator[str]:
         accelerators = [name.partition(":")[2] for name in node.has if name.startswith("accelerator_type:")]
         kind = f" ({', '.join(accelerators)})" if accelerators and part.placement.gpu_kind else ""
         kinds.setdefault((had or f"none of {', '.join(part.each)}") + kind, []).append(node.host)
-    for told, hosts in islice(kinds.items(), NODES_SHOWN):
-        yield f"{hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes, each'} with {told}"
+    for room, hosts in islice(kinds.items(), NODES_SHOWN):
+        yield f"{hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes, each'} with {room}"
     if len(kinds) > NODES_SHOWN:
         yield f"and {sum(map(len, islice(kinds.values(), NODES_SHOWN, None)))} other nodes"
 

@@ -118,7 +118,10 @@ class _FarNode:
         return self._sees is not None
 
     async def answer(self) -> int:
-        """See :meth:`FarFiles.answer`. If the process that reads the files has died, it is started again."""
+        """Ask the node for the bytes that are free in its memory file system.
+
+        If the process that reads its files has died, start another.
+        """
         try:
             return int(await self._ask(self._files.answer.remote()))
         except (ProcessUnreachable, NodeLost):
@@ -179,7 +182,7 @@ class _FarNode:
             await self._ask(self._files.remove.remote([path]))
 
     async def forget(self, run_id: str, folders: Sequence[Path], model: ModelFolder | None = None) -> None:
-        """See :meth:`asyncrl.run.nodes.node_files.NodeFiles.forget_run`. A node that does not answer is logged."""
+        """Remove what a run has left on the node. A node that does not answer is logged."""
         try:
             await self._ask(self._files.forget_run.remote(run_id, folders, model))
         except AsyncRLError as error:

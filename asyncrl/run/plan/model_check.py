@@ -24,7 +24,7 @@ from asyncrl.run.tiny.lessons import players_of
 from learners.tiny.cache import found_tiny_model
 
 SLOW_S = 10.0
-"""Seconds after which the user is told what is being waited for."""
+"""Seconds after which the user reads what is being waited for."""
 _PER_MESSAGE = 64
 """Most bytes that the tiny model's template adds to each message and each tool."""
 

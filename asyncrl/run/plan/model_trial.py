@@ -110,8 +110,8 @@ def _try(request: TrialRequest, remarks: list[str]) -> None:
             raise refusals[0]
         remarks += [f"{found.problem}; in a run, such tasks are tried again and then left out" for found in refusals[:1]]
     if "strftime_now" in chat.tokenizer.get_chat_template():
-        told = "the chat template asks for the date, and prompts must not change with the day"
-        remarks.append(f"model.path: {told}: in a run, it is always {DATE:%-d %B %Y}")
+        problem = "the chat template asks for the date, and prompts must not change with the day"
+        remarks.append(f"model.path: {problem}: in a run, it is always {DATE:%-d %B %Y}")
     if request.asks_vllm:
         _try_vllm(chat, request)
 

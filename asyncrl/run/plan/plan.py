@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         running_episodes: episodes that all engines together have room for.
         weight_routes: how publications reach the engines.
         slices: what a publication moves from each learner rank to each worker of an engine, if it brings whole weights.
-        adapters: what engines are told of the adapters, if these alone are published.
+        adapters: what engines need to know of the adapters, if these alone are published.
         adapter_bytes: the size of a publication that brings adapters alone.
         machine: the machine or cluster that the plan was made for.
         placed: the ids of the nodes of each part's processes in a cluster; empty on one machine.

@@ -36,7 +36,7 @@ from generators.dry_episode import play_dry_episode
 from generators.episode import EpisodeLimits
 
 SLOW_S = 3.0
-"""Seconds after which the user is told what the preflight is waiting for."""
+"""Seconds after which the user reads what the preflight is waiting for."""
 SLACK_S = 2.0
 """Seconds beyond all deadlines after which the thread that plays a task counts as stuck."""
 NEVER_S = 1e6

@@ -89,7 +89,7 @@ class GeneratorPool:
         check_room: Callable[[str, int], None] = lambda pool, newcomers: None,
         nodes: NodeWatch | None = None,
     ) -> None:
-        self._nodes = nodes or NodeWatch.of_nobody()
+        self._nodes = nodes or NodeWatch.watching_nobody()
         numbers = count()
         self._pools, self._report_lost, self._note, self._check_room = pools, report_lost, note, check_room
         self._make: Callable[[str], GeneratorHandle] = lambda pool: make(pool, next(numbers))

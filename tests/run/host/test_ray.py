@@ -45,7 +45,7 @@ async def lose(learner):
     cluster._learners = [learner]
     cluster._log_of = lambda number: pathlib.Path("/nowhere")
     cluster.far_files = FarFiles(RunFolder(pathlib.Path("/nowhere")), set)
-    cluster._nodes = NodeWatch.of_nobody()
+    cluster._nodes = NodeWatch.watching_nobody()
     try:
         async with cluster.watching_learners():
             ray.kill(learner)

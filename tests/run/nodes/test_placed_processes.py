@@ -38,7 +38,7 @@ def cluster():
 
 
 def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
-    machine = Machine.of_runs()
+    machine = Machine.for_runs()
     assert not ray.is_initialized(), "the plan's own process has not joined"
     assert machine.cluster is not None
     assert (machine.cores, machine.gpus, len(machine.cluster.alive)) == (7, 0, 2)

@@ -56,7 +56,7 @@ def test_its_outputs_are_those_of_this_version():
     """``make notebook`` writes them; a launch that shows other lines now makes them old."""
     outputs = ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in code_cells()]
     launched = next(text for text in outputs if text.startswith("Chosen for this machine"))
-    _, choices = compose_for(Machine.of_runs(), "quickstart", [])
+    _, choices = compose_for(Machine.for_runs(), "quickstart", [])
     chosen = launched.splitlines()[1 : len(choices) + 1]
     assert [line.split()[0] for line in chosen] == [choice.key for choice in choices]
 
