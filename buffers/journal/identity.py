@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.flatten import flatten
+from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
 from buffers.limits import Limits

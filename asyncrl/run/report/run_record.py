@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat
-from asyncrl.core.flatten import flatten
+from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.episodes.reader import EpisodeReader
 from asyncrl.run.folder.run_folder import RunFolder

@@ -23,8 +23,8 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.files.file_errors import explained, naming
-from asyncrl.core.flatten import flatten
 from asyncrl.core.process.long_import import long_import
+from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import POLL_S, ROOM_BYTES, free_bytes

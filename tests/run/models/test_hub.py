@@ -1,5 +1,6 @@
 """Models named by their id on the hub: taken from the cache of the machine, pinned to a commit, and refused with what to do."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -102,14 +103,14 @@ async def test_a_model_that_lacks_weights_is_refused(cache: Path):
         await fetched("acme/small", "model.path", 60.0)
 
 
-async def test_a_reference_policy_is_checked_pinned_and_found(cache: Path, tmp_path: Path):
+def test_a_reference_policy_is_checked_pinned_and_found(cache: Path, tmp_path: Path):
     cached(cache)
     named = cached(cache, "acme/teacher")
     kl = "+algorithm.kl={kind: in_loss, reference: acme/teacher}"
     recipe = compose("quickstart", ["model.path=acme/small", kl])
     assert recipe.algorithm.kl.reference == f"acme/teacher@{COMMIT}"
     make_plan(recipe, ROOMY)
-    assert (await with_local_reference(recipe)).algorithm.kl.reference == str(named)
+    assert asyncio.run(with_local_reference(recipe)).algorithm.kl.reference == str(named)
 
     def refusal() -> RecipeError:
         with pytest.raises(RecipeError) as caught:

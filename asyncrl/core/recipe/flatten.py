@@ -1,4 +1,4 @@
-"""Flattens nested mappings."""
+"""Flattens nested mappings, such as a recipe."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-from asyncrl.core.flatten import flatten
+from asyncrl.core.recipe.flatten import flatten
 
 
 def test_nested_keys_are_joined_by_dots_and_an_empty_mapping_is_a_value():
