@@ -69,7 +69,7 @@ class Ended(NamedTuple):
 
 
 def drive(request: Request) -> Ended:
-    """Have ``request`` done to its end, and return its folder, which tells how it ended, and the exit code.
+    """Have ``request`` done to its end, and return its folder, which says how it ended, and the exit code.
 
     Raises:
         RecipeError: it was refused; nothing was started.
@@ -90,13 +90,13 @@ def drive(request: Request) -> Ended:
                 process.send_signal(signal.SIGINT)
                 process.wait()
                 raise
-            told = [msgspec.json.decode(line, type=Answer) for line in answers]
+            answered = [msgspec.json.decode(line, type=Answer) for line in answers]
     if interrupts.heard:
         interrupt = KeyboardInterrupt()
-        if told and isinstance(told[0], Began):
-            interrupt.add_note(f"it was stopped in order; see {told[0].folder}")
+        if answered and isinstance(answered[0], Began):
+            interrupt.add_note(f"it was stopped in order; see {answered[0].folder}")
         raise interrupt
-    match told:
+    match answered:
         case [Began(folder)]:
             return Ended(Path(folder), process.returncode)
         case [Refused(place, problem, remedy, notes)]:

@@ -30,8 +30,8 @@ from asyncrl.run.host.signals import interrupting
 _PR_SET_PDEATHSIG = 1
 
 
-def drive(request: Request, tell: Callable[[Answer], None]) -> ExitCode:
-    """Do what is asked, and ``tell`` whether it was begun or refused."""
+def drive(request: Request, answer: Callable[[Answer], None]) -> ExitCode:
+    """Do what is asked, and ``answer`` whether it was begun or refused."""
     console = PatientConsole()
     try:
         match request:
@@ -40,15 +40,15 @@ def drive(request: Request, tell: Callable[[Answer], None]) -> ExitCode:
                 with in_launch_directory(found) if found is not None else nullcontext():
                     accepted = launch.accept(recipe, overrides, None if found is None else found.path)
                     folder = accepted.make_folder()
-                    tell(Began(str(folder.path)))
+                    answer(Began(str(folder.path)))
                     return launch.start(accepted, folder, console)
             case EvaluateRequest(asked):
                 with in_directory_of(asked) as request_there:
                     plan, kept = evaluate.prepare(request_there)
-                    tell(Began(str(kept.path)))
+                    answer(Began(str(kept.path)))
                     return evaluate.evaluate_to_end(plan, kept, console)
     except RecipeError as error:
-        tell(Refused(error.place, error.problem, error.remedy, tuple(getattr(error, "__notes__", ()))))
+        answer(Refused(error.place, error.problem, error.remedy, tuple(getattr(error, "__notes__", ()))))
         return ExitCode.REFUSED
 
 
@@ -58,13 +58,13 @@ def main(request: Request, descriptor: int, parent: int) -> NoReturn:
     os.set_inheritable(descriptor, False)  # whoever reads the answers reads until nobody has it
     _stop_with(parent)
 
-    def tell(answer: Answer) -> None:
-        os.write(descriptor, msgspec.json.encode(answer) + b"\n")
+    def answer(message: Answer) -> None:
+        os.write(descriptor, msgspec.json.encode(message) + b"\n")
 
     code: int = ExitCode.INTERRUPTED
     with interrupting():
         try:
-            code = drive(request, tell)
+            code = drive(request, answer)
         except KeyboardInterrupt:  # before there is a run that could end in order
             pass
         except (OSError, ImportError, MemoryError) as error:

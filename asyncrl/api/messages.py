@@ -1,4 +1,4 @@
-"""What a program asks of the process that drives its run, and what that process tells of itself."""
+"""The requests of a program to the process that drives its run, and its answers."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What a Python program gives for a recipe and for changes of it, as the command line takes them.
+"""Turns what a Python program gives for a recipe and for changes of it into what the command line takes.
 
 What always holds: whatever is given, what cannot be a recipe or a change is a ``RecipeError`` that names it.
 """
@@ -23,7 +23,7 @@ PathLike = str | os.PathLike[str]
 RecipeLike = PathLike | Mapping[str, Any]
 Overrides = Sequence[str] | Mapping[str, Any]
 _SPECIAL, _ESCAPED = re.compile(r"[\\()\[\]{}:=,]"), r"\\\g<0>"
-"""What a key of a dictionary in an override is written with."""
+"""The characters that are escaped in a key of a dictionary in an override, and how."""
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class Run:
         """How the run ended, as in ``summary.json``.
 
         Raises:
-            NotThere: the run has not ended, or was killed before it could tell.
+            NotThere: the run has not ended, or was killed before it could write one.
             UnknownFormat: another version of asyncrl wrote it, in another way.
         """
         from asyncrl.run.measures.summary import Summary

@@ -170,7 +170,7 @@ class Cluster:
             self._buffer_actor, "the driver", self._note, self._deadlines.batch, loss=ComponentFailed
         )
         if self._engines_wait:
-            # An engine measures how much of its GPU is free. What the learner takes meanwhile would be counted as the engine's.
+            # An engine measures how much of its GPU is free. What the learner takes meanwhile would be taken for the engine's.
             await self._start_learners(seconds, remedy)
         async with asyncio.TaskGroup() as starting:
             if not self._engines_wait:
@@ -232,9 +232,9 @@ class Cluster:
         for worker in workers:
             await self.buffer.hand_back(worker, "is out of reach")
         if workers:
-            told = f"{self.places.hosts.get(node)} does not answer. Nobody waits for {', '.join(workers)}"
+            silence = f"{self.places.hosts.get(node)} does not answer. Nobody waits for {', '.join(workers)}"
             its = "Its" if len(workers) == 1 else "Their"
-            self._note(f"{told}. {its} episodes are issued again")
+            self._note(f"{silence}. {its} episodes are issued again")
         if waited := self._waited_for(node):
             self._note(f"{self.places.hosts.get(node)} does not answer. Training waits for {' and '.join(waited)} there")
 
@@ -246,7 +246,7 @@ class Cluster:
             self._note(f"{self.places.hosts.get(node)} answers again, and training goes on")
 
     def _waited_for(self, node: str) -> list[str]:
-        """What training cannot do without on a node."""
+        """The processes on a node without which training cannot go on."""
         ranks = [f"learner rank {rank}" for rank, where in enumerate(self._ranks) if where.node == node]
         shard = ["a payload shard"] if node in self._shards_on else []
         return [*ranks, *shard, *(["the reward model"] if self.places.on_node_of({REWARD_MODEL})[node] else [])]
@@ -352,7 +352,9 @@ class Cluster:
         named = [of.replace("learner rank", f"learner rank {index}", 1) for index in range(len(answers))]
         asking = [
             asyncio.ensure_future(
-                _told(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy), self._folder.learner_log(number))
+                _with_cause(
+                    ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy), self._folder.learner_log(number)
+                )
             )
             for number, (answer, name) in enumerate(zip(answers, named, strict=True))
         ]
@@ -363,8 +365,8 @@ class Cluster:
                 task.cancel()
 
 
-async def _told(answer: Awaitable[T], log: Path) -> T:
-    """Await a learner rank's answer. If it died, raise what it probably died of; if it lost another, let that be told."""
+async def _with_cause(answer: Awaitable[T], log: Path) -> T:
+    """Await a learner rank's answer. If it died, raise what it probably died of; if it lost another, raise that one's loss."""
     try:
         return await answer
     except RankLost:
@@ -377,5 +379,5 @@ async def _told(answer: Awaitable[T], log: Path) -> T:
 async def _answers(rank: Any, number: int, log: Path) -> None:
     """Call a learner rank again and again until it dies, which raises. An answer may take as long as a step."""
     while True:
-        await _told(watch(rank.node.remote(), of=f"learner rank {number}"), log)
+        await _with_cause(watch(rank.node.remote(), of=f"learner rank {number}"), log)
         await asyncio.sleep(LEARNER_WATCH_S)

@@ -43,11 +43,11 @@ _SIGNS = (
         "NCCL failed; set NCCL_DEBUG=INFO and run again, and see `asyncrl doctor`",
     ),
 )
-"""What the log of a dead rank may hold, what one dies of by itself first."""
+"""Signs that the log of a dead rank may hold. What kills a rank by itself comes before what follows from another's end."""
 
 
 def explained(death: ProcessDied, log: Path) -> ProcessDied:
-    """Return the error with what the rank probably died of, as far as its log tells."""
+    """Return the error with what the rank probably died of, as far as its log says."""
     cause = probable_cause(log)
     return ProcessDied(f"{death}: probably {cause} (see {log})") if cause else death
 
@@ -57,7 +57,7 @@ def probable_cause(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - READ_BYTES))
-            told = file.read().decode(errors="replace")
+            last_lines = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return next((sign.meaning for sign in _SIGNS if sign.pattern.search(told)), "")
+    return next((sign.meaning for sign in _SIGNS if sign.pattern.search(last_lines)), "")

@@ -167,7 +167,7 @@ async def _run(
         if changed:
             folder.keep_recipe(own_recipe)
         forget_steps_after(folder.trajectories, begin)
-        folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
+        folder.summary.unlink(missing_ok=True)  # it says how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
         tasks, pinned = load_held_out_tasks(recipe), recipe.evaluation.pinned
         recorder.resumed(published_version)

@@ -159,7 +159,7 @@ class LearnerActor:
         return self._payload.fetch([lying[row] for row in rows])
 
     def write_trajectories(self, seconds: float) -> str:
-        """Wait until the trajectories that were trained are in their files, or given up; returns what the user should be told."""
+        """Wait until the trajectories that were trained are in their files, or given up; returns what the user should know."""
         assert self._kept is not None
         if not self._kept.flush(seconds):
             return f"the last trajectories are not kept: the disk did not take them within {seconds:g} s"

@@ -43,7 +43,7 @@ BOTTLENECK_STEPS = 20
 class Recorder:
     """Records training steps and evaluations to tracker, view and totals. Call :meth:`begin` when all is up and warm.
 
-    It asks generators and buffer for counters, and tells the buffer when the pipeline depth is to change.
+    It asks generators and buffer for counters, and changes the buffer's pipeline depth.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Recorder:
         """Record one evaluation.
 
         Args:
-            version: what it stands for.
+            version: the policy version that it stands for.
             members: in a mixture of environments, the member that plays each task.
         """
         reward = statistics.fmean(result.reward for result in results)
@@ -175,18 +175,18 @@ class Recorder:
         self._tracker.log(version, values)
         self._tracker.log_evaluated(version)
         played = f"versions {oldest} to {newest}" if newest > oldest else f"version {newest}"
-        told = "".join(f", pass@{k} {share:.3f}" for k, share in passed.items())
-        told += "".join(f", {member} {mean:.3f}" for member, mean in by_member.items())
+        details = "".join(f", pass@{k} {share:.3f}" for k, share in passed.items())
+        details += "".join(f", {member} {mean:.3f}" for member, mean in by_member.items())
         tasks = pluralize(len({result.task_id for result in results}), "held-out task")
         several = f", {pluralize(len(results), 'episode')}" if passed else ""
         self._skipped_since.discard(version)
         if self._skipped_since:
-            told += f"; versions {listed(sorted(self._skipped_since))} were due since the last one, and are left out"
+            details += f"; versions {listed(sorted(self._skipped_since))} were due since the last one, and are left out"
             self._skipped_since.clear()
-        self._view.note(f"{played}: evaluation reward {reward:.3f} over {tasks}{several}{told}")
+        self._view.note(f"{played}: evaluation reward {reward:.3f} over {tasks}{several}{details}")
 
     def skip_evaluation(self, version: PolicyVersion) -> None:
-        """Record that an evaluation which was due is left out; the line of the next evaluation tells of it."""
+        """Record that an evaluation which was due is left out; the line of the next evaluation names it."""
         skipped = self._totals.skip_evaluation(version)
         self._skipped_since.add(version)
         self._tracker.log(version, combine([Reading(metrics.EVALUATION_SKIPPED, skipped)]))

@@ -43,7 +43,7 @@ class Reached(msgspec.Struct, frozen=True):
     Attributes:
         summary: the summary that it would have if it ended now.
         totals: the totals at the checkpoint that its learner begins from.
-        note: tells the user that the summary cannot be read and is made anew; empty if it could be read.
+        note: says that the summary cannot be read and is made anew; empty if it could be read.
         changed: whether the run is resumed with changes of its recipe, which it keeps from now on.
     """
 
@@ -82,7 +82,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     if not recipe.tracking.uri:
         check_database(folder)
     totals, _ = totals_at(folder.checkpoints, version)
-    return Reached(_told_now(recipe.buffer, folder, totals, statistics, ended), totals, statistics, unreadable)
+    return Reached(_summary_so_far(recipe.buffer, folder, totals, statistics, ended), totals, statistics, unreadable)
 
 
 def check_changes(overrides: Sequence[str]) -> None:
@@ -186,12 +186,12 @@ def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | N
     if newest := checkpoints.newest(folder.checkpoints):
         evidence.append(f"there is a checkpoint, {newest[1].relative_to(folder.path)}")
     if ended is not None and ended.ledger.issued:
-        evidence.append(f"{folder.summary.name} tells of {ended.ledger.issued} groups")
+        evidence.append(f"{folder.summary.name} has {ended.ledger.issued} groups")
     if evidence:
         raise JournalGone(journal_of(folder.path), " and ".join(evidence))
 
 
-def _told_now(
+def _summary_so_far(
     limits: BufferConfig, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
 ) -> Summary:
     """Make the summary so far, from the last checkpoint's totals, the journal, and the last summary if there is one."""

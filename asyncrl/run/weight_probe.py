@@ -76,7 +76,7 @@ class Probe:
         expected = await self._ranks.score()
         await asyncio.wait({delivering})
         if delivering.cancelled() or delivering.exception() is not None:
-            return  # which is told to whoever waits for the delivery
+            return  # whoever waits for the delivery gets its error
         found = await self._generators.score(expected.rows, self._probes)
         if found is None or any(row.version != expected.version for row in found.scored):
             self._until_next = 0

@@ -32,7 +32,7 @@ CLEARLY_MORE = 0.1
 ROOM_TO_SPARE = 0.2
 """Engines that had room for a group for this share of the time need no more room."""
 SIDE_BY_SIDE = 0.9
-"""What is left of the idle cores' gain when further processes work side by side with those that kept the others busy."""
+"""The part that is left of the idle cores' gain when further processes work side by side with those that kept the others busy."""
 
 MUCH_OUTSIDE = 0.5
 """Where episodes spend more than this share of their own time outside engines, it is said also if generation or pace binds."""

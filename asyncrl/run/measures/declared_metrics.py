@@ -76,7 +76,7 @@ def metric_called(name: str) -> Metric | None:
 
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
-    """What the names of each declared metric look like, those that do not depend on the run first."""
+    """Patterns of the names of each declared metric, those that do not depend on the run first."""
     found = sorted(declared(), key=lambda metric: len(re.findall(_DEPENDS, metric.name)))
     return tuple((re.compile(_pattern(metric.name)), metric) for metric in found)
 

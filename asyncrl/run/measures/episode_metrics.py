@@ -36,7 +36,7 @@ def _mean(name: str, unit: str, meaning: str) -> Metric:
     return Metric(name, unit, Reduction.MEAN, meaning)
 
 
-def of_finished(prefix: str, whose: str) -> dict[str, Metric]:
+def finished_metrics(prefix: str, whose: str) -> dict[str, Metric]:
     """The metrics of finished episodes, by short name.
 
     Args:
@@ -60,7 +60,7 @@ def of_finished(prefix: str, whose: str) -> dict[str, Metric]:
     return metrics | stopped
 
 
-FINISHED = of_finished("finished", "finished episodes")
+FINISHED = finished_metrics("finished", "finished episodes")
 
 
 _OWN_METRICS = {
@@ -101,7 +101,7 @@ ENVIRONMENT_OTHER = _mean(
 
 def source_metrics(source: str) -> dict[str, Metric]:
     """The metrics of one task source, by short name."""
-    of_source = of_finished(f"{SOURCE}{source}", f"finished episodes of `{source}`")
+    of_source = finished_metrics(f"{SOURCE}{source}", f"finished episodes of `{source}`")
     return of_source | {
         "episodes": Metric(f"{SOURCE}{source}/episodes", "episodes", Reduction.SUM, f"finished episodes of `{source}`"),
         "trained_share": _mean(f"{SOURCE}{source}/trained_share", "share", f"share of `{source}` in the batch's episodes"),
@@ -126,7 +126,7 @@ def member_metrics(member: str) -> dict[str, Metric]:
     """The metrics of one member of a mixture of environments, by short name."""
     whose = f"finished episodes of member `{member}`"
     episodes = Metric(f"{MEMBER}{member}/episodes", "episodes", Reduction.SUM, whose)
-    return of_finished(f"{MEMBER}{member}", whose) | {"episodes": episodes}
+    return finished_metrics(f"{MEMBER}{member}", whose) | {"episodes": episodes}
 
 
 def member_environment_metric(member: str, name: str) -> Metric:
@@ -182,7 +182,7 @@ class EpisodeMetrics:
         self._metrics_of_members = FrequentNames(MOST_METRICS)
         self._tools = FrequentNames(MOST_TOOLS)
         self._stopped: set[StopReason] = set()
-        self._told: set[str] = set()
+        self._noticed: set[str] = set()
 
     def readings(self, finished: FinishedEpisodes, batch: Batch, draw_shares: Mapping[str, float]) -> list[Reading]:
         """Return the readings of one training step.
@@ -192,7 +192,11 @@ class EpisodeMetrics:
             batch: the batch of the training step.
             draw_shares: the share of each task source in the draws.
         """
-        return [*self._of_finished(finished), *self._of_sources(finished, batch, draw_shares), *self._of_members(finished)]
+        return [
+            *self._finished_readings(finished),
+            *self._source_readings(finished, batch, draw_shares),
+            *self._member_readings(finished),
+        ]
 
     def reward_parts(self, rows: Sequence[BatchRow]) -> Iterator[Reading]:
         """Yield readings of the parts of the reward that have names.
@@ -219,24 +223,24 @@ class EpisodeMetrics:
             "parts of the reward": (self._parts, MOST_METRICS),
         }
         for kind, (names, most) in kinds.items():
-            if names.folded and kind not in self._told:
-                self._told.add(kind)
+            if names.folded and kind not in self._noticed:
+                self._noticed.add(kind)
                 yield f"there are more than {most} {kind}: the most frequent {most} are tracked by name, all others as {OTHER}"
 
-    def _of_finished(self, finished: FinishedEpisodes) -> Iterator[Reading]:
+    def _finished_readings(self, finished: FinishedEpisodes) -> Iterator[Reading]:
         whole = reduce(added, finished.sources.values(), EpisodeCounts())
         if whole.episodes:
-            yield from self._of_episodes(FINISHED, whole)
+            yield from self._episode_readings(FINISHED, whole)
             for name, reported in self._metrics.fold(whole.metrics, _episodes).items():
-                yield _of_environment(ENVIRONMENT_OTHER if name == OTHER else environment_metric(name), reported, whole)
+                yield _environment_reading(ENVIRONMENT_OTHER if name == OTHER else environment_metric(name), reported, whole)
         if finished.calls:
             yield Reading(MALFORMED_CALLS, finished.malformed_calls / finished.calls, finished.calls)
         for tool, counts in self._tools.fold(finished.tools, lambda tool: tool.calls).items():
-            yield from _of_tool(tool_metrics(tool), counts)
+            yield from _tool_readings(tool_metrics(tool), counts)
         for name, metrics in LATENCIES.items():
-            yield from _of_latencies(metrics, getattr(finished, name))
+            yield from _latency_readings(metrics, getattr(finished, name))
 
-    def _of_episodes(self, metrics: Mapping[str, Metric], counts: EpisodeCounts) -> Iterator[Reading]:
+    def _episode_readings(self, metrics: Mapping[str, Metric], counts: EpisodeCounts) -> Iterator[Reading]:
         episodes = counts.episodes
         for name, total in (
             ("reward_mean", counts.reward),
@@ -251,17 +255,17 @@ class EpisodeMetrics:
         for reason in sorted(self._stopped):  # those that never happened have no curve
             yield Reading(metrics[f"stopped_{reason}"], counts.stopped.get(reason, 0) / episodes, episodes)
 
-    def _of_sources(self, finished: FinishedEpisodes, batch: Batch, draw_shares: Mapping[str, float]) -> Iterator[Reading]:
+    def _source_readings(self, finished: FinishedEpisodes, batch: Batch, draw_shares: Mapping[str, float]) -> Iterator[Reading]:
         """Readings by task source; none where there is only one, since those of all finished episodes say the same."""
         if len(draw_shares) < 2:
             return
         for source, counts in self._sources.fold(finished.sources, _episodes).items():
             metrics = source_metrics(source)
             yield Reading(metrics["episodes"], counts.episodes)
-            yield from self._of_episodes(metrics, counts)
+            yield from self._episode_readings(metrics, counts)
             for name, reported in self._metrics_of_sources.fold(counts.metrics, _episodes).items():
                 if name != OTHER:
-                    yield _of_environment(source_environment_metric(source, name), reported, counts)
+                    yield _environment_reading(source_environment_metric(source, name), reported, counts)
         trained = batch.trained().rows
         for name, share in sorted(draw_shares.items(), key=lambda item: -item[1])[:MOST_SOURCES]:
             metrics = source_metrics(safe_name(name))
@@ -271,7 +275,7 @@ class EpisodeMetrics:
             if rewards:
                 yield Reading(metrics["trained_reward_mean"], statistics.fmean(rewards), len(rewards))
 
-    def _of_members(self, finished: FinishedEpisodes) -> Iterator[Reading]:
+    def _member_readings(self, finished: FinishedEpisodes) -> Iterator[Reading]:
         """Readings by member of a mixture: those of its sources together."""
         if not isinstance(self._environment, MixedEnvironmentConfig):
             return
@@ -283,29 +287,29 @@ class EpisodeMetrics:
             metrics = member_metrics(member)
             yield Reading(metrics["episodes"], counts.episodes)
             if counts.episodes:
-                yield from self._of_episodes(metrics, counts)
+                yield from self._episode_readings(metrics, counts)
             for name, reported in self._metrics_of_members.fold(counts.metrics, _episodes).items():
                 if name != OTHER:
-                    yield _of_environment(member_environment_metric(member, name), reported, counts)
+                    yield _environment_reading(member_environment_metric(member, name), reported, counts)
 
 
 def _episodes(counts: EpisodeCounts | ReportedMetric) -> int:
     return counts.episodes
 
 
-def _of_environment(metric: Metric, reported: ReportedMetric, of: EpisodeCounts) -> Reading:
+def _environment_reading(metric: Metric, reported: ReportedMetric, of: EpisodeCounts) -> Reading:
     value = reported.episodes if metric is ENVIRONMENT_OTHER else reported.total
     return Reading(metric, value / of.episodes, of.episodes)
 
 
-def _of_tool(metrics: Mapping[str, Metric], counts: ToolCounts) -> Iterator[Reading]:
+def _tool_readings(metrics: Mapping[str, Metric], counts: ToolCounts) -> Iterator[Reading]:
     yield Reading(metrics["calls"], counts.calls)
     yield Reading(metrics["error_share"], counts.errors / counts.calls, counts.calls)
     yield Reading(metrics["timeout_share"], counts.timeouts / counts.calls, counts.calls)
-    yield from _of_latencies(metrics, counts.latencies)
+    yield from _latency_readings(metrics, counts.latencies)
 
 
-def _of_latencies(metrics: Mapping[str, Metric], latencies: Latencies) -> Iterator[Reading]:
+def _latency_readings(metrics: Mapping[str, Metric], latencies: Latencies) -> Iterator[Reading]:
     if count := latencies.count:
         yield Reading(metrics["p50"], latencies.percentile(0.50), count)
         yield Reading(metrics["p99"], latencies.percentile(0.99), count)

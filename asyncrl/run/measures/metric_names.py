@@ -27,7 +27,7 @@ Counts = TypeVar("Counts")
 def safe_name(name: str) -> str:
     """Return ``name`` as a part of a metric's name: letters, digits, ``_``, ``.`` and ``-``, at most :data:`LONGEST` of them.
 
-    A name that had to be changed ends in a checksum, so that two names which become alike are told apart.
+    A name that had to be changed ends in a checksum, so that two names which become alike stay two.
     """
     safe = _UNSAFE.sub("_", name).strip(".")
     if name and safe == name and len(name) <= LONGEST:
@@ -63,7 +63,7 @@ class FrequentNames:
         """Return the counts of a training step under safe names, those of all less frequent names together as :data:`OTHER`.
 
         Args:
-            counts: what was counted since the last training step, by name.
+            counts: the counters since the last training step, by name.
             size: how often a name occurred, given its counts. Names that did not occur are left out.
         """
         new = {name: count for name, count in counts.items() if size(count)}

@@ -131,7 +131,7 @@ EVALUATION_SKIPPED = Metric(
     "evaluation/skipped",
     "evaluations",
     Reduction.MAX,
-    "evaluations left out so far, told at the version whose evaluation was due: another was still being played, its episodes "
+    "evaluations left out so far, recorded at the version whose evaluation was due: another was still being played, its episodes "
     "were played by later versions because generators had died, or the run was killed",
 )
 EVALUATION_TURNS = Metric("evaluation/turns", "turns", Reduction.MEAN, "mean model turns on held-out tasks")

@@ -81,7 +81,7 @@ def difference(rewards: Sequence[Sequence[float]], others: Sequence[Sequence[flo
 
 
 def counts(samples: int) -> Iterator[int]:
-    """Yield the values of k for which pass@k is told: the powers of two below ``samples``, and ``samples`` itself."""
+    """Yield the values of k for which pass@k is given: the powers of two below ``samples``, and ``samples`` itself."""
     k = 1
     while k < samples:
         yield k

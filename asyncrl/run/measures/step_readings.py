@@ -1,4 +1,4 @@
-"""Makes the readings of a training step, from what generators and buffer had counted before and after it."""
+"""Makes the readings of a training step, from the counters of generators and buffer before and after it."""
 
 import statistics
 from collections import Counter
@@ -18,7 +18,7 @@ from generators.worker import GeneratorStatistics
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """What generators and buffer have counted by a moment.
+    """The counters of generators and buffer at one moment.
 
     Attributes:
         at: seconds of the monotonic clock.
@@ -36,12 +36,12 @@ class Moment(msgspec.Struct, frozen=True):
 
     @property
     def finished(self) -> FinishedEpisodes:
-        """What all generators together know of the episodes that were handed in."""
+        """The counters of finished episodes, of all generators together."""
         return sum((each.finished for each in self.generators), FinishedEpisodes())
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
-    """A training step, with what was counted before and after it.
+    """A training step, with the counters before and after it.
 
     Attributes:
         time: where its time went.
@@ -84,7 +84,7 @@ class MeasuredStep(msgspec.Struct, frozen=True):
 
     @property
     def finished(self) -> FinishedEpisodes:
-        """What the episodes reported that finished since the step before."""
+        """The counters of the episodes that finished since the step before."""
         return self.now.finished - self.before.finished
 
     @property
@@ -110,7 +110,7 @@ def step_readings(step: MeasuredStep, pools: Sequence[str]) -> Iterator[Reading]
     yield from batch_readings(step.batch)
     yield from step.time.readings(step.now.time)
     yield from _generation(step)
-    yield from _of_pools(step, pools)
+    yield from _pools(step, pools)
     yield Reading(metrics.TRAINED_RATE, step.time.trained_per_s)
     yield Reading(metrics.TRAJECTORY_RATE, step.time.trajectories_per_s)
     yield Reading(metrics.CORES_BUSY, step.time.busy_cores)
@@ -162,7 +162,7 @@ def _generation(step: MeasuredStep) -> Iterator[Reading]:
         yield Reading(metrics.MODEL_SECONDS, scores.seconds / scores.episodes, scores.episodes)
 
 
-def _of_pools(step: MeasuredStep, pools: Sequence[str]) -> Iterator[Reading]:
+def _pools(step: MeasuredStep, pools: Sequence[str]) -> Iterator[Reading]:
     """Yield readings of each pool that trains; none if there is only one, because those of all generators say the same."""
     names = sorted(set(pools))
     for name in names if len(names) > 1 else ():

@@ -1,4 +1,4 @@
-"""What a run should be told about itself: a pure detector of what a person would see in its curves.
+"""Warnings about a run: finds what a person would see in its curves.
 
 It looks at the last :data:`WINDOW` training steps together, so that one odd step is no alarm. Each finding comes as one sentence:
 what was seen, why it matters or what causes it, and what to do. The keys say which findings are the same, so that whoever shows
@@ -47,7 +47,7 @@ class RunWarning(msgspec.Struct, frozen=True):
 
 
 class StepSigns(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training step shows.
+    """The signs of one training step.
 
     Attributes:
         reward: mean final reward of the batch.
@@ -199,7 +199,7 @@ class WarningSigns:
                 f"tool_errors_{safe_name(name)}",
                 f"tool {name} failed in {percent(tool.errors / tool.calls)} of its {tool.calls} calls in {self._steps}; "
                 "`asyncrl show RUN` has what each of them was answered with, and the logs of the generators have the "
-                "tracebacks of all but those that the tool told by ToolError. If the tool is right, its description does not "
+                "tracebacks of all but those that the tool reported by ToolError. If the tool is right, its description does not "
                 "tell the model how to call it",
             )
 

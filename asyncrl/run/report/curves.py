@@ -37,7 +37,7 @@ MAIN = (
 """The metrics that a reader looks at first, in this order."""
 
 ABOUT_ENVIRONMENTS = (ENVIRONMENT, LATENCY, TOOL, SOURCE, MEMBER)
-"""What the names begin with of the metrics that tell of environments."""
+"""Beginnings of the names of the metrics about environments."""
 
 _PARTS = [metric.name for metric in (*GENERATORS.values(), *LEARNER.values())]
 """Parts of the time in the order in which they are drawn; parts that wait come last."""

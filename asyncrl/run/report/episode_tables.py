@@ -53,7 +53,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class EpisodeTables(msgspec.Struct, frozen=True):
-    """What the kept training episodes come to.
+    """The kept training episodes in tables.
 
     Attributes:
         reported: the mean of each number that environments reported, by training step.
@@ -163,16 +163,16 @@ def _tasks(rows: pa.Table, seconds: np.ndarray) -> tuple[TaskRow, ...]:
 
 
 def _problems(calls: pa.Table) -> tuple[Count, ...]:
-    """Count what went wrong in calls, by tool, outcome and what the model was told.
+    """Count what went wrong in calls, by tool, outcome and the answer that the model got.
 
-    Problems that differ by numbers alone, such as a position in the text, are one, told by the most frequent of them.
+    Problems that differ by numbers alone, such as a position in the text, are one, shown by the most frequent of them.
     """
     if not len(calls):
         return ()
     wrong = calls.filter(pc.not_equal(calls["outcome"], CallOutcome.OK.value))
-    told = pc.utf8_slice_codeunits(pc.fill_null(wrong["problem"], ""), 0, PROBLEM_CHARACTERS)
+    problem = pc.utf8_slice_codeunits(pc.fill_null(wrong["problem"], ""), 0, PROBLEM_CHARACTERS)
     called = pc.if_else(pc.equal(wrong["tool"], ""), "(unreadable)", wrong["tool"])
-    sentences = pc.binary_join_element_wise(called, wrong["outcome"], told, ": ")
+    sentences = pc.binary_join_element_wise(called, wrong["outcome"], problem, ": ")
     alike: dict[str, Counter[str]] = {}
     for sentence, count in _value_counts(sentences) if len(wrong) else ():
         alike.setdefault(_NUMBER.sub("0", sentence), Counter())[sentence] = count

@@ -37,7 +37,7 @@ from asyncrl.run.report.token_viewer import shown_episodes
 from learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_AT
 
 NO_VALUE = "-"
-"""What stands where a run has no value."""
+"""Stands where a run has no value."""
 _HERE = Path(__file__).parent
 
 
@@ -110,8 +110,8 @@ def _values(runs: Sequence[RunRecord], key: str) -> tuple[str, ...]:
 
 
 def _facts(runs: Sequence[RunRecord]) -> Iterator[Compared]:
-    for name, told in _FACTS.items():
-        values = tuple(NO_VALUE if run.summary is None else told(run.summary) for run in runs)
+    for name, fact in _FACTS.items():
+        values = tuple(NO_VALUE if run.summary is None else fact(run.summary) for run in runs)
         if any(value not in ("", NO_VALUE) for value in values):
             yield Compared(name, values)
 

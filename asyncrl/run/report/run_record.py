@@ -1,4 +1,4 @@
-"""Everything that a report tells about one run, read from its folder. No code of the user is imported, and nothing is changed."""
+"""Everything that a report says about one run, read from its folder. No code of the user is imported, and nothing is changed."""
 
 from __future__ import annotations
 

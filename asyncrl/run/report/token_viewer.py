@@ -152,7 +152,7 @@ def _packed(episode: EpisodeRecord, run: int, tokenizer: Tokenizer | None, texts
     return ShownEpisode(
         run=run,
         title=visible(f"{played_for(episode)} · {episode.task_id}"),
-        facts=[(name, visible(told)) for name, told in facts(episode)],
+        facts=[(name, visible(text)) for name, text in facts(episode)],
         reward=_finite(episode.reward),
         gap=_finite(mean(episode.gaps())),
         staleness=_finite(mean(episode.staleness())),

@@ -15,7 +15,7 @@ from buffers.ledger import TaskState, TrajectoryState
 BAR = 24
 """The length of the longest bar, in characters."""
 TASKS_NAMED = 5
-"""How many filtered tasks are named; the rest are only counted."""
+"""How many filtered tasks are named; of the rest only the number is shown."""
 
 
 def buffer_view(report: BufferReport) -> RenderableType:

@@ -88,20 +88,20 @@ def _sampled(episode: EpisodeRecord) -> str:
     if episode.kind is Kind.EVALUATION:
         return f"{by}, at {at}"
     over = "; those too stale entered no loss" if TokenFate.STALE in episode.fate_counts() else ""
-    told = f"staleness {mean(staleness):.2g} (at most {max(staleness)}{over})"
-    return f"{by}, at {at}; trained into {episode.version + 1}, {told}"
+    staleness = f"staleness {mean(staleness):.2g} (at most {max(staleness)}{over})"
+    return f"{by}, at {at}; trained into {episode.version + 1}, {staleness}"
 
 
 def _truncation(episode: EpisodeRecord) -> str:
-    """What was sampled besides the temperature, e.g. ``, top-p 0.9``; the columns are empty in files of earlier releases."""
+    """How it was sampled, besides the temperature, e.g. ``, top-p 0.9``; the columns are empty in files of earlier releases."""
     if episode.temperature == 0:
         return ""
-    told = (
+    settings = (
         (f"top-p {episode.top_p:g}" if episode.top_p is not None and episode.top_p < 1 else ""),
         (f"top-k {episode.top_k}" if episode.top_k else ""),
         (f"min-p {episode.min_p:g}" if episode.min_p else ""),
     )
-    return "".join(f", {each}" for each in told if each)
+    return "".join(f", {each}" for each in settings if each)
 
 
 def _seconds(episode: EpisodeRecord) -> str:
@@ -112,8 +112,8 @@ def _seconds(episode: EpisodeRecord) -> str:
         "environment": episode.environment_s,
         "scoring": episode.scoring_s,
     }
-    told = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05)
-    return f"{duration(episode.seconds)}{f' ({told})' if told else ''}, from {episode.began:%Y-%m-%d %H:%M:%S} UTC"
+    parts_text = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05)
+    return f"{duration(episode.seconds)}{f' ({parts_text})' if parts_text else ''}, from {episode.began:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _tokens(episode: EpisodeRecord) -> str:
@@ -122,7 +122,7 @@ def _tokens(episode: EpisodeRecord) -> str:
 
 
 def _training(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
-    """What a loss made of the sampled tokens; nothing if no loss saw them."""
+    """The fates of the sampled tokens in a loss; nothing if no loss saw them."""
     gaps, trained = episode.gaps(), episode.trained()
     if gaps:
         stale = "; of older versions' tokens it includes what training changed since" if max(episode.staleness()) > 0 else ""

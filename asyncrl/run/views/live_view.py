@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 SECONDS_A_LINE = 15.0
 """Time between two lines of training progress, or of a phase that is slow, where the output is not a terminal."""
 PHASE_A_LINE = 0.25
-"""A phase that tells how far it is has a line each time this share of it is done, where the output is not a terminal."""
+"""A phase that says how far it is has a line each time this share of it is done, where the output is not a terminal."""
 REDRAWS_A_SECOND = 4
 REWARDS_SHOWN = 200
 """The most training steps that the curve of rewards shows, where the terminal is wide enough."""
@@ -57,7 +57,7 @@ class LiveView:
         self._phase = "Preparing"
         self._advanced: tuple[float, str] | None = None
         self._recent: deque[RunProgress] = deque(maxlen=SMOOTHED_STEPS)
-        self._told: Kind | None = None
+        self._said: Kind | None = None
         self._rewards: tuple[float, ...] = ()
         self._spinner = Spinner("dots", style="cyan")
         self._next_line = 0.0
@@ -125,10 +125,10 @@ class LiveView:
         self._phase, self._advanced, self._phase_lines, self._next_line = "", None, 0, 0.0
 
     def _news_of(self, bottleneck: Bottleneck | None) -> str:
-        """What holds the run up, if the line before did not say that it is of this kind."""
-        if bottleneck is None or bottleneck.kind is self._told:
+        """The sentence about what holds the run up; empty if an earlier line named the same kind."""
+        if bottleneck is None or bottleneck.kind is self._said:
             return ""
-        self._told = bottleneck.kind
+        self._said = bottleneck.kind
         return bottleneck.sentence
 
     def _line(self, text: str, style: str = "") -> None:

@@ -104,7 +104,7 @@ class LogFile:
             yield from self._wait_over()
 
     def _restart_if_cut(self) -> None:
-        """Go to the end of a file that has become shorter: its middle was cut out, and there is no telling what is new."""
+        """Go to the end of a file that has become shorter: its middle was cut out, and nobody knows what is new."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
             self._file.seek(0, os.SEEK_END)
             self._partial = b""

@@ -11,7 +11,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.views.log_records import LogFile, LogRecord
 
 FOLLOW_S = 0.25
-"""Seconds between two looks for new lines. No event tells that a file has grown."""
+"""Seconds between two looks for new lines. No event says that a file has grown."""
 
 
 def read_logs(folder: RunFolder) -> Iterator[LogRecord]:
