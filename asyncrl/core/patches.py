@@ -36,7 +36,7 @@ REACHES = (
         names=("multiprocessing.forkserver._forkserver", "multiprocessing.forkserver._forkserver.ensure_running"),
         why="fork an engine's workers from the server that the engine was forked from; Python would start another one",
         device="CPU",
-        test="tests/generators/vllm/test_data_parallel_engine.py::test_all_ranks_change_versions_together",
+        test="tests/core/test_reach.py::test_what_is_reached_is_still_where_it_was",
         needless="a process forked from a server can use that server",
     ),
 )

@@ -117,7 +117,8 @@ REACHES = (
         files=("asyncrl/weights/vllm/engine_weights.py",),
         names=("vllm.model_executor.model_loader.reload", ".moe_kernel"),
         why="reload a model layer by layer, see which layers nothing was loaded into, and have experts packed anew",
-        test=f"{_ENGINE}::test_weights_arrive_under_running_requests",
+        test="tests/weights/nccl/test_broadcast_to_engine.py::"
+        "test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_weights_in_use",
         needless="vLLM's weight transfer says what it has not loaded, and packs experts again",
     ),
     Reach(
@@ -225,19 +226,20 @@ REACHES = (
         ),
         why="take the name from each queue in shared memory once it is ready, so that the kernel frees it with its processes",
         device="CPU",
-        test="tests/generators/vllm/test_engine_folder.py::test_a_generator_that_ray_ends_leaves_nothing",
+        test="tests/generators/vllm/cpu/test_engine_queues.py::test_a_queue_that_is_ready_has_no_name_and_goes_on",
         needless="vLLM makes memory without a name",
     ),
     Reach(
         files=("generators/vllm/cpu/engine_process.py", "generators/vllm/cpu/forked_workers.py"),
         names=(
             *("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.engine.coordinator", "vllm.v1.engine.utils"),
-            *("vllm.v1.engine.utils.get_mp_context", "vllm.v1.executor.multiproc_executor"),
+            *("vllm.v1.engine.utils.get_mp_context", "vllm.v1.engine.coordinator.get_mp_context"),
+            "vllm.v1.executor.multiproc_executor",
             "vllm.v1.executor.multiproc_executor.get_mp_context",
         ),
         why="fork the engine's processes from one that has imported vLLM while the generator did; each would import it again",
         device="CPU",
-        test="tests/generators/vllm/test_engine_folder.py::test_a_generator_that_ray_ends_leaves_nothing",
+        test=_WHERE,
         needless="VLLM_WORKER_MULTIPROC_METHOD takes forkserver",
     ),
 )
