@@ -11,9 +11,9 @@ REACHES = (
         needless="re shows its tree",
     ),
     Reach(
-        files=("asyncrl/cli/completion.py",),
+        files=("asyncrl/cli/completion.py", "asyncrl/cli/arguments.py"),
         names=("argparse.ArgumentParser._actions", "argparse._SubParsersAction"),
-        why="give shells what completes each argument of each command",
+        why="give shells what completes each argument of each command; and name the type of a parser's commands",
         test="tests/cli/test_completion.py::test_an_interactive_bash_completes_commands_recipes_keys_and_runs",
         needless="argparse lists the arguments and commands of a parser",
     ),
