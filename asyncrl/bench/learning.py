@@ -18,6 +18,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.metrics import EVALUATION_REWARD
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.recipe.compose import compose
@@ -138,10 +139,8 @@ class LearningResult(msgspec.Struct, frozen=True):
     runs: tuple[LearningRun, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Write the result as JSON. The file is replaced in one step, so a reader always finds a complete one."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        draft.replace(path)
+        """Write the result as JSON."""
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def completed(self) -> dict[tuple[str, int], LearningRun]:
         """The runs that need not be done again, by row and seed."""

@@ -20,6 +20,28 @@ _REPEATING = ["kind", "environment", "source", "task_id", "stop_reason", "prompt
 """Columns whose values repeat. All others would only cost time as a dictionary."""
 
 
+def decoder(model_path: Path) -> Decode:
+    """Load the tokenizer in ``model_path``, and return what makes text of token ids with it, special tokens included.
+
+    Takes seconds where the folder has no ``tokenizer.json``, which transformers must then make.
+    """
+    file = model_path / "tokenizer.json"
+    if file.is_file():
+        from tokenizers import Tokenizer  # only who writes episodes needs it
+
+        tokenizer = Tokenizer.from_file(str(file))
+    else:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(model_path)).backend_tokenizer
+
+    def decode(token_ids: list[int]) -> str:
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    return decode
+
+
 def table(episodes: Sequence[KeptEpisode], environment: Callable[[str | None], str], decode: Decode) -> pa.Table:
     """Make the table of ``episodes``.
 

@@ -16,6 +16,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import CheckpointConfig
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.totals import SavedTotals, Totals
 from asyncrl.run.resume import begin_from, totals_at, totals_file
 from asyncrl.run.views.live_view import LiveView
@@ -152,11 +153,9 @@ class Checkpointer:
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:
         file = totals_file(self._folder.checkpoints, version)
-        draft = file.with_name(f".{file.name}")
         try:
             file.parent.mkdir(exist_ok=True)
-            draft.write_bytes(msgspec.json.encode(totals))
-            draft.replace(file)
+            write_whole(file, msgspec.json.encode(totals))
             self._written = version, totals
         except OSError as error:
             raise CheckpointNotWritten(f"{file} could not be written: {cause_and_remedy(error)}") from error

@@ -7,6 +7,7 @@ lost because the disk is full: its worker pauses, and goes on renewing its lease
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from asyncrl.core.errors import ComponentFailed, FailureKind
@@ -80,35 +81,30 @@ class RemoteTicketClient:
         return [None] * len(records)
 
     async def _keep(self, group_id: GroupId, payload: bytes) -> PayloadRef:
-        if self._room.locked():
-            return await self._keep_in_turn(group_id, payload)
-        try:
-            (ref,) = await self._sink.append(group_id, [payload])
-        except DiskFull:
-            return await self._keep_in_turn(group_id, payload)
-        return ref
-
-    async def _keep_in_turn(self, group_id: GroupId, payload: bytes) -> PayloadRef:
-        async with self._room:  # on a full disk one call tries again and again, and the others wait for it
-            try:
+        if not self._room.locked():
+            with suppress(DiskFull):
                 (ref,) = await self._sink.append(group_id, [payload])
-            except DiskFull as full:
-                ref = await self._keep_when_there_is_room(group_id, payload, full)
-        return ref
+                return ref
+        async with self._room:  # on a full disk one call tries again and again, and the others wait for it
+            return await self._keep_when_there_is_room(group_id, payload)
 
-    async def _keep_when_there_is_room(self, group_id: GroupId, payload: bytes, full: DiskFull) -> PayloadRef:
-        logger.warning("paused: %s", full)
-        retry = FIRST_RETRY_S
+    async def _keep_when_there_is_room(self, group_id: GroupId, payload: bytes) -> PayloadRef:
+        paused, retry = False, FIRST_RETRY_S
         try:
-            await self._buffer.report_pause(self._worker, str(full))
             while True:
-                await asyncio.sleep(retry)
-                retry = min(2 * retry, LAST_RETRY_S)
                 try:
                     (ref,) = await self._sink.append(group_id, [payload])
-                except DiskFull:
-                    continue
-                logger.warning("there is room again: %s goes on", self._worker)
-                return ref
+                except DiskFull as full:
+                    if not paused:
+                        paused = True
+                        logger.warning("paused: %s", full)
+                        await self._buffer.report_pause(self._worker, str(full))
+                    await asyncio.sleep(retry)
+                    retry = min(2 * retry, LAST_RETRY_S)
+                else:
+                    if paused:
+                        logger.warning("there is room again: %s goes on", self._worker)
+                    return ref
         finally:
-            await self._buffer.report_pause(self._worker, "")
+            if paused:
+                await self._buffer.report_pause(self._worker, "")

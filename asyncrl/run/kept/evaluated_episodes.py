@@ -17,8 +17,7 @@ from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.episodes.files import evaluation_file
 from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind
-from asyncrl.episodes.text import decoder
-from asyncrl.episodes.writer import Decode, table, write
+from asyncrl.episodes.writer import Decode, decoder, table, write
 
 logger = logging.getLogger(__name__)
 

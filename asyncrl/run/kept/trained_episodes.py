@@ -17,7 +17,7 @@ from asyncrl.episodes.files import training_file
 from asyncrl.episodes.kept import KeptEpisode, fate_code, untrained
 from asyncrl.episodes.sample import kept_rows
 from asyncrl.episodes.schema import Kind, TokenFate
-from asyncrl.episodes.text import decoder
+from asyncrl.episodes.writer import decoder
 from learners.rank import RankSpec
 
 if TYPE_CHECKING:
