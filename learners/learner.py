@@ -34,11 +34,11 @@ from learners.algorithm.value_loss import value_loss
 from learners.batches.micro_batch import MicroBatch
 from learners.batches.mini_batches import order
 from learners.batches.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
-from learners.batches.preparation import MiniBatch, Preparation
 from learners.batches.tally import Tally
 from learners.batches.token_records import TokenRecords
 from learners.checkpointing.checkpoint_manifest import Progress
 from learners.megatron.cpu import compat
+from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
 from learners.step_report import StepReport

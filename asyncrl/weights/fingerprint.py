@@ -13,14 +13,16 @@ It detects mistakes, not malice: the weights are not secret.
 
 import hashlib
 from functools import lru_cache, reduce
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from asyncrl.core.publication import Shard
 from asyncrl.core.splitmix import STEP, mixed
-from asyncrl.weights.row_copies import Factors, Rows, sum_of_rows
+
+if TYPE_CHECKING:
+    from asyncrl.weights.row_copies import Rows
 
 _DEVICE_CHUNK = 1 << 24
 """How many elements are widened to int64 at once on a GPU: enough to fill it."""
@@ -91,24 +93,22 @@ def _check_width(shard: Shard) -> None:
 
 
 def _on_cpu(shard: Shard, into: torch.Tensor | None, threads: int) -> int:
+    from asyncrl.weights.row_copies import sum_of_rows  # imports numba, which a host with a GPU need not have
+
     tensor = shard.tensor.detach()
-    size, width = tensor.numel(), tensor.element_size()
-    if size == 0:
+    if tensor.numel() == 0:
         return 0
     if tensor.dim() == 0:
         tensor, into = tensor.reshape(1), None if into is None else into.reshape(1)
     if into is not None and into.dtype != tensor.dtype:
         return _rounded(shard, tensor, into)
-    shape, source = tensor.shape, _rows(tensor)
-    if source is None:
-        tensor = tensor.contiguous()
-        source = Rows(tensor.data_ptr(), shape[-1] * width)
+    source = _rows(tensor) or _rows(tensor.contiguous())
+    assert source is not None
     target = None if into is None else _rows(into)
     if into is not None and target is None:
         into.copy_(tensor)
-    weights = _weights(shard.name, shard.start or (0,), shape)
-    count, columns = size // shape[-1], shape[-1]
-    return weights.total + sum_of_rows(source, target, count, columns, width, weights.factors, threads)
+    weights = _weights(shard.name, shard.start or (0,), tensor.shape)
+    return weights.total + sum_of_rows(source, target, weights.rows, weights.columns, threads)
 
 
 def _rounded(shard: Shard, tensor: torch.Tensor, into: torch.Tensor) -> int:
@@ -122,12 +122,16 @@ def _rounded(shard: Shard, tensor: torch.Tensor, into: torch.Tensor) -> int:
     return total
 
 
-def _rows(tensor: torch.Tensor) -> Rows | None:
-    """Where the rows of a tensor lie, all its dimensions but the last taken together; None if these are not evenly spaced."""
-    if tensor.is_contiguous():
-        return Rows(tensor.data_ptr(), tensor.shape[-1] * tensor.element_size())
-    if tensor.dim() == 2 and tensor.stride(1) == 1:
-        return Rows(tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
+def _rows(tensor: torch.Tensor) -> "Rows | None":
+    """The rows of a tensor, all its dimensions but the last taken together; None if these are not evenly spaced."""
+    from asyncrl.weights.row_copies import Rows
+
+    bits = tensor.view(_INTEGER_OF_WIDTH[tensor.element_size()])
+    if bits.is_contiguous():
+        return Rows(bits.view(-1).numpy(), bits.shape[-1])
+    if bits.dim() == 2 and bits.stride(1) == 1:
+        reach = (len(bits) - 1) * bits.stride(0) + bits.shape[1]
+        return Rows(bits.as_strided((reach,), (1,)).numpy(), bits.stride(0))
     return None
 
 
@@ -136,13 +140,12 @@ class _Weights(NamedTuple):
 
     Attributes:
         total: their sum.
-        factors: where they lie, as products of one for the row and one for the column.
-        held: the arrays that these lie in.
+        rows, columns: the factors of each row and of each column, int64.
     """
 
     total: int
-    factors: Factors
-    held: tuple[np.ndarray, np.ndarray]
+    rows: np.ndarray
+    columns: np.ndarray
 
 
 @lru_cache(maxsize=1 << 17)  # a model publishes the same tensors again and again
@@ -152,7 +155,7 @@ def _weights(name: str, start: tuple[int, ...], shape: tuple[int, ...]) -> _Weig
     if numbers:
         rows = numbers[0] if len(numbers) == 1 else reduce(np.multiply.outer, numbers).ravel()
     total = int(rows.sum(dtype=np.uint64)) * int(columns.sum(dtype=np.uint64)) % 2**64
-    return _Weights(total, Factors(rows.ctypes.data, columns.ctypes.data), (rows, columns))
+    return _Weights(total, rows.view(np.int64), columns.view(np.int64))
 
 
 def _on_device(shard: Shard) -> torch.Tensor:

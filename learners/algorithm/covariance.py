@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
-from learners.batches.micro_batch import MicroBatch
+from learners.algorithm.loss_tokens import LossTokens
 
 
 def single_out(
@@ -78,7 +78,7 @@ def _best_first(value: Tensor, draw: Tensor) -> Tensor:
     return by_draw[value[by_draw].argsort(descending=True, stable=True)]
 
 
-def draws(batch: Batch, rows: Sequence[Sequence[int]], packed: Sequence[MicroBatch]) -> Tensor:
+def draws(batch: Batch, rows: Sequence[Sequence[int]], packed: Sequence[LossTokens]) -> Tensor:
     """float64 [n], a random number in [0, 1) for each token of the micro-batches. It depends only on the version, the
     row and the token's place in the row.
 

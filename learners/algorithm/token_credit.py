@@ -15,11 +15,11 @@ from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, TurnCreditConfig
 from asyncrl.core.spread import has_spread
 from learners.algorithm.gae import generalised_advantages, length_adaptive_lambdas
 from learners.algorithm.kl import kl_in_reward
-from learners.batches.micro_batch import MicroBatch
+from learners.algorithm.loss_tokens import LossTokens
 
 
 def token_credit(
-    part: MicroBatch,
+    part: LossTokens,
     records: Sequence[BatchRow],
     values: Tensor,
     divergences: Tensor,
@@ -67,7 +67,7 @@ def token_credit(
     return advantages, returns.float()
 
 
-def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def normalised(parts: Sequence[LossTokens], add: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """Normalise the advantages of each part, float32: subtract their mean and divide by their standard deviation (of
     the population), both over the batch's tokens in the loss; 0 if those have no spread.
 

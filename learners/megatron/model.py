@@ -11,13 +11,13 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from asyncrl.core.recipe.learner import LearnerConfig
-from learners.megatron import parallel
+from learners.megatron import optimizer_state, parallel
+from learners.megatron.layers.kernels import Kernels, UsesKernels
 from learners.megatron.layers.layer_spec import block_spec, gives_predicting_only, uses_transformer_engine
 from learners.megatron.layers.log_probabilities import Predictions, token_log_probabilities
 from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.layers.row_moves import take_rows
 from learners.megatron.model_config import PolicyConfig
-from learners.megatron.state import optimizer_state
 
 
 class PolicyModel(GPTModel):
@@ -25,12 +25,13 @@ class PolicyModel(GPTModel):
 
     Args:
         config: configuration of the whole model.
+        kernels: what the layers are computed by.
         chunk: number of this chunk within the stage, in the interleaved schedule; None if the stage is not divided.
     """
 
     post_process: bool
 
-    def __init__(self, config: PolicyConfig, chunk: int | None = None) -> None:
+    def __init__(self, config: PolicyConfig, kernels: Kernels, chunk: int | None = None) -> None:
         super().__init__(
             config.transformer,
             block_spec(config.transformer, chunk),
@@ -42,6 +43,9 @@ class PolicyModel(GPTModel):
             position_embedding_type="rope",
             vp_stage=chunk,
         )
+        for layer in self.modules():
+            if isinstance(layer, UsesKernels):
+                layer.kernels = kernels
         # Megatron leaves the routers' weights in host memory until they are first used.
         self.to(torch.cuda.current_device())
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
@@ -101,10 +105,10 @@ class PolicyModel(GPTModel):
         return hidden if packed.predicting is not None else take_rows(hidden, positions)
 
 
-def build(config: PolicyConfig, virtual_pipeline: int) -> list[PolicyModel]:
+def build(config: PolicyConfig, kernels: Kernels, virtual_pipeline: int) -> list[PolicyModel]:
     """Build the chunks of this rank's pipeline stage, in the order in which tokens pass through them."""
     chunks = range(virtual_pipeline) if virtual_pipeline > 1 else [None]
-    return [PolicyModel(config, chunk) for chunk in chunks]
+    return [PolicyModel(config, kernels, chunk) for chunk in chunks]
 
 
 def distribute(chunks: Sequence[PolicyModel], learner: LearnerConfig) -> tuple[list[DistributedDataParallel], MegatronOptimizer]:

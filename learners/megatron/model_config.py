@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
 from asyncrl.core.recipe.learner import LearnerConfig
 from learners.flops import ProductShapes
-from learners.megatron.layers.engine import engine_layers
+from learners.megatron.engine import engine_layers
 from learners.supported_model import SCALED_ROPE, architecture_of, expert_layers_of, head_size_of, supported_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

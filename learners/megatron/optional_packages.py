@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from learners.megatron.layers.engine import PACKAGE, why_unusable
+from learners.megatron.engine import PACKAGE, why_unusable
 
 logger = logging.getLogger(__name__)
 

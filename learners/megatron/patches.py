@@ -54,7 +54,7 @@ MEGATRON = (
         needless="Megatron has settings for each",
     ),
     Reach(
-        files=("learners/megatron/layers/layer_spec.py", "learners/megatron/layers/lora.py"),
+        files=("learners/megatron/layers/layer_spec.py", "learners/megatron/lora.py"),
         names=(
             *(".core_attention", ".sequence_parallel", "torch.nn.Parameter.sequence_parallel"),
             "megatron.core.transformer.transformer_layer.TransformerLayer._forward_attention",

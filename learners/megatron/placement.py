@@ -19,9 +19,9 @@ from torch import Tensor
 from asyncrl.core.architecture import EMBEDDING, OUTPUT, Architecture, divided_dimension
 from asyncrl.core.publication import Shard
 from learners.held_weights import held_weights
+from learners.megatron.hugging_face import HuggingFaceTensors
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import has_experts
-from learners.megatron.state.hugging_face import HuggingFaceTensors
 from learners.rank import RankSpec
 
 
@@ -99,7 +99,7 @@ _EXPERT_NAME = re.compile(
 )
 ADAPTERS = "adapters"
 """Name of the module beside a linear layer whose parameters belong to no Hugging Face tensor; see
-:mod:`learners.megatron.layers.lora`."""
+:mod:`learners.megatron.lora`."""
 _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 

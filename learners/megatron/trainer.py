@@ -21,16 +21,16 @@ from learners.batches.micro_batch import MicroBatch, unsampled
 from learners.batches.tally import Tally, add_to, summed
 from learners.checkpointing.checkpoint_manifest import CheckpointShape, Progress
 from learners.flops import peak_flops
-from learners.megatron import parallel, placement
+from learners.megatron import hugging_face, lora, parallel, placement
 from learners.megatron.cpu.compat import cuda_means_cpu
-from learners.megatron.layers import lora
+from learners.megatron.kernels import kernels_of
 from learners.megatron.layers.layer_spec import check_fp8
-from learners.megatron.layers.lora import LowRank
+from learners.megatron.lora import LowRank
 from learners.megatron.model import build
 from learners.megatron.model_config import PolicyConfig, policy_config, product_shapes
 from learners.megatron.network import Network
 from learners.megatron.reference import ReferenceWeights
-from learners.megatron.state import checkpoint, hugging_face
+from learners.megatron.state import checkpoint
 from learners.megatron.value_model import ValueModel
 from learners.rank import RankSpec
 from learners.step_clock import Part, StepClock
@@ -100,7 +100,8 @@ class Trainer:
             self.peak_flops = peak_flops(torch.cuda.get_device_name(self._device))
         critic = algorithm.advantage if isinstance(algorithm.advantage, GaeAdvantageConfig) else None
         with self._waiting("building the model"), cuda_means_cpu():
-            self._chunks = build(config, learner.virtual_pipeline)
+            self._kernels = kernels_of(self._device, config.transformer)
+            self._chunks = build(config, self._kernels, learner.virtual_pipeline)
             named = "" if isinstance(algorithm.kl, NoKlConfig) else algorithm.kl.reference
             other = self._loaded_reference(Path(named)) if named else None
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
@@ -226,7 +227,7 @@ class Trainer:
         return self._lora.shards() if self._lora is not None and self._publishes_adapters else self.shards()
 
     def save_pretrained(self, folder: Path) -> None:
-        """See :func:`learners.megatron.state.hugging_face.save_pretrained`."""
+        """See :func:`learners.megatron.hugging_face.save_pretrained`."""
         adapter = None
         if self._lora is not None:
             adapter = hugging_face.PeftAdapter(self._lora.peft_config(str(self._source)), list(self._lora.shards()))
@@ -278,7 +279,7 @@ class Trainer:
     def _new_critic(self, learner: LearnerConfig, advantage: GaeAdvantageConfig, temperature: float) -> Network:
         # The critic needs a configuration of its own, because Megatron stores things that belong to one model in it.
         config = policy_config(self._source, learner)
-        chunks = [ValueModel(config, chunk, chunk.vp_stage) for chunk in self._chunks]
+        chunks = [ValueModel(config, self._kernels, chunk, chunk.vp_stage) for chunk in self._chunks]
         for chunk in chunks:
             parallel.check_replicas_equal(chunk)
         learner = msgspec.structs.replace(learner, lr=advantage.critic_lr)

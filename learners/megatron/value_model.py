@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from learners.megatron.layers.kernels import Kernels
 from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig
@@ -21,12 +22,13 @@ class ValueModel(PolicyModel):
 
     Args:
         config: the policy's configuration.
+        kernels: what the layers are computed by.
         policy: the policy's chunk at the same place, whose weights this one starts with.
         chunk: see :class:`.model.PolicyModel`.
     """
 
-    def __init__(self, config: PolicyConfig, policy: PolicyModel, chunk: int | None = None) -> None:
-        super().__init__(msgspec.structs.replace(config, tied=False), chunk)
+    def __init__(self, config: PolicyConfig, kernels: Kernels, policy: PolicyModel, chunk: int | None = None) -> None:
+        super().__init__(msgspec.structs.replace(config, tied=False), kernels, chunk)
         self.value_head: torch.nn.Linear | None = None
         if self.post_process:
             del self.output_layer

@@ -26,7 +26,7 @@ def import_learner(packages: Path, with_gpu: bool) -> None:
     from megatron.core.models.common.embeddings import rope_utils  # noqa: F401
 
     import learners.megatron.trainer  # noqa: F401
-    from learners.megatron.layers.engine import engine_layers, why_unusable
+    from learners.megatron.engine import engine_layers, why_unusable
 
     assert not fp8_utils.HAVE_TE
     assert not transformer_engine.HAVE_TE

@@ -9,9 +9,8 @@ import torch
 from rank_side import Batches, PlainShard, _step, new_learner, plain_shards
 
 from asyncrl.core.recipe.schema import Recipe
-from learners.megatron import parallel
+from learners.megatron import optimizer_state, parallel
 from learners.megatron.layers import layer_spec
-from learners.megatron.state import optimizer_state
 from learners.rank import RankSpec
 from learners.step_report import StepReport
 

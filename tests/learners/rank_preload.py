@@ -3,8 +3,10 @@
 import gc
 import importlib
 
-from learners.megatron.cpu import compat, cpu_attention
-from learners.megatron.cpu.elementwise_code import elementwise_code
+import torch
+
+from learners.megatron.cpu import compat, elementwise
+from learners.megatron.cpu.attention import prepare
 
 compat.install()
 
@@ -12,9 +14,11 @@ for module in ("learner_samples", "learners.learner", "learners.megatron.trainer
     importlib.import_module(module)
 
 # Machine code, for what most tests train.
-cpu_attention.prepare(4, 2, 16)
-for bfloat16 in (False, True):
-    elementwise_code(bfloat16=bfloat16)
+prepare(4, 2, 16)
+for dtype in (torch.float32, torch.bfloat16):
+    values, weight, angles = (torch.ones(*shape, dtype=dtype, requires_grad=True) for shape in ((1, 2, 32), (32,), (1, 1, 16)))
+    normed = elementwise.rms_norm(values, weight, 1e-6)
+    (elementwise.rotate(normed, angles, angles).sum() + elementwise.gated_silu(normed).sum()).backward()
 
 # Ranks share what is imported here. Megatron collects garbage at each checkpoint, which would search, and so copy, all of it.
 gc.collect()

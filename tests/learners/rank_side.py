@@ -374,7 +374,7 @@ def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[s
 
 def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.ndarray, np.ndarray]:
     """Attention over rows, shared prefixes and a preamble, as a CPU computes it and as a GPU does."""
-    from learners.megatron.cpu.cpu_attention import attention_on_cpu
+    from learners.megatron.cpu.attention import attention_on_cpu
     from learners.megatron.layers.packed_rows import PackedRows
     from learners.megatron.layers.prefix_attention import continue_prefixes
 
@@ -389,7 +389,7 @@ def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.
 
 def both_row_attentions(_: RankSpec) -> list[list[np.ndarray]]:
     """Attention over rows, and its gradients, as a CPU computes it and as a GPU does without TransformerEngine."""
-    from learners.megatron.cpu.cpu_attention import attention_on_cpu
+    from learners.megatron.cpu.attention import attention_on_cpu
     from learners.megatron.layers.attention import attention_in_blocks
     from learners.megatron.layers.packed_rows import PackedRows
 
@@ -411,6 +411,7 @@ def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, .
     """Attention of tensors of ``dtype``, which are as they would be in bfloat16, and its gradients."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from learners.megatron.kernels import kernels_of
     from learners.megatron.layers.attention import PackedAttention
     from learners.megatron.layers.packed_rows import PackedRows
 
@@ -422,7 +423,9 @@ def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, .
     for tensor in operands:
         tensor.requires_grad_()
     packed.rotation = torch.ones(tokens, 1, dim // 2, dtype=dtype), torch.zeros(tokens, 1, dim // 2, dtype=dtype)
-    attention = PackedAttention(TransformerConfig(num_layers=1, hidden_size=4 * dim, num_attention_heads=4))
+    config = TransformerConfig(num_layers=1, hidden_size=4 * dim, num_attention_heads=4, params_dtype=dtype)
+    attention = PackedAttention(config)
+    attention.kernels = kernels_of(torch.device("cpu"), config)
     output = attention(*operands, packed_seq_params=packed)
     assert output.dtype is dtype
     output.backward(grad.flatten(1))

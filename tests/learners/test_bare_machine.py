@@ -1,9 +1,11 @@
 """The learner on a machine that has torch, transformers, megatron-core, msgspec, numpy and safetensors, and nothing else of what
-asyncrl can use; without a GPU it needs llvmlite too."""
+asyncrl can use; without a GPU it needs numba and llvmlite too."""
 
 import os
 import subprocess
 import sys
+
+import pytest
 
 BLOCKED = """
 import sys
@@ -31,7 +33,7 @@ import learners.learner, learners.megatron.meeting, learners.megatron.cpu.compat
 learners.megatron.cpu.compat.install()
 import learners.megatron.trainer, learners.megatron.state.export
 import asyncrl.bench.gpu.run, asyncrl.weights.shm.shared_memory
-missing = (LACKING | {"llvmlite"}) & {name.partition(".")[0] for name in sys.modules}
+missing = (LACKING | {"numba", "llvmlite"}) & {name.partition(".")[0] for name in sys.modules}
 assert not missing, missing
 """
 
@@ -46,9 +48,24 @@ with subject.all_folders(), subject.folder_for(settings.TINY) as folder:
 """
 
 
-def test_the_learner_trains_without_what_engines_and_runs_need():
+# As far as a host without one can show it: the kernels of a GPU compute here too, and so does the fingerprint of its tensors.
+ON_A_GPU = """
+LACKING |= {"numba", "llvmlite"}
+import torch
+from asyncrl.core.publication import Shard
+from asyncrl.weights.fingerprint import _on_device
+from learners.megatron.kernels import kernels_of
+kernels = kernels_of(torch.device("cuda"), None)
+ones = torch.ones(4, 32)
+assert kernels.gated_silu(kernels.rms_norm(ones, torch.ones(32), 1e-6)).shape == (4, 16)
+assert int(_on_device(Shard("name", (4, 32), (0, 0), ones)))
+"""
+
+
+@pytest.mark.parametrize("program", [LEARNER + STEP, LEARNER + ON_A_GPU], ids=["on a CPU", "on a GPU"])
+def test_the_learner_does_without_what_engines_and_runs_need(program):
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED + LEARNER + STEP],
+        [sys.executable, "-c", BLOCKED + program],
         capture_output=True,
         text=True,
         timeout=250,

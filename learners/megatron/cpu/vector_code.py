@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
-
-from asyncrl.core.machine_code import machine_code
 
 LANES = 16
 """Numbers in a vector: as many as fill a register where registers are largest."""
@@ -22,13 +21,9 @@ _EXP2 = (1.0, LN_2, 0.24022650695910072, 0.05550410866482158, 0.0096181291076284
 _EXPONENTS = -126.0, 127.0
 """The smallest and the largest exponent of a float32 number."""
 
-_NOT_A_NUMBER = 0x7FC0
-"""What is not a number, as bfloat16."""
-
 FLOAT, INT, NARROW = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 POINTER = FLOAT.as_pointer()
 VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(NARROW, LANES)
-_HALVES = ir.VectorType(ir.IntType(16), LANES)
 
 Value = Any
 """A value of LLVM's."""
@@ -124,30 +119,12 @@ class VectorCode:
         return self.b.gep(pointer, [offset])
 
     def read(self, pointer: Value) -> Value:
-        """The vector at ``pointer``, of float32 numbers or, if they have two bytes, of bfloat16 ones."""
-        if pointer.type == POINTER:
-            return self.b.load(self.b.bitcast(pointer, VECTOR.as_pointer()), align=4)
-        halves = self.b.load(self.b.bitcast(pointer, _HALVES.as_pointer()), align=2)
-        return self.b.bitcast(self.b.shl(self.b.zext(halves, INTS), self._ints(16)), VECTOR)
+        """The vector at ``pointer``."""
+        return self.b.load(self.b.bitcast(pointer, VECTOR.as_pointer()), align=4)
 
     def write(self, values: Value, pointer: Value) -> None:
-        """Write a vector to ``pointer``, rounded if the numbers there have two bytes."""
-        if pointer.type == POINTER:
-            self.b.store(values, self.b.bitcast(pointer, VECTOR.as_pointer()), align=4)
-        else:
-            halves = self.b.trunc(self._rounded_bits(values), _HALVES)
-            self.b.store(halves, self.b.bitcast(pointer, _HALVES.as_pointer()), align=2)
-
-    def rounded(self, values: Value) -> Value:
-        """``values``, rounded to bfloat16."""
-        return self.b.bitcast(self.b.shl(self._rounded_bits(values), self._ints(16)), VECTOR)
-
-    def _rounded_bits(self, values: Value) -> Value:
-        """The bits of ``values`` as bfloat16, rounded to the nearest, ties to even."""
-        bits = self.b.bitcast(values, INTS)
-        odd = self.b.and_(self.b.lshr(bits, self._ints(16)), self._ints(1))
-        rounded = self.b.lshr(self.b.add(bits, self.b.add(odd, self._ints(0x7FFF))), self._ints(16))
-        return self.b.select(self.b.fcmp_unordered("uno", values, values), self._ints(_NOT_A_NUMBER), rounded)
+        """Write a vector to ``pointer``."""
+        self.b.store(values, self.b.bitcast(pointer, VECTOR.as_pointer()), align=4)
 
     def multiply_add(self, left: Value, right: Value, added: Value) -> Value:
         """``left * right + added``, rounded once where the processor can."""
@@ -156,10 +133,6 @@ class VectorCode:
     def add_product(self, left: Value, right: Value, place: Value) -> None:
         """Add ``left * right`` to the variable at ``place``."""
         self.b.store(self.multiply_add(left, right, self.b.load(place)), place)
-
-    def square_root(self, values: Value) -> Value:
-        """The square root of each of ``values``."""
-        return self._call("llvm.sqrt", values)
 
     def larger(self, left: Value, right: Value) -> Value:
         """The larger of both in each lane; ``right`` where one is not a number."""
@@ -179,15 +152,6 @@ class VectorCode:
         exponent = self.b.select(self.b.fcmp_ordered("ord", whole, whole), whole, self.vector(0.0))
         exponent = self.b.shl(self.b.fptosi(exponent, INTS), self._ints(23))
         return self.b.bitcast(self.b.add(self.b.bitcast(power, INTS), exponent), VECTOR)
-
-    def lane_sum(self, values: Value) -> Value:
-        """A vector with the sum of all lanes in each."""
-        step = LANES // 2
-        while step:
-            order = ir.Constant(INTS, [lane ^ step for lane in range(LANES)])
-            values = self.b.fadd(values, self.b.shuffle_vector(values, ir.Constant(VECTOR, ir.Undefined), order))
-            step //= 2
-        return values
 
     def transposed(self, rows: Sequence[Value]) -> list[Value]:
         """The columns of a square of ``LANES`` rows."""
@@ -223,16 +187,26 @@ def has_wide_registers() -> bool:
 
     Without it, code that keeps as many vectors at once would spend its time on moving them to memory and back.
     """
-    import llvmlite.binding as llvm
-
     return bool(llvm.get_host_cpu_features().get("avx512f"))
 
 
 def functions_of(module: ir.Module) -> dict[str, Callable[..., None]]:
-    """Make machine code of all functions of ``module``; they are returned by name."""
+    """Make machine code of all functions of ``module``, by name. While they run, other threads of Python do, too."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
+    parsed = llvm.parse_assembly(str(module))
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    builder.getModulePassManager().run(parsed, builder)
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
     kinds: dict[str, Any] = {str(INT): ctypes.c_int64, str(FLOAT): ctypes.c_float}
-    written = [function for function in module.functions if not function.is_declaration]
-    signatures: dict[str, tuple[Any, Sequence[Any]]] = {
-        each.name: (None, [kinds.get(str(kind), ctypes.c_void_p) for kind in each.function_type.args]) for each in written
-    }
-    return machine_code(str(module), signatures, optimized=True)
+    made: dict[str, Any] = {}
+    for each in module.functions:
+        if not each.is_declaration:
+            arguments = [kinds.get(str(kind), ctypes.c_void_p) for kind in each.function_type.args]
+            made[each.name] = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(each.name))
+            made[each.name].engine = engine  # the code lives as long as this
+    return made

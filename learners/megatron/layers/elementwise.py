@@ -1,9 +1,7 @@
 """Root-mean-square norm, gated SiLU and rotary embedding, with gradients written by hand.
 
-The formulas are the textbook ones. On a CPU, code of our own computes most of them
-(:mod:`learners.megatron.cpu.cpu_elementwise`): each of torch's operators passes over memory again, which would cost a small model
-more time than its matrix products. Torch's operators compute sizes that the code does not serve, and what they are measured to be
-faster at on this processor.
+The formulas are the textbook ones, here by torch's operators. Each of these passes over memory again, so on a CPU code of our own
+may compute the pieces (:mod:`learners.megatron.cpu.elementwise`).
 """
 
 from typing import Any
@@ -21,20 +19,6 @@ def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         values: [..., n].
         weight: [n].
     """
-    if not values.is_cuda:
-        from learners.megatron.cpu import (
-            cpu_elementwise,  # import LLVM, which a host with a GPU may lack
-            elementwise_speed,
-        )
-
-        served = cpu_elementwise.fits(values) and weight.dtype is values.dtype
-        if served and elementwise_speed.ours_pays("norm", values.dtype):
-            return cpu_elementwise.rms_norm(values, weight, epsilon)
-    return norm_by_torch(values, weight, epsilon)
-
-
-def norm_by_torch(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """:func:`rms_norm` by torch's operators."""
     normed: Tensor = _RMSNorm.apply(values, weight, epsilon)
     return normed
 
@@ -48,16 +32,6 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     Returns:
         [..., n].
     """
-    if not gate_up.is_cuda:
-        from learners.megatron.cpu import cpu_elementwise, elementwise_speed
-
-        if cpu_elementwise.fits(gate_up, halves=True) and elementwise_speed.ours_pays("gated SiLU", gate_up.dtype):
-            return cpu_elementwise.gated_silu(gate_up)
-    return gated_silu_by_torch(gate_up)
-
-
-def gated_silu_by_torch(gate_up: Tensor) -> Tensor:
-    """:func:`gated_silu` by torch's operators."""
     gated: Tensor = _GatedSilu.apply(gate_up)
     return gated
 
@@ -73,16 +47,6 @@ def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     Returns:
         [t, heads, dim], on a CPU in float32, in which attention is computed there.
     """
-    if not values.is_cuda:
-        from learners.megatron.cpu import cpu_elementwise, elementwise_speed
-
-        if cpu_elementwise.fits(values, halves=True) and elementwise_speed.ours_pays("rotation", values.dtype):
-            return cpu_elementwise.rotate(values, cosine, sine)
-    return rotate_by_torch(values, cosine, sine)
-
-
-def rotate_by_torch(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """:func:`rotate` by torch's operators."""
     rotated: Tensor = _Rotate.apply(values, cosine.to(values.dtype), sine.to(values.dtype))
     return rotated if values.is_cuda else rotated.float()
 

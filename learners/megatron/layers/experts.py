@@ -11,7 +11,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from learners.megatron.layers.elementwise import gated_silu
+from learners.megatron.layers.kernels import UsesKernels
 
 
 class Router(TopKRouter):
@@ -23,7 +23,7 @@ class Router(TopKRouter):
         return F.linear(tokens.float(), self.weight.float())
 
 
-class Experts(SequentialMLP):
+class Experts(UsesKernels, SequentialMLP):
     """Megatron's experts, computed one after another, with gated SiLU and no biases."""
 
     def __init__(self, count: int, config: TransformerConfig, **options: Any) -> None:
@@ -45,5 +45,5 @@ class Experts(SequentialMLP):
         outputs = []
         for expert, mine, weight in zip(self.local_experts, tokens.split(sizes), weights.split(sizes), strict=True):
             gate_up, _ = expert.linear_fc1(mine)
-            outputs.append(expert.linear_fc2((gated_silu(gate_up) * weight.unsqueeze(1)).to(tokens.dtype))[0])
+            outputs.append(expert.linear_fc2((self.kernels.gated_silu(gate_up) * weight.unsqueeze(1)).to(tokens.dtype))[0])
         return torch.cat(outputs), None

@@ -23,10 +23,10 @@ from megatron.core.transformer.transformer_layer import (
 )
 from torch import Tensor
 
+from learners.megatron.engine import engine_layers, why_unusable
 from learners.megatron.layers.attention import PackedAttention
-from learners.megatron.layers.elementwise import gated_silu, rms_norm
-from learners.megatron.layers.engine import engine_layers, why_unusable
 from learners.megatron.layers.experts import Experts, Router
+from learners.megatron.layers.kernels import UsesKernels
 from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.layers.row_moves import take_rows
 from learners.megatron.model_config import has_experts
@@ -73,7 +73,7 @@ def check_fp8(config: TransformerConfig) -> None:
         raise fp8_refusal(config.fp8, lacking)
 
 
-class RMSNorm(torch.nn.RMSNorm):
+class RMSNorm(UsesKernels, torch.nn.RMSNorm):
     """Root-mean-square norm. The gradient of its weight is summed over tensor-parallel ranks, because each sees a part
     of the sequence."""
 
@@ -83,12 +83,12 @@ class RMSNorm(torch.nn.RMSNorm):
         weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, values: Tensor) -> Tensor:
-        """See :func:`.elementwise.rms_norm`."""
+        """Norm the last dimension of ``values``."""
         assert self.eps is not None
-        return rms_norm(values, self.weight, self.eps)
+        return self.kernels.rms_norm(values, self.weight, self.eps)
 
 
-class GatedMLP(MLP):
+class GatedMLP(UsesKernels, MLP):
     """Megatron's feed-forward block with gated SiLU and no biases. Its activation is computed in fewer passes over
     memory."""
 
@@ -98,7 +98,7 @@ class GatedMLP(MLP):
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         """Compute the block's output, from [t, 1, hidden] to the same shape, and None in place of a bias."""
         gate_up, _ = self.linear_fc1(hidden_states)
-        output, _ = self.linear_fc2(gated_silu(gate_up))
+        output, _ = self.linear_fc2(self.kernels.gated_silu(gate_up))
         return output, None
 
 

@@ -127,9 +127,7 @@ class PackedRows(PackedSeqParams):
 
     @cached_property
     def segment_table(self) -> Tensor:
-        """See :func:`learners.megatron.cpu.cpu_attention.segment_table`."""
-        from learners.megatron.cpu.cpu_attention import segment_table  # imports LLVM, which a host with a GPU may lack
-
+        """The segments as :func:`segment_table` describes them; computed once and shared by all layers."""
         return segment_table(self.lengths, self.prefixes, self.preamble)
 
     @property
@@ -166,3 +164,22 @@ def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
             shortest = longest = length
         groups[-1].append(length)
     return groups
+
+
+def segment_table(lengths: Sequence[int], prefixes: Sequence[range], preamble: int) -> Tensor:
+    """Describe segments by what attention of our own needs to know.
+
+    Args:
+        lengths, prefixes, preamble: see :class:`~learners.batches.micro_batch.MicroBatch`.
+
+    Returns:
+        int64 [segments, 6]: the number of each segment's first token, how many it has, and the same of up to two segments that it
+        continues.
+    """
+    starts, first = [0, *accumulate(lengths)], int(preamble > 0)
+    before = [[0, 0, 0, 0] for _ in lengths]
+    for prefix, rows in enumerate(prefixes, first):
+        before[prefix][:2] = 0, preamble
+        for row in rows:
+            before[first + len(prefixes) + row] = [0, preamble, starts[prefix], lengths[prefix]]
+    return torch.tensor([[start, length, *earlier] for start, length, earlier in zip(starts, lengths, before, strict=False)])

@@ -1,7 +1,7 @@
 """Attention on a GPU of segments that continue others: over the preamble and the shared prefix that they continue, and causally
 over their own tokens. One FlexAttention kernel computes all of it, with a mask made from the segments.
 
-:mod:`learners.megatron.cpu.cpu_attention` is the same on a CPU.
+:mod:`learners.megatron.cpu.attention` is the same on a CPU.
 """
 
 import functools

@@ -35,12 +35,11 @@ from learners.checkpointing.checkpoint_manifest import (
     Progress,
     StoredFile,
 )
-from learners.megatron import parallel
-from learners.megatron.layers import lora
+from learners.megatron import lora, optimizer_state, parallel
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig, has_experts
 from learners.megatron.network import Network
-from learners.megatron.state import checkpoint_reader, optimizer_state
+from learners.megatron.state import checkpoint_reader
 from learners.megatron.state.checkpoint_writer import PlannedSave, Written
 from learners.rank import RankSpec
 

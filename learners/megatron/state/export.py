@@ -14,13 +14,13 @@ from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.schema import Recipe
 from learners.checkpointing.checkpoint_manifest import Manifest
-from learners.megatron import parallel, placement
+from learners.megatron import hugging_face, lora, parallel, placement
 from learners.megatron.cpu.compat import cuda_means_cpu
-from learners.megatron.layers import lora
-from learners.megatron.layers.lora import LowRank
+from learners.megatron.kernels import kernels_of
+from learners.megatron.lora import LowRank
 from learners.megatron.model import build
 from learners.megatron.model_config import policy_config
-from learners.megatron.state import checkpoint, hugging_face
+from learners.megatron.state import checkpoint
 from learners.rank import FileMeeting, RankSpec
 
 
@@ -53,7 +53,7 @@ def export_checkpoint(source: Path, recipe: Recipe, model_path: Path, folder: Pa
         try:
             config = policy_config(model_path, learner)
             with cuda_means_cpu():
-                chunks = build(config, learner.virtual_pipeline)
+                chunks = build(config, kernels_of(parallel.device(), config.transformer), learner.virtual_pipeline)
                 with hugging_face.HuggingFaceTensors(model_path) as tensors:
                     placement.load(chunks, alone, tensors)
                 shape = checkpoint.shape_of(config, isinstance(recipe.algorithm.advantage, GaeAdvantageConfig))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learners.megatron.cpu import row_threads
-from learners.megatron.cpu.cpu_attention import attention_on_cpu, segment_table
+from learners.megatron.cpu.attention import attention_on_cpu
+from learners.megatron.layers.packed_rows import segment_table
 
 LENGTHS = st.integers(1, 40)
 

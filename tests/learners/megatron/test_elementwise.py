@@ -1,21 +1,16 @@
-"""Hand-written gradients, and those by our own machine code, against autograd through the plain formulas, in float64.
-
-The code serves sizes that are multiples of 16 (of 32 where a half is meant); torch's operators, as on a GPU, all others.
-"""
+"""Hand-written gradients, by our own loops and by torch's operators, against autograd through the plain formulas, in float64."""
 
 import pytest
 import torch
 
-from learners.megatron.cpu import elementwise_speed, row_threads
-from learners.megatron.layers import elementwise
-from learners.megatron.layers.elementwise import gated_silu, rms_norm, rotate
+from learners.megatron.cpu import kernels, row_threads
 from learners.megatron.layers.row_moves import place_rows, take_rows
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["our code", "torch's operators"])
-def computed_by(request, monkeypatch):
+@pytest.fixture(params=[kernels.OURS, kernels.TORCHS], ids=["our loops", "torch's operators"])
+def way(request):
     """Whatever is faster on this processor, both ways are tested."""
-    monkeypatch.setattr(elementwise_speed, "ours_pays", lambda piece, dtype: request.param)
+    return request.param
 
 
 def plain_norm(values, weight):
@@ -47,67 +42,67 @@ def compare(ours, plain, *inputs):
 
 
 @pytest.mark.parametrize("shape", [(7, 1, 16), (5, 1, 3, 8), (0, 1, 16), (9, 4, 48), (3, 1, 128)])
-def test_rms_norm(shape):
+def test_rms_norm(way, shape):
     torch.manual_seed(0)
-    compare(lambda x, w: rms_norm(x, w, 1e-5), plain_norm, torch.randn(shape), torch.randn(shape[-1]))
+    compare(lambda x, w: way.rms_norm(x, w, 1e-5), plain_norm, torch.randn(shape), torch.randn(shape[-1]))
 
 
 @pytest.mark.parametrize("size", [20, 32, 96])
 @pytest.mark.parametrize("tokens", [6, 0, 1003])
-def test_gated_silu(tokens, size):
+def test_gated_silu(way, tokens, size):
     torch.manual_seed(0)
-    compare(gated_silu, plain_gate, 3 * torch.randn(tokens, 1, size))
+    compare(way.gated_silu, plain_gate, 3 * torch.randn(tokens, 1, size))
 
 
-def test_gated_silu_of_large_numbers():
+def test_gated_silu_of_large_numbers(way):
     values = torch.tensor([-1e4, -200.0, -88.0, 88.0, 200.0, 1e15, torch.inf, torch.nan] * 4).repeat(1, 2)
-    found = gated_silu(values)
+    found = way.gated_silu(values)
     torch.testing.assert_close(found, torch.nn.functional.silu(values[:, :32]) * values[:, 32:], equal_nan=True)
 
 
 @pytest.mark.parametrize("dim", [8, 32, 128])
-def test_rotation(dim):
+def test_rotation(way, dim):
     torch.manual_seed(0)
     angles = torch.randn(9, 1, dim // 2, dtype=torch.float64)
     cosine, sine = angles.cos().float(), angles.sin().float()
-    compare(lambda x: rotate(x, cosine, sine), lambda x: plain_rotation(x, angles), torch.randn(9, 3, dim))
+    compare(lambda x: way.rotate(x, cosine, sine), lambda x: plain_rotation(x, angles), torch.randn(9, 3, dim))
 
 
-def test_several_threads(monkeypatch):
+def test_several_threads(way, monkeypatch):
     monkeypatch.setattr(row_threads, "_LEAST_NUMBERS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    test_rms_norm((10, 1, 32))
-    test_gated_silu(10, 64)
-    test_rotation(32)
+    test_rms_norm(way, (10, 1, 32))
+    test_gated_silu(way, 10, 64)
+    test_rotation(way, 32)
 
 
 @pytest.mark.parametrize("name", ["norm", "gated", "rotated"])
-def test_bfloat16_of_code_and_of_torchs_operators(name):
+def test_bfloat16_of_loops_and_of_torchs_operators(name):
     """Both round once or twice, so they differ by the last bit here and there."""
     torch.manual_seed(0)
     angles = torch.randn(50, 1, 16)
     weight, cosine, sine = torch.randn(32).bfloat16(), angles.cos().bfloat16(), angles.sin().bfloat16()
-    ours, torchs = {
-        "norm": (lambda x: rms_norm(x, weight, 1e-6), lambda x: elementwise._RMSNorm.apply(x, weight, 1e-6)),
-        "gated": (gated_silu, elementwise._GatedSilu.apply),
-        "rotated": (lambda x: rotate(x, cosine, sine), lambda x: elementwise._Rotate.apply(x, cosine, sine)),
+    piece = {
+        "norm": lambda way, x: way.rms_norm(x, weight, 1e-6),
+        "gated": lambda way, x: way.gated_silu(x),
+        "rotated": lambda way, x: way.rotate(x, cosine, sine),
     }[name]
     values = torch.randn(50, 3, 32).bfloat16()
     results = []
-    for function in (ours, torchs):
+    for way in (kernels.OURS, kernels.TORCHS):
         given = values.clone().requires_grad_()
-        result = function(given)
+        result = piece(way, given)
         result.backward(torch.ones_like(result) * 0.7)
         results.append((result.detach().float(), given.grad.float()))
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
 
 
-def test_bfloat16_rounds_once_as_hugging_face_does():
+def test_bfloat16_rounds_once_as_hugging_face_does(way):
     torch.manual_seed(0)
     values, weight = torch.randn(4, 32).bfloat16(), torch.randn(32).bfloat16()
     normed = values.float() * torch.rsqrt(values.float().square().mean(-1, keepdim=True) + 1e-6)
-    torch.testing.assert_close(rms_norm(values, weight, 1e-6), normed.bfloat16() * weight)
+    torch.testing.assert_close(way.rms_norm(values, weight, 1e-6), normed.bfloat16() * weight)
 
 
 def test_row_moves_are_each_others_gradient():

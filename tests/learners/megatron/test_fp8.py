@@ -7,7 +7,7 @@ from learner_samples import make_batch, make_model, make_recipe
 from ranks import run_ranks
 
 from asyncrl.core.parallel_layout import ParallelLayout
-from learners.batches.preparation import Preparation
+from learners.preparation import Preparation
 from learners.rank import FileMeeting, RankSpec
 
 

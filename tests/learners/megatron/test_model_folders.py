@@ -128,7 +128,7 @@ def test_sizes_that_no_model_has_are_refused(tmp_path, change, message):
 
 def test_quantised_weights_are_refused(tmp_path):
     """They are refused also where config.json does not say that they are quantised."""
-    from learners.megatron.state.hugging_face import HuggingFaceTensors
+    from learners.megatron.hugging_face import HuggingFaceTensors
 
     folder = make_model(tmp_path)
     name = "model.layers.2.mlp.down_proj.weight"
@@ -149,7 +149,7 @@ def test_a_layout_that_is_not_the_recipes_is_refused(tmp_path):
 
 def test_loading_reads_rectangles(tmp_path):
     """The reader that ranks use, without ranks."""
-    from learners.megatron.state.hugging_face import HuggingFaceTensors
+    from learners.megatron.hugging_face import HuggingFaceTensors
 
     folder = make_model(tmp_path)
     with safe_open(folder / "model.safetensors", "pt") as file:

@@ -4,21 +4,15 @@ import pytest
 import torch
 
 from asyncrl.core.files.cache_folder import CACHE_VARIABLE
-from learners.megatron.cpu import elementwise_speed, piece_speed
+from learners.megatron.cpu import kernels, piece_speed
 from learners.megatron.cpu.piece_speed import PieceSpeed, made_values, measure, ours_is_faster
-from learners.megatron.layers import attention, elementwise
+from learners.megatron.layers.attention import PackedAttention
 from learners.megatron.layers.packed_rows import PackedRows
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    decided = (elementwise_speed.ours_pays, attention.ours_pays)
-    for each in decided:
-        each.cache_clear()
-    yield
-    for each in decided:
-        each.cache_clear()
 
 
 @pytest.mark.parametrize(("ours", "torchs", "faster"), [(1.0, 2.0, True), (1.0, 0.99, True), (1.0, 0.9, False)])
@@ -51,10 +45,9 @@ def test_measuring_changes_neither_random_numbers_nor_gradients():
     expected = torch.rand(4)
     torch.manual_seed(3)
     with torch.no_grad():
-        for piece in ("norm", "gated SiLU", "rotation"):
-            for dtype in (torch.float32, torch.bfloat16):
-                assert elementwise_speed.ours_pays(piece, dtype) in (True, False)
-        assert attention.ours_pays(2, 1, 32) in (True, False)
+        for dtype in (torch.float32, torch.bfloat16):
+            chosen = kernels.kernels_of_cpu(configuration(heads=2, groups=1, dim=32, dtype=dtype))
+            assert all(kernel in ways for kernel, *ways in zip(chosen, kernels.OURS, kernels.TORCHS, strict=True))
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.rand(4), expected)
 
@@ -62,27 +55,27 @@ def test_measuring_changes_neither_random_numbers_nor_gradients():
 @pytest.mark.parametrize("slow", ["ours", "torch"])
 def test_what_is_slow_is_left_out(monkeypatch, slow):
     """A way that takes far longer than the other is not taken, by the clock of this machine."""
-    real = elementwise.norm_by_torch
     waiting = made_values(1500, 1500).detach()
 
     def tardy(way):
         return lambda *given: (waiting @ waiting, way(*given))[1]
 
-    monkeypatch.setattr(elementwise, "norm_by_torch", tardy(real) if slow == "torch" else real)
-    if slow == "ours":
-        monkeypatch.setattr(elementwise_speed.cpu_elementwise, "rms_norm", tardy(elementwise_speed.cpu_elementwise.rms_norm))
-    assert elementwise_speed.ours_pays("norm", torch.float32) is (slow == "torch")
+    name, fast = ("OURS", kernels.TORCHS) if slow == "ours" else ("TORCHS", kernels.OURS)
+    ways = getattr(kernels, name)
+    monkeypatch.setattr(kernels, name, ways._replace(rms_norm=tardy(ways.rms_norm)))
+    assert kernels.kernels_of_cpu(configuration(heads=2, groups=1, dim=32)).rms_norm is fast.rms_norm
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("way", [kernels.OURS, kernels.TORCHS], ids=["ours", "torch"])
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [20, 3, 11, 4]])
-def test_attention_is_the_same_by_either_way(monkeypatch, ours, lengths):
-    monkeypatch.setattr(attention, "ours_pays", lambda *sizes: ours)
+def test_attention_is_the_same_by_either_way(way, lengths):
     torch.manual_seed(0)
-    layer = attention_layer(heads=4, groups=2, dim=16)
+    layer = PackedAttention(configuration(heads=4, groups=2, dim=16))
+    layer.kernels = way
     query, key, value = (torch.randn(sum(lengths), count, 16) for count in (4, 2, 2))
     packed = PackedRows.of(lengths, torch.device("cpu"))
-    found = layer._attention(query, key, value, packed).view(-1, 4, 16)
+    packed.rotation = torch.ones(sum(lengths), 1, 8), torch.zeros(sum(lengths), 1, 8)
+    found = layer(query, key, value, packed_seq_params=packed).view(-1, 4, 16)
     start = 0
     for length in lengths:
         rows = slice(start, start + length)
@@ -95,10 +88,14 @@ def test_attention_is_the_same_by_either_way(monkeypatch, ours, lengths):
         start += length
 
 
-def attention_layer(heads, groups, dim):
+def configuration(heads, groups, dim, dtype=torch.float32):
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    config = TransformerConfig(
-        num_layers=1, hidden_size=heads * dim, num_attention_heads=heads, num_query_groups=groups, kv_channels=dim
+    return TransformerConfig(
+        num_layers=1,
+        hidden_size=heads * dim,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=dim,
+        params_dtype=dtype,
     )
-    return attention.PackedAttention(config)

@@ -16,7 +16,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.weights.disk import stored_file
 from buffers.payload import PayloadStore, PayloadWriter
-from learners.megatron.state.hugging_face import save_tensors
+from learners.megatron.hugging_face import save_tensors
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def load_config(**learner: Any) -> Callable[[Path], object]:
 
 
 def load_weights(folder: Path) -> None:
-    from learners.megatron.state.hugging_face import HuggingFaceTensors
+    from learners.megatron.hugging_face import HuggingFaceTensors
 
     with HuggingFaceTensors(folder) as tensors:
         for tensor in read_shape(str(folder)).architecture.tensors():

@@ -4,8 +4,6 @@ prefix that it continues. The code is that of :mod:`.attention_code`.
 What always holds: a tensor lives as long as code that has its address runs.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,25 +16,6 @@ from learners.megatron.cpu.row_threads import in_threads
 from learners.megatron.cpu.vector_code import LANES
 
 
-def segment_table(lengths: Sequence[int], prefixes: Sequence[range], preamble: int) -> Tensor:
-    """Describe segments as the code takes them.
-
-    Args:
-        lengths, prefixes, preamble: see :class:`~learners.batches.micro_batch.MicroBatch`.
-
-    Returns:
-        int64 [segments, 6]: the number of each segment's first token, how many it has, and the same of up to two segments that it
-        continues.
-    """
-    starts, first = [0, *accumulate(lengths)], int(preamble > 0)
-    before = [[0, 0, 0, 0] for _ in lengths]
-    for prefix, rows in enumerate(prefixes, first):
-        before[prefix][:2] = 0, preamble
-        for row in rows:
-            before[first + len(prefixes) + row] = [0, preamble, starts[prefix], lengths[prefix]]
-    return torch.tensor([[start, length, *earlier] for start, length, earlier in zip(starts, lengths, before, strict=False)])
-
-
 def attention_on_cpu(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None = None) -> Tensor:
     """Compute attention of each token over its row, and over the preamble and shared prefix that the row continues.
 
@@ -44,7 +23,7 @@ def attention_on_cpu(query: Tensor, key: Tensor, value: Tensor, segments: Tensor
 
     Args:
         query: float32 [t, heads, dim]; key, value: float32 [t, key heads, dim]; query and key are already rotated.
-        segments: see :func:`segment_table`; together they have all ``t`` tokens.
+        segments: see :func:`learners.megatron.layers.packed_rows.segment_table`; together they have all ``t`` tokens.
         scale: factor of the products; None for ``1 / sqrt(dim)``.
 
     Returns:
