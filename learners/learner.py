@@ -125,7 +125,7 @@ class Learner:
         Args:
             batch: the same on all ranks.
             rows: the trajectories of at least :meth:`rows_needed`.
-            records: told what the loss makes of each token, on ranks of the last pipeline stage; None if nobody wants to know.
+            records: gets what the loss makes of each token, on ranks of the last pipeline stage; None if nobody wants to know.
 
         Raises:
             ValueError: if a row is missing or does not match its record in the batch, or no token of the batch may

@@ -15,7 +15,7 @@ class StepReport(msgspec.Struct, frozen=True):
         weights_moved: whether weights of the rank's part of the policy moved: by a gradient, or by what momentum or weight decay
             made of none.
         time: what the rank spent the training step on; nothing on all ranks but the one that reports.
-        news: what the user should be told; empty, or a sentence.
+        news: what the user should know; empty, or a sentence.
     """
 
     readings: list[Reading]

@@ -34,7 +34,7 @@ class CudaPinning:
     """Pins by CUDA's runtime, where there is a GPU."""
 
     def pin(self, address: int, size: int) -> str:
-        """See :class:`Pinning`."""
+        """Pin by ``cudaHostRegister``; return an empty string, or why that failed."""
         if not torch.cuda.is_available():
             return "there is no GPU"
         error = torch.cuda.cudart().cudaHostRegister(address, size, 0)
@@ -44,7 +44,7 @@ class CudaPinning:
         return f"cudaHostRegister returned {error}"
 
     def unpin(self, address: int) -> None:
-        """See :class:`Pinning`."""
+        """Unpin by ``cudaHostUnregister``."""
         if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
             _forget_last_error()
 
@@ -53,11 +53,11 @@ class NoPinning:
     """Pins nothing, because no GPU reads or writes the memory."""
 
     def pin(self, address: int, size: int) -> str:
-        """See :class:`Pinning`."""
+        """Pin nothing, which cannot fail."""
         return ""
 
     def unpin(self, address: int) -> None:
-        """See :class:`Pinning`."""
+        """Unpin nothing."""
 
 
 def _forget_last_error() -> None:
@@ -199,6 +199,6 @@ class HostArena:
             logger.info("%d bytes of host memory are not pinned, so that copies are slower: %s", size, why_not)
 
 
-def of_its_own(tensor: Tensor) -> Tensor:
+def alone_in_memory(tensor: Tensor) -> Tensor:
     """Return the tensor, or a copy of it if it is only a part of its memory, all of which would be written to a file with it."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

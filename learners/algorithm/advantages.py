@@ -117,8 +117,8 @@ def batch_normalised(values: Tensor, tokens: Tensor) -> Tensor:
     """float64 [u], ``values`` minus their mean, divided by their standard deviation, both over all tokens of the batch
     (Hu et al. 2025, arXiv:2501.03262); 0 if the values have no spread."""
     values, share = values.double(), tokens.double() / tokens.sum().clamp(min=1)
-    counted = values[tokens > 0]
-    if not len(counted) or not has_spread((counted.min().item(), counted.max().item())):
+    trained = values[tokens > 0]
+    if not len(trained) or not has_spread((trained.min().item(), trained.max().item())):
         return torch.zeros_like(values)
     centred = values - (share * values).sum()
     return centred / (share * centred.square()).sum().sqrt()

@@ -25,9 +25,9 @@ def row_advantages(batch: Batch, config: AlgorithmConfig) -> list[list[float]]:
     """
     match config.credit:
         case EpisodeCreditConfig():
-            return [[advantage] for advantage in _of_episodes(batch, config)]
+            return [[advantage] for advantage in _episode_advantages(batch, config)]
         case TurnCreditConfig(discount=discount):
-            return _of_turns(batch, config, discount)
+            return _turn_advantages(batch, config, discount)
 
 
 def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCreditConfig | TurnCreditConfig) -> Batch:
@@ -60,7 +60,7 @@ def _groups(batch: Batch) -> list[int]:
     return [number[row.group_id] for row in batch.rows]
 
 
-def _of_episodes(batch: Batch, config: AlgorithmConfig) -> list[float]:
+def _episode_advantages(batch: Batch, config: AlgorithmConfig) -> list[float]:
     group, tokens = torch.tensor(_groups(batch)), torch.tensor([row.loss_tokens for row in batch.rows])
     if isinstance(config.advantage, GdpoAdvantageConfig):
         weights = [config.advantage.rewards[name] for name in config.reward_names]
@@ -93,7 +93,7 @@ def _named_rewards(batch: Batch, names: Sequence[str]) -> Tensor:
     return torch.tensor([row.rewards for row in batch.rows], dtype=torch.float64)
 
 
-def _of_turns(batch: Batch, config: AlgorithmConfig, discount: float) -> list[list[float]]:
+def _turn_advantages(batch: Batch, config: AlgorithmConfig, discount: float) -> list[list[float]]:
     for record in batch.rows:
         if not record.turn_rewards:
             raise ValueError(

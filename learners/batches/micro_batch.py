@@ -173,7 +173,7 @@ def pack(
     # The sampled tokens are exactly those of the turns, in order.
     turn_lengths = np.array([turn.end - turn.start for row in rows for turn in row.turns], np.int64)
     turn_of_token = np.repeat(np.arange(len(turn_lengths)), turn_lengths)
-    of_turn = _of_each_turn(rows, advantages)
+    of_turn = _spread_over_turns(rows, advantages)
     return MicroBatch(
         token_ids=torch.from_numpy(np.pad(token_ids, (0, padding), constant_values=_PADDING_TOKEN)),
         lengths=(*lengths, padding) if padding else tuple(lengths),
@@ -215,7 +215,7 @@ def _shared_tokens(rows: Sequence[Trajectory], prefixes: dict[range, int]) -> tu
     return preamble, segments
 
 
-def _of_each_turn(rows: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> list[float]:
+def _spread_over_turns(rows: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> list[float]:
     """The advantage of each turn of each row, also of rows with one for all their turns."""
     return [
         advantage

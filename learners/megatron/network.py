@@ -88,12 +88,12 @@ class Network:
         """
         nothing = torch.zeros((), device=self._device)
 
-        def of_output(batch: MicroBatch, output: Any) -> Tensor:
+        def loss_of_output(batch: MicroBatch, output: Any) -> Tensor:
             see(batch, output)
             return nothing
 
         with self._clock.part(Part.FORWARD):
-            self._pass(micro_batches, of_output, forward_only=True, temperature=temperature)
+            self._pass(micro_batches, loss_of_output, forward_only=True, temperature=temperature)
 
     def step(self, learning_rate: float, version: int, loss: str) -> tuple[float, bool]:
         """Update the weights with the accumulated gradient. Return its norm before clipping, which is the same on every
@@ -132,7 +132,7 @@ class Network:
     def _pass(
         self,
         micro_batches: Sequence[MicroBatch],
-        of_output: Callable[[MicroBatch, Any], Tensor],
+        loss_of_output: Callable[[MicroBatch, Any], Tensor],
         *,
         forward_only: bool,
         temperature: float | None = None,
@@ -161,16 +161,16 @@ class Network:
             )
             output = model(part.token_ids, part.rows, part.positions, part.targets, temperature)
 
-            def of_part(last: Any) -> tuple[Tensor, Tensor, None]:
+            def loss_of_part(last: Any) -> tuple[Tensor, Tensor, None]:
                 # Each context-parallel rank computes the loss of whole rows, but the gradient of only its own tokens.
                 with self._clock.part(Part.FORWARD):
                     if isinstance(last, Predictions):
                         whole: Any = Predictions(*(part.whole(values, context) for values in last))
                     else:
                         whole = part.whole(last, context)
-                    return of_output(batch, whole), no_tokens, None
+                    return loss_of_output(batch, whole), no_tokens, None
 
-            return output, of_part
+            return output, loss_of_part
 
         with communication(self.chunks[0].config) as arguments:
             get_forward_backward_func()(

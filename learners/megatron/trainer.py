@@ -227,7 +227,7 @@ class Trainer:
         return self._lora.shards() if self._lora is not None and self._publishes_adapters else self.shards()
 
     def save_pretrained(self, folder: Path) -> None:
-        """See :func:`learners.megatron.hugging_face.save_pretrained`."""
+        """Write the policy as a Hugging Face folder, whole or not at all."""
         adapter = None
         if self._lora is not None:
             adapter = hugging_face.PeftAdapter(self._lora.peft_config(str(self._source)), list(self._lora.shards()))
@@ -235,18 +235,18 @@ class Trainer:
             hugging_face.save_pretrained(self.shards(), self._source, folder, adapter)
 
     def start_checkpoint(self, folder: Path, progress: Progress) -> checkpoint.Saving:
-        """See :func:`learners.megatron.state.checkpoint.start_saving`."""
+        """Copy all networks' state, and begin to write it to ``folder`` in the background."""
         copying = f"copying version {progress.version}"
         with self._waiting(copying), cuda_means_cpu():
             return checkpoint.start_saving(folder, self._state, progress)
 
     def finish_checkpoint(self, saving: checkpoint.Saving) -> None:
-        """See :meth:`learners.megatron.state.checkpoint.Saving.finish`."""
+        """Wait until the checkpoint is written on all ranks."""
         with self._waiting("writing a checkpoint"):
             saving.finish(self._seconds)
 
     def load_checkpoint(self, folder: Path) -> Progress:
-        """See :func:`learners.megatron.state.checkpoint.load`."""
+        """Load all networks' state from the checkpoint in ``folder``; return how far its run had come."""
         with self._waiting(f"loading {folder}"), cuda_means_cpu():
             return checkpoint.load(folder, self._state)
 

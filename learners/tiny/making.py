@@ -63,8 +63,8 @@ def make(
     rewards = judge(folder, {name: [each.task for kind in kinds[name] for each in kind.held_out] for name in kinds})
     for name, of_subject in kinds.items():
         _check_skill(_skill(of_subject, rewards[name]), settings, f" of {subjects[name].environment.name!r}")
-    told = ", ".join(f"{fmean(of_subject):.2f}" for of_subject in rewards.values())
-    progress(1.0, f"mean reward of held-out tasks {told}")
+    means = ", ".join(f"{fmean(of_subject):.2f}" for of_subject in rewards.values())
+    progress(1.0, f"mean reward of held-out tasks {means}")
 
 
 class _Demonstrated:

@@ -3,7 +3,7 @@
 In an ideal demonstration, the task determines every turn, and the tool always gives the same answer to a correct call.
 So a greedy episode succeeds if and only if each of the assistant's tokens is the model's first choice after the
 demonstration up to there, which one forward pass shows. (An episode that departs from the demonstration and still ends
-well is not counted.)
+well does not count.)
 """
 
 from collections.abc import Sequence

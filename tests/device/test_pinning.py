@@ -4,7 +4,7 @@ pinned is unpinned."""
 import pytest
 import torch
 
-from asyncrl.device.pinning import HostArena, PinnedFile, of_its_own
+from asyncrl.device.pinning import HostArena, PinnedFile, alone_in_memory
 
 
 class Pinned:
@@ -55,8 +55,8 @@ def test_tensors_of_another_device_get_memory_of_their_own():
 
 def test_only_the_part_is_written_to_a_file():
     whole = torch.arange(10)
-    assert of_its_own(whole) is whole
-    part = of_its_own(whole[2:4])
+    assert alone_in_memory(whole) is whole
+    part = alone_in_memory(whole[2:4])
     assert part.tolist() == [2, 3]
     assert part.untyped_storage().nbytes() == part.nbytes
 

@@ -4,8 +4,11 @@ asyncrl can use; without a GPU it needs numba and llvmlite too."""
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 BLOCKED = """
 import sys
@@ -72,3 +75,10 @@ def test_the_learner_does_without_what_engines_and_runs_need(program):
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_makes_code_for_processors_is_in_the_extra_for_these_alone():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    named = {"": project["dependencies"], **project["optional-dependencies"]}
+    for package in ("numba", "llvmlite"):
+        assert [extra for extra, lines in named.items() if package in {Requirement(line).name for line in lines}] == ["cpu"]

@@ -62,7 +62,7 @@ def _work(sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ..
     die_with_parent()
     try:
         answer = (True, work(*arguments))
-    except Exception as error:  # noqa: BLE001 - told to whoever waits
+    except Exception as error:  # noqa: BLE001 - raised where it is waited for
         place = traceback.extract_tb(error.__traceback__)[-1]
         answer = (False, f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}, line {place.lineno})")
     sender.send(answer)

@@ -135,7 +135,7 @@ def describe(name: str, found: Any) -> list[str]:
         gaps = ", ".join(f"{rank} {gap:.1e}" for rank, gap in found.gradient_gaps.items())
         lines.append(f"gradient norms beside the CPU's in float32: {gaps}; {'accepted' if found.accepted else 'NOT ACCEPTED'}")
     if isinstance(found, TrainingResult):
-        lines += [_of_case(case) for case in found.cases]
+        lines += [_case_name(case) for case in found.cases]
     if isinstance(found, LogprobResult):
         beside = "" if found.full_seconds is None else f", full logits {found.full_seconds * 1e3:.1f} ms"
         lines.append(f"{found.seconds * 1e3:.1f} ms{beside}; {found.limit_ratio:.2f} of the hardware's limit")
@@ -165,7 +165,7 @@ def describe(name: str, found: Any) -> list[str]:
     return lines
 
 
-def _of_case(case: training.Case) -> str:
+def _case_name(case: training.Case) -> str:
     options = " ".join(f"{key}={value}" for key, value in case.options.items())
     name = " ".join(filter(None, (case.model, case.rows, options)))
     if case.learner is None:

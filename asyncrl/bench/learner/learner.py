@@ -57,7 +57,7 @@ class LearnerBenchResult(msgspec.Struct, frozen=True):
     Attributes:
         ratio_padding_free, ratio_lognormal: the learner's tokens per second over those of the plain loop.
         ratio_shared_prefix: the learner's tokens per second where the rows of a group share a long prompt, over the same without
-            sharing; counted are all tokens of the rows.
+            sharing; all tokens of the rows count.
         ratio_shared_prefix_deep: the same with a deeper model.
         logprob_memory_ratio: how much one forward and backward pass raises the process's peak of resident memory, directly from
             hidden states over from full logits.

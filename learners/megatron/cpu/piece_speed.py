@@ -38,8 +38,8 @@ def ours_is_faster(piece: str, ours: Callable[[], object], torchs: Callable[[], 
     about = (piece, torch.__version__, torch.get_num_threads())
     found = kept_measurement("learner-piece", about, PieceSpeed, lambda: measure(ours, torchs))
     faster = found.ours <= MARGIN * found.torchs
-    told = "our own code" if faster else "torch"
-    logger.info("%s: computed by %s (%.3g ms, torch %.3g ms)", piece, told, 1e3 * found.ours, 1e3 * found.torchs)
+    taken = "our own code" if faster else "torch"
+    logger.info("%s: computed by %s (%.3g ms, torch %.3g ms)", piece, taken, 1e3 * found.ours, 1e3 * found.torchs)
     return faster
 
 

@@ -268,8 +268,8 @@ def _prepare(target: Path, partial: Path) -> None:
 
 
 def _not_written(target: Path, error: Exception) -> CheckpointNotWritten:
-    told = cause_and_remedy(error) if isinstance(error, OSError) else str(error)
-    return CheckpointNotWritten(f"{target} could not be written: {told}; see to the disk, or write elsewhere (run_dir)")
+    cause = cause_and_remedy(error) if isinstance(error, OSError) else str(error)
+    return CheckpointNotWritten(f"{target} could not be written: {cause}; see to the disk, or write elsewhere (run_dir)")
 
 
 def _agreed(action: Callable[[], _T]) -> list[_T]:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, Serializatio
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from asyncrl.device.pinning import HostArena, of_its_own
+from asyncrl.device.pinning import HostArena, alone_in_memory
 from learners.checkpointing.checkpoint_manifest import StoredFile
 
 _BACKEND = CheckpointingConfig("torch_dist", 1)
@@ -97,7 +97,7 @@ class _Writer(FileSystemWriterAsync):
                 _write_item(
                     self.transforms,
                     file,
-                    of_its_own(data) if isinstance(data, Tensor) else data,
+                    alone_in_memory(data) if isinstance(data, Tensor) else data,
                     item,
                     self._name,
                     SerializationFormat.TORCH_SAVE,
