@@ -170,7 +170,7 @@ def test_a_journal_that_is_gone_is_told_and_put_back_it_goes_on(run, tmp_path, l
         run.refused("although there is a checkpoint, checkpoints/version-000006; put it back")
         shutil.rmtree(run.folder.checkpoints)
         Summary(status=Status.FAILED, ledger=expected.summary.ledger).write(run.folder.summary)
-        run.refused("although summary.json tells of 16 groups; put it back")
+        run.refused("although summary.json has 16 groups; put it back")
         return
     (tmp_path / "journal").rename(run.journal)
     assert run.reached().statistics == expected.statistics

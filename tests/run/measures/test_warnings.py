@@ -113,7 +113,7 @@ def test_a_tool_that_times_out_or_fails():
     assert "25 % of its 400 calls" in found["tool_timeouts_slow"]
     assert "environment.tool_timeout_s = 10" in found["tool_timeouts_slow"]
     assert "33 % of its 48 calls" in found["tool_errors_broken"]
-    assert "tracebacks of all but those that the tool told by ToolError" in found["tool_errors_broken"]
+    assert "tracebacks of all but those that the tool reported by ToolError" in found["tool_errors_broken"]
 
 
 def test_calls_that_reach_no_tool():
