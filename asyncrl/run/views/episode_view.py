@@ -88,8 +88,8 @@ def _sampled(episode: EpisodeRecord) -> str:
     if episode.kind is Kind.EVALUATION:
         return f"{by}, at {at}"
     over = "; those too stale entered no loss" if TokenFate.STALE in episode.fate_counts() else ""
-    staleness = f"staleness {mean(staleness):.2g} (at most {max(staleness)}{over})"
-    return f"{by}, at {at}; trained into {episode.version + 1}, {staleness}"
+    stale = f"staleness {mean(staleness):.2g} (at most {max(staleness)}{over})"
+    return f"{by}, at {at}; trained into {episode.version + 1}, {stale}"
 
 
 def _truncation(episode: EpisodeRecord) -> str:
