@@ -47,7 +47,7 @@ from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.resume import Reached
 from asyncrl.run.tracking.further_trackers import TRACKING_PROCESS
 from asyncrl.run.tracking.tracker import Tracker
-from asyncrl.run.train_pump import train_pump
+from asyncrl.run.train_pump import Learning, train_pump
 from asyncrl.run.views.live_view import LiveView
 from asyncrl.run.weight_probe import Probe
 
@@ -185,18 +185,9 @@ async def _run(
         try:
             async with asyncio.TaskGroup() as pumps, controlled(folder, RunControl(generators, own_recipe, folder)):
                 generating = pumps.create_task(generators.generate(), name="generation pump")
-                await train_pump(
-                    begin,
-                    recipe.steps,
-                    recipe.evaluation.every,
-                    buffer,
-                    cluster,
-                    publisher,
-                    evaluator,
-                    checkpointer,
-                    recorder,
-                    Probe(recipe, cluster, generators),
-                )
+                probe = Probe(recipe, cluster, generators)
+                learning = Learning(buffer, cluster, publisher, checkpointer, probe)
+                await train_pump(begin, recipe, learning, evaluator, recorder)
                 await generators.stop()
                 seconds = STOP_S + max(member.tool_timeout_s for member in recipe.environment.by_member.values())
                 remedy = "an environment ignores its cancellation; see their logs"

@@ -9,11 +9,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.measures.metrics import Reading, combine
-from asyncrl.core.measures.time_split import LearnerTime, TimeSplit
+from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.text import listed, pluralize
@@ -23,7 +22,7 @@ from asyncrl.run.measures.episode_metrics import REWARD_PARTS, EpisodeMetrics
 from asyncrl.run.measures.pacing import Pacing
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.scores import score
-from asyncrl.run.measures.step_readings import MeasuredStep, Moment, step_readings
+from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep, step_readings
 from asyncrl.run.measures.summary import PlayedEvaluation
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.measures.warnings import RunWarning, StepSigns, WarningSigns
@@ -81,18 +80,11 @@ class Recorder:
         generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
         return Moment(self._clock(), generators, buffer)
 
-    async def step(
-        self, step: int, batch: Batch, readings: Sequence[Reading], learner: LearnerTime, delivery_s: float | None
-    ) -> None:
-        """Record one training step.
-
-        Args:
-            learner: what the learner's side spent it on.
-            delivery_s: how long the last publication took that was delivered; None if there was none since the step before.
-        """
+    async def step(self, step: int, done: TrainedStep) -> None:
+        """Record one training step."""
         before, now = self._last, await self._moment()
         self._last = now
-        measured = MeasuredStep.between(before, now, batch, learner, busy_cores(), delivery_s)
+        measured, batch, readings = MeasuredStep.between(before, now, done, busy_cores()), done.batch, done.readings
         finished = measured.finished
         # A step that is done again after a resume waits for nothing, and near the run's end no more tickets are issued.
         usual = self._published_before < step < self._recipe.steps - now.buffer.depth

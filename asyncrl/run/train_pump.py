@@ -17,8 +17,10 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.time_split import LearnerTime
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.measures.step_readings import TrainedStep
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.weight_probe import Probe
@@ -33,74 +35,95 @@ class Ranks(Protocol):
         ...
 
 
-async def train_pump(
-    begin: PolicyVersion,
-    steps: int,
-    evaluate_every: int,
-    buffer: BufferApi,
-    ranks: Ranks,
-    publisher: Publisher,
-    evaluator: Evaluator,
-    checkpointer: Checkpointer,
-    recorder: Recorder,
-    probe: Probe,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Run the training steps from version ``begin`` to ``steps``; returns when the last version is delivered.
+class Learning:
+    """Does the learner's side of one training step after the other: take, train, and write the new version.
+
+    Attributes:
+        delivering: the delivery of the newest publication; it returns the seconds that it took.
+
+    Args:
+        clock: returns seconds; measures what the learner spends its time on.
+    """
+
+    def __init__(
+        self,
+        buffer: BufferApi,
+        ranks: Ranks,
+        publisher: Publisher,
+        checkpointer: Checkpointer,
+        probe: Probe,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._buffer, self._ranks, self._publisher, self._checkpointer = buffer, ranks, publisher, checkpointer
+        self._probe, self._clock = probe, clock
+        self._checkpointing = 0.0
+        self.delivering: asyncio.Task[float] | None = None
+
+    async def step(self, version: PolicyVersion, background: asyncio.TaskGroup) -> TrainedStep:
+        """Train the step that makes ``version``, and begin to deliver it in ``background``."""
+        clock, publisher = self._clock, self._publisher
+        await self._checkpointer.room()
+        asked = clock()
+        batch = await self._buffer.take(PolicyVersion(version - 1))
+        taken = clock()
+        reports = await self._ranks.train(batch)
+        done = clock()
+        await self._buffer.trained(batch.version)
+        noted = clock()
+        await self._checkpointer.finish()  # the one begun a step ago, which was written while this step trained
+        ready = clock()
+        delivery_s = await self.delivering if self.delivering is not None else None
+        delivered = clock()
+        writing = 0.0
+        if version >= publisher.published_version:
+            moved = any(report.weights_moved for report in reports)
+            publication, writing = await publisher.write(version, must_differ=moved)
+            self.delivering = background.create_task(publisher.deliver(publication))
+            if self._probe.due():
+                # It asks the ranks before they train the next batch.
+                background.create_task(self._probe.compare(self.delivering))
+        spent = LearnerTime(
+            waiting=taken - asked,
+            training=done - taken,
+            delivering=delivered - ready,
+            writing=writing,
+            checkpointing=self._checkpointing + ready - noted,
+        )
+        spent = sum((report.time for report in reports), spent)
+        readings = [*(reading for report in reports for reading in report.readings), *self._probe.readings()]
+        return TrainedStep(batch, readings, spent, delivery_s)
+
+    async def checkpoint(self, version: PolicyVersion) -> None:
+        """Begin the checkpoint of ``version`` if one is due. Recording has ended its step: the time belongs to the next one."""
+        recorded = self._clock()
+        await self._checkpointer.begin(version)
+        self._checkpointing = self._clock() - recorded
+
+    async def finish(self) -> None:
+        """Wait until the last version is delivered and the last checkpoint is written."""
+        if self.delivering is not None:
+            await self.delivering
+        await self._checkpointer.finish()
+
+
+async def train_pump(begin: PolicyVersion, recipe: Recipe, learning: Learning, evaluator: Evaluator, recorder: Recorder) -> None:
+    """Run the training steps from version ``begin`` to the recipe's last; returns when the last version is delivered.
 
     Args:
         begin: the version that the learner is at.
-        steps: training steps of the whole run.
-        evaluate_every: training steps between evaluations.
-        clock: returns seconds; measures what the learner spends its time on.
     """
     async with asyncio.TaskGroup() as background:
-        delivering: asyncio.Task[float] | None = None
         evaluating: asyncio.Task[None] | None = None
-        checkpointing = 0.0
-        for step in range(begin + 1, steps + 1):
+        for step in range(begin + 1, recipe.steps + 1):
             version = PolicyVersion(step)
-            await checkpointer.room()
-            asked = clock()
-            batch = await buffer.take(PolicyVersion(version - 1))
-            taken = clock()
-            reports = await ranks.train(batch)
-            done = clock()
-            await buffer.trained(batch.version)
-            noted = clock()
-            await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
-            ready = clock()
-            checkpointing += ready - noted
-            delivery_s = await delivering if delivering is not None else None
-            delivered = clock()
-            writing = 0.0
-            if version >= publisher.published_version:
-                moved = any(report.weights_moved for report in reports)
-                publication, writing = await publisher.write(version, must_differ=moved)
-                delivering = background.create_task(publisher.deliver(publication))
-                if probe.due():
-                    background.create_task(probe.compare(delivering))  # asks the ranks before they train the next batch
-            readings = [*(reading for report in reports for reading in report.readings), *probe.readings()]
-            spent = LearnerTime(
-                waiting=taken - asked,
-                training=done - taken,
-                delivering=delivered - ready,
-                writing=writing,
-                checkpointing=checkpointing,
-            )
-            spent = sum((report.time for report in reports), spent)
-            await recorder.step(step, batch, readings, spent, delivery_s)
-            recorded = clock()
-            await checkpointer.begin(version)
-            checkpointing = clock() - recorded  # recording has ended the step, so this belongs to the next one
-            if step % evaluate_every == 0 and step < steps and delivering is not None:
+            await recorder.step(step, await learning.step(version, background))
+            await learning.checkpoint(version)
+            if step % recipe.evaluation.every == 0 and step < recipe.steps and learning.delivering is not None:
                 if evaluating is None or evaluating.done():
-                    evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
+                    evaluating = background.create_task(_evaluate_delivered(learning.delivering, evaluator, version))
                 else:
                     evaluator.skip(version)
-        if delivering is not None:
-            await delivering
-        await checkpointer.finish()
+        await learning.finish()
 
 
 async def _evaluate_delivered(delivering: "asyncio.Task[float]", evaluator: Evaluator, version: PolicyVersion) -> None:

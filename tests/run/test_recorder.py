@@ -10,7 +10,7 @@ from asyncrl.core.measures.metrics import combine
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.measures.step_readings import MeasuredStep, Moment, batch_readings, step_readings
+from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep, batch_readings, step_readings
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recorder import Recorder, versions_of
@@ -103,7 +103,9 @@ def readings_of(before: list[GeneratorStatistics], after: list[GeneratorStatisti
     """The readings of a step of two seconds."""
     batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(0, 0, 1.0),))
     was, now = Moment(5.0, before, counted(2, 1)), Moment(7.0, after, counted(3, 4))
-    return combine(step_readings(MeasuredStep.between(was, now, batch, LearnerTime(training=1.5), 0.5, 0.25), pools))
+    return combine(
+        step_readings(MeasuredStep.between(was, now, TrainedStep(batch, [], LearnerTime(training=1.5), 0.25), 0.5), pools)
+    )
 
 
 def test_each_pool_has_its_own_rate_and_idle_share():

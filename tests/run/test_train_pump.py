@@ -12,19 +12,20 @@ import virtual_time
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.measures.metrics import Reading, combine
+from asyncrl.core.measures.metrics import combine
 from asyncrl.core.measures.time_split import LEARNER_TIME, GeneratorTime, LearnerTime, TimeSplit
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.measures.step_readings import TrainedStep
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.pool.evaluation import Evaluation
 from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recipe.compose import compose
-from asyncrl.run.train_pump import train_pump
+from asyncrl.run.train_pump import Learning, train_pump
 from asyncrl.run.weight_probe import Probe
 from generators.completion import ScoredRow
 from generators.evaluation import EvaluationResult, HeldOutTask
@@ -122,10 +123,8 @@ class World:
         self.say("totals noted")
 
     # the recorder
-    async def step(
-        self, step: int, batch: Batch, readings: Sequence[Reading], times: LearnerTime, delivery_s: float | None
-    ) -> None:
-        self.recorded.append((step, times, delivery_s))
+    async def step(self, step: int, done: TrainedStep) -> None:
+        self.recorded.append((step, done.time, done.delivery_s))
         self.step_ended.append(self.now())
 
     def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult], members: Mapping[TaskId, str]) -> None:
@@ -141,10 +140,8 @@ class World:
     async def pump(self, begin: int = 0) -> None:
         task = HeldOutTask(Task(id=TaskId("t"), prompt="?"), "s")
         evaluator = Evaluator(self, [task], False, self, self, Path("no-such-folder"), self)
-        steps, every = self.recipe.steps, self.recipe.evaluation.every
-        await train_pump(
-            PolicyVersion(begin), steps, every, self, self, self.publisher, evaluator, self, self, self.probe, self.now
-        )
+        learning = Learning(self, self, self.publisher, self, self.probe, self.now)
+        await train_pump(PolicyVersion(begin), self.recipe, learning, evaluator, self)
 
 
 def recipe(steps: int, every: int = 100) -> Recipe:

@@ -40,6 +40,21 @@ class Moment(msgspec.Struct, frozen=True):
         return sum((each.finished for each in self.generators), FinishedEpisodes())
 
 
+class TrainedStep(msgspec.Struct, frozen=True):
+    """A training step that the learner has done.
+
+    Attributes:
+        readings: readings of all ranks, and of a probe if there was one.
+        time: what the learner's side spent the step on.
+        delivery_s: how long the last publication took that was delivered; None if there was none since the step before.
+    """
+
+    batch: Batch
+    readings: Sequence[Reading]
+    time: LearnerTime
+    delivery_s: float | None
+
+
 class MeasuredStep(msgspec.Struct, frozen=True):
     """A training step, with the counters before and after it.
 
@@ -55,19 +70,12 @@ class MeasuredStep(msgspec.Struct, frozen=True):
     delivery_s: float | None
 
     @classmethod
-    def between(
-        cls, before: Moment, now: Moment, batch: Batch, learner: LearnerTime, cores: float, delivery_s: float | None
-    ) -> "MeasuredStep":
-        """Measure the step between two moments.
-
-        Args:
-            learner: what the learner's side spent it on.
-            cores: the share of the cores that was busy.
-        """
-        seconds, trained = now.at - before.at, batch.trained().rows
+    def between(cls, before: Moment, now: Moment, done: TrainedStep, cores: float) -> "MeasuredStep":
+        """Measure the step between two moments; ``cores`` is the share of the cores that was busy."""
+        seconds, trained = now.at - before.at, done.batch.trained().rows
         time = TimeSplit(
             seconds=seconds,
-            learner=learner,
+            learner=done.time,
             generators=now.time - before.time,
             slots=seconds * len(now.generators),
             cores=seconds * cores,
@@ -75,7 +83,7 @@ class MeasuredStep(msgspec.Struct, frozen=True):
             trained_tokens=sum(row.length for row in trained),
             generated_tokens=_grown(before, now, "tokens_generated"),
         )
-        return cls(batch, before, now, time, delivery_s)
+        return cls(done.batch, before, now, time, done.delivery_s)
 
     @property
     def trained(self) -> Sequence[BatchRow]:
