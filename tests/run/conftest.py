@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,10 @@ class TrialHere:
     returncode = 0
 
     def communicate(self, request: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
-        return (b"\n" + msgspec.json.encode(outcome_of(asked(request))) if request else b""), b""
+        if not request:
+            return b"", b""
+        with ThreadPoolExecutor(1) as thread:  # the test may have an event loop of its own
+            return b"\n" + msgspec.json.encode(thread.submit(outcome_of, asked(request)).result()), b""
 
     def kill(self) -> None:
         pass
