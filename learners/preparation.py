@@ -27,7 +27,7 @@ from learners.algorithm.covariance import draws, single_out
 from learners.algorithm.kl import divergence
 from learners.algorithm.row_advantages import row_advantages, with_overlong_penalty, with_penalties
 from learners.algorithm.token_credit import normalised, token_credit
-from learners.batches.micro_batch import MicroBatch, pack
+from learners.batches.micro_batch import MicroBatch, check_sampling, pack
 from learners.batches.mini_batches import mini_batches
 from learners.batches.packing import FP8_MULTIPLE, plan
 from learners.rank import RankSpec
@@ -138,18 +138,19 @@ class Preparation:
                 raise ValueError(
                     f"rows {missing} (group, sample) of version {batch.version} are missing; fetch all of rows_needed()"
                 )
+            payload = [rows[name] for name in names]
+            for row in payload:
+                check_sampling(row, self._temperature, self._algorithm.uses_behaviour)
             packed.append(
                 pack(
                     records,
-                    [rows[name] for name in names],
+                    payload,
                     [advantages[name] for name in names],
                     [shares[row] for row in micro_batch],
                     batch=batch,
-                    temperature=self._temperature,
                     # Tensor-parallel ranks divide the tokens among them.
                     multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
                     share_prefixes=self.shares_prefixes,
-                    uses_behaviour=self._algorithm.uses_behaviour,
                 )
             )
         return packed

@@ -114,10 +114,8 @@ def pack(
     shares: Sequence[float],
     *,
     batch: Batch,
-    temperature: float,
     multiple: int,
     share_prefixes: bool,
-    uses_behaviour: bool = True,
 ) -> MicroBatch:
     """Lay ``rows`` end to end. Padding at the end makes the length a multiple of ``multiple`` tokens.
 
@@ -129,21 +127,17 @@ def pack(
         advantages: for each row, one advantage for all its turns, or one for each turn.
         shares: factor of each row's loss terms.
         batch: the batch that the rows belong to.
-        temperature: temperature at which tokens are sampled.
         multiple: what the number of tokens must be divisible by: ranks of sequence parallelism divide the tokens, and
             fp8 products need multiples.
         share_prefixes: whether a prefix that neighbouring rows of a group have in common is laid down once, and so what
             several such prefixes begin with.
-        uses_behaviour: whether the update compares behaviour log-probabilities with its own, which are of the whole
-            distribution; see :attr:`asyncrl.core.recipe.algorithm.AlgorithmConfig.uses_behaviour`.
 
     Raises:
         ValueError: naming the row, if it does not match its record, the number of its advantages is neither 1 nor the
-            number of its turns, a behaviour log-probability is not finite, or log-probabilities are not those of the
-            whole distribution at ``temperature`` although they are used.
+            number of its turns, or a behaviour log-probability is not finite.
     """
     for record, row, of_turns in zip(records, rows, advantages, strict=True):
-        _check(record, row, batch, temperature, uses_behaviour)
+        _check(record, row, batch)
         if len(of_turns) not in (1, len(row.turns)):
             raise ValueError(
                 f"sample {record.sample_index} of group {record.group_id}: {len(of_turns)} advantages for its {len(row.turns)} "
@@ -195,6 +189,26 @@ def pack(
     )
 
 
+def check_sampling(row: Trajectory, temperature: float, uses_behaviour: bool) -> None:
+    """Refuse a row whose log-probabilities are not those that the update compares with its own.
+
+    Args:
+        temperature: temperature at which tokens are sampled.
+        uses_behaviour: whether the update compares behaviour log-probabilities with its own, which are of the whole
+            distribution; see :attr:`asyncrl.core.recipe.algorithm.AlgorithmConfig.uses_behaviour`.
+
+    Raises:
+        ValueError: naming the row, if it was sampled in another way.
+    """
+    used = row.sampling
+    if used.temperature != temperature or (used.truncated and uses_behaviour):
+        raise ValueError(
+            f"sample {row.sample_index} of group {row.group_id}: sampled with temperature {used.temperature:g}, top-p "
+            f"{used.top_p:g}, top-k {used.top_k}, min-p {used.min_p:g}; the loss compares log-probabilities at temperature "
+            f"{temperature:g} of the whole distribution"
+        )
+
+
 def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[range, int]:
     """For each shared prefix: the rows that continue it, and its length."""
     prefixes = {}
@@ -242,7 +256,7 @@ def _starts(lengths: np.ndarray, first: int) -> np.ndarray:
     return starts
 
 
-def _check(record: BatchRow, row: Trajectory, batch: Batch, temperature: float, uses_behaviour: bool) -> None:
+def _check(record: BatchRow, row: Trajectory, batch: Batch) -> None:
     """Refuse a row that would otherwise be trained on wrong numbers without any error."""
     name = f"sample {record.sample_index} of group {record.group_id}"
     if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):
@@ -266,11 +280,5 @@ def _check(record: BatchRow, row: Trajectory, batch: Batch, temperature: float, 
         )
     if len(row) and row.loss_mask[0]:
         raise ValueError(f"{name}: its first token is marked as sampled; a row must begin with a prompt")
-    used = row.sampling
-    if used.temperature != temperature or (used.truncated and uses_behaviour):
-        raise ValueError(
-            f"{name}: sampled with temperature {used.temperature:g}, top-p {used.top_p:g}, top-k {used.top_k}, min-p "
-            f"{used.min_p:g}; the loss compares log-probabilities at temperature {temperature:g} of the whole distribution"
-        )
     if not np.isfinite(row.logprobs[row.loss_mask]).all():
         raise ValueError(f"{name}: a behaviour log-probability is not finite")

@@ -148,17 +148,7 @@ class Network:
                 return forward(next(batches).to(self._device), model)
 
         def forward(batch: MicroBatch, model: torch.nn.Module) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
-            part = part_of(
-                batch.token_ids,
-                batch.lengths,
-                batch.positions,
-                batch.targets,
-                prefixes=batch.prefixes,
-                preamble=batch.preamble,
-                ranks=context.size(),
-                rank=context.rank(),
-                multiple=self._learner.tensor_parallel,
-            )
+            part = part_of(batch, ranks=context.size(), rank=context.rank(), multiple=self._learner.tensor_parallel)
             output = model(part.token_ids, part.rows, part.positions, part.targets, temperature)
 
             def loss_of_part(last: Any) -> tuple[Tensor, Tensor, None]:

@@ -229,7 +229,6 @@ def packed_batch(take: slice = slice(None), **changes: Any) -> MicroBatch:
         [[1.0]] * len(records),
         [1.0] * len(records),
         batch=batch,
-        temperature=0.8,
         multiple=1,
         share_prefixes=True,
     )

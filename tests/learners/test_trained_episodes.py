@@ -102,7 +102,6 @@ def test_every_token_of_every_row_is_kept_once_as_the_loss_had_it(drawn, parts, 
                     [[float(one.sample_index - 1)] for one in some],
                     [1.0] * len(some),
                     batch=part,
-                    temperature=0.8,
                     multiple=1,
                     share_prefixes=share,
                 )

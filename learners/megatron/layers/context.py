@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learners.batches.micro_batch import MicroBatch
 from learners.megatron.layers.packed_rows import PackedRows, group_by_length
 from learners.megatron.layers.row_moves import place_rows
 
@@ -173,29 +174,18 @@ class RankPart(NamedTuple):
         return whole
 
 
-def part_of(
-    token_ids: Tensor,
-    lengths: Sequence[int],
-    positions: Tensor,
-    targets: Tensor,
-    *,
-    prefixes: tuple[range, ...],
-    preamble: int,
-    ranks: int,
-    rank: int,
-    multiple: int,
-) -> RankPart:
+def part_of(batch: MicroBatch, *, ranks: int, rank: int, multiple: int) -> RankPart:
     """Return the part of a micro-batch that context-parallel rank ``rank`` of ``ranks`` computes.
 
     Args:
-        token_ids, lengths, positions, targets, prefixes, preamble: see :class:`~learners.batches.micro_batch.MicroBatch`; where
-            several ranks divide the rows, there are no prefixes.
+        batch: it has no prefixes where several ranks divide the rows.
         multiple: what the number of the part's tokens must be divisible by.
     """
+    token_ids, lengths, positions, targets = batch.token_ids, batch.lengths, batch.positions, batch.targets
     device = token_ids.device
     if ranks == 1:
         everything = torch.arange(len(targets), device=device)
-        rows = PackedRows.of(lengths, device, prefixes, preamble)
+        rows = PackedRows.of(lengths, device, batch.prefixes, batch.preamble)
         return RankPart(token_ids, rows, positions, targets, everything, len(targets))
     split = SplitRows.share(lengths, ranks, rank, multiple, device)
     starts = split.cu_seqlens_q.tolist()

@@ -5,7 +5,7 @@ import torch
 from learner_samples import make_batch, needed
 
 from asyncrl.core.trajectory import Sampling as Sampled
-from learners.batches.micro_batch import pack
+from learners.batches.micro_batch import check_sampling, pack
 
 TEMPERATURE = 0.8
 
@@ -16,13 +16,15 @@ def packed(multiple=1, take=12, **changes):
     payload = [rows[record.group_id, record.sample_index] for record in records]
     if changes:
         payload[0] = msgspec.structs.replace(payload[0], **changes)
+    for row in payload:
+        check_sampling(row, TEMPERATURE, uses_behaviour=True)
     # One for the whole row, or one a turn, in turn.
     advantages = [[float(number)] if number % 2 else [float(number), number + 0.5] for number in range(take)]
     shares = [1.0 + number for number in range(take)]
     return (
         records,
         payload,
-        pack(records, payload, advantages, shares, batch=batch, temperature=TEMPERATURE, multiple=multiple, share_prefixes=False),
+        pack(records, payload, advantages, shares, batch=batch, multiple=multiple, share_prefixes=False),
     )
 
 
@@ -88,7 +90,7 @@ def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
     row = rows[record.group_id, record.sample_index]
 
     def attempt(record=record, row=row, batch=batch, advantages=(0.0,)):
-        pack([record], [row], [advantages], [1.0], batch=batch, temperature=TEMPERATURE, multiple=1, share_prefixes=False)
+        pack([record], [row], [advantages], [1.0], batch=batch, multiple=1, share_prefixes=False)
 
     attempt()
     with pytest.raises(ValueError, match="its record says 99"):

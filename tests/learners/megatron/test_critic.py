@@ -51,7 +51,6 @@ def packed(**changes):
         [[0.0]] * 5,
         [1.0] * 5,
         batch=batch,
-        temperature=0.8,
         multiple=1,
         share_prefixes=False,
     )

@@ -62,7 +62,6 @@ def packed(rows, multiple, *, share_prefixes):
         [[float(number)] for number in range(count)],
         [1.0] * count,
         batch=batch,
-        temperature=0.8,
         multiple=multiple,
         share_prefixes=share_prefixes,
     )
