@@ -40,7 +40,7 @@ from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, parts_of
 from asyncrl.run.nodes.process_sizes import sizes_of
 from asyncrl.run.nodes.remote_files import FarFiles
 from asyncrl.run.nodes.shared_folders import refuse_blind
-from asyncrl.run.pool.generator_pool import GeneratorPool
+from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSource
 from asyncrl.run.pool.handle import GeneratorHandle, make_generator
 from asyncrl.run.pool.probe_scores import LearnerScores
 from asyncrl.run.publications.local_publications import make_local_publications
@@ -132,12 +132,11 @@ class Cluster:
         pools, mirrors = recipe.generators.by_pool, self.mirrors
         self.generators = GeneratorPool(
             pools,
-            generator,
+            GeneratorSource(generator, places.check_memory),
             report_lost,
             recipe.deadlines,
             note,
             mirrors,
-            check_room=places.check_memory,
             nodes=self._nodes,
         )
         self._learners: list[Any] = [learner(rank) for rank in range(layout.ranks)]

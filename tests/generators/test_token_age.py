@@ -28,7 +28,7 @@ from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory
-from asyncrl.run.pool.generator_pool import GeneratorPool
+from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSource
 from buffers.service import BufferService
 from buffers.tasks.task_stream import TaskSource, TaskStream
 from generators.calls.reader import ToolCallReader
@@ -156,7 +156,9 @@ class World:
         groups, deadlines = RECIPE.batch.groups_per_step, RECIPE.deadlines
         self.service = BufferService(buffer, None, groups_per_step=groups, deadlines=deadlines, free=lambda refs: None)
         clock = asyncio.get_running_loop().time
-        self.pool = GeneratorPool(RECIPE.generators.by_pool, self._make, self._lost, deadlines, lambda note: None, self, clock)
+        self.pool = GeneratorPool(
+            RECIPE.generators.by_pool, GeneratorSource(self._make), self._lost, deadlines, lambda note: None, self, clock
+        )
 
     def _make(self, pool: str, number: int) -> Any:
         self.alive.append(Generator(self, WorkerId(f"generator-{number}")))

@@ -25,6 +25,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
+import msgspec
+
 from asyncrl.core.errors import (
     AsyncRLError,
     ComponentFailed,
@@ -61,38 +63,48 @@ BLOCKED_IN_A_SLOT = 3
 policy, this often it is due to the environment."""
 
 
+class GeneratorSource(msgspec.Struct, frozen=True):
+    """Where a pool gets its generators.
+
+    Attributes:
+        make: makes the process of a generator of a pool, given a number that no other of the run had. Raises ``RecipeError`` if
+            the cluster has no room for it.
+        check_room: raises ``RecipeError`` if there is no room for so many newcomers of a pool, where ``make`` would not notice.
+    """
+
+    make: Callable[[str, int], GeneratorHandle]
+    check_room: Callable[[str, int], None] = lambda pool, newcomers: None
+
+
 class GeneratorPool:
     """The generators that work side by side; each method acts on all that are up.
 
     Args:
         pools: the pools by name; their sizes and roles count here.
-        make: makes the process of a generator of a pool, given a number that no other of the run had. Raises ``RecipeError`` if
-            the cluster has no room for it.
+        source: where the generators come from.
         report_lost: tells the buffer that a worker is gone, and whether it was lost with its node; may refuse to go on
             (``BudgetExceeded``).
         note: shows a line to the user.
         publications: brings publications to the generators' nodes; None if nothing is ever published.
         clock: returns the time in seconds; must never go back.
-        check_room: raises ``RecipeError`` if there is no room for so many newcomers of a pool, where ``make`` would not notice.
         nodes: knows which nodes answer; by default all do.
     """
 
     def __init__(
         self,
         pools: Mapping[str, GeneratorsConfig],
-        make: Callable[[str, int], GeneratorHandle],
+        source: GeneratorSource,
         report_lost: Callable[[WorkerId, bool], Awaitable[None]],
         deadlines: DeadlinesConfig,
         note: Callable[[str], None],
         publications: LocalPublications | None = None,
         clock: Callable[[], float] = time.monotonic,
-        check_room: Callable[[str, int], None] = lambda pool, newcomers: None,
         nodes: NodeWatch | None = None,
     ) -> None:
         self._nodes = nodes or NodeWatch.watching_nobody()
         numbers = count()
-        self._pools, self._report_lost, self._note, self._check_room = pools, report_lost, note, check_room
-        self._make: Callable[[str], GeneratorHandle] = lambda pool: make(pool, next(numbers))
+        self._pools, self._report_lost, self._note, self._check_room = pools, report_lost, note, source.check_room
+        self._make: Callable[[str], GeneratorHandle] = lambda pool: source.make(pool, next(numbers))
         of_each = [(name, pool.role) for name, pool in pools.items() for _ in range(pool.count)]
         slots = [GeneratorSlot(self._make(name), name, role) for name, role in of_each]
         self._slots = GeneratorSlots(slots, lambda worker: self._delivery.leave(worker), self._nodes)

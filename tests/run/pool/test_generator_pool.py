@@ -31,7 +31,7 @@ from asyncrl.core.task import Task
 from asyncrl.envs.hosting.event_loop import EventLoopThread
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool import successors
-from asyncrl.run.pool.generator_pool import GeneratorPool
+from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSource
 from asyncrl.run.pool.slot import GeneratorSlot
 from asyncrl.weights.deliveries import VERSIONS_IN_FILES
 from asyncrl.weights.shm.memory_file import MemoryFull
@@ -57,7 +57,7 @@ class Shop:
         self.watch = NodeWatch(self._ask, lambda: {"far"}, 1.0)
         self.pool = GeneratorPool(
             pools or {MAIN_POOL: GeneratorsConfig(count=size)},
-            self._make,
+            GeneratorSource(self._make),
             self._lost,
             DEADLINES,
             self.notes.append,
