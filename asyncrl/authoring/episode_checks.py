@@ -292,7 +292,7 @@ class _Held(msgspec.Struct, frozen=True):
         return cls(process.num_fds(), threading.active_count(), len(process.children(recursive=True)), len(asyncio.all_tasks()))
 
     def grown(self, by: int) -> list[tuple[str, int]]:
-        """What there is more of now than then, by at least ``by``."""
+        """Say what there is more of now than then, by at least ``by``."""
         now = _Held.now()
         names = {"files": "open files or sockets", "threads": "threads", "children": "processes", "tasks": "asyncio tasks"}
         more = {name: getattr(now, name) - getattr(self, name) for name in names}

@@ -40,7 +40,7 @@ class LoopWatch:
         self._closed.set()
 
     def _state(self) -> tuple[str, int]:
-        """What the system says of the watched thread: ``R`` if it could run, and the processor time it had, in ticks."""
+        """Ask the system about the watched thread: ``R`` if it could run, and the processor time it had, in ticks."""
         try:
             fields = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text().rpartition(")")[2].split()
         except OSError:  # no such system, or the thread has ended

@@ -38,7 +38,7 @@ class Subject(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What findings call it."""
+        """The environment's name in findings."""
         return f"{self.member} ({self.spec.label})" if self.member else self.spec.label
 
 

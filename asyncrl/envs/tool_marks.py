@@ -22,7 +22,7 @@ _DEEPEST = 5
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What :func:`tool` says of a method; see there."""
+    """The arguments of :func:`tool`, which explains them."""
 
     timeout_s: float | None = None
     max_calls: int | None = None
@@ -97,7 +97,7 @@ def _marked(method: Method, marks: Marks) -> Method:
 
 
 def _class_body() -> Mapping[str, Any]:
-    """What the body of the class in which a method is being marked has defined so far; nothing outside of a class."""
+    """Return what the class body around a mark has defined so far; nothing outside of a class."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals is globals():
         frame = frame.f_back

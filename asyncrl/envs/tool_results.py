@@ -32,7 +32,7 @@ def is_pending(returned: object) -> bool:
 
 
 async def settled(returned: object) -> object:
-    """Wait for what a tool returned. Of what it yields asynchronously, a list."""
+    """Wait for what a tool returned. What it yields asynchronously becomes a list."""
     while is_pending(returned):
         if isinstance(returned, AsyncGeneratorType):
             async with aclosing(returned):
@@ -45,7 +45,7 @@ async def settled(returned: object) -> object:
 
 
 def text_of_result(method: Callable[..., Any], returned: object) -> str:
-    """The text that the model reads. Of an iterator, everything that it yields.
+    """Return the text that the model reads. An iterator is read to its end.
 
     Raises:
         WrongResult: ``method`` returned what cannot be written.

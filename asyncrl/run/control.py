@@ -55,7 +55,7 @@ class RunControl:
     async def scale(self, pool: str, size: int) -> str:
         """Change the size of a pool, and return what happens now; raises what the pools raise."""
         answer = await self._pools.scale(pool, size)
-        generators = self._recipe.generators.of_sizes(self._pools.sizes)
+        generators = self._recipe.generators.resized(self._pools.sizes)
         try:
             self._folder.keep_recipe(msgspec.structs.replace(self._recipe, generators=generators))
         except OSError as error:  # a full disk is no reason to refuse what has begun

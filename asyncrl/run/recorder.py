@@ -119,7 +119,7 @@ class Recorder:
     def _find_bottleneck(self, depth: int) -> None:
         if not self._times:
             return
-        sizes = self._recipe.generators.of_sizes(self._pool.sizes)  # `asyncrl scale` may have changed them
+        sizes = self._recipe.generators.resized(self._pool.sizes)  # `asyncrl scale` may have changed them
         present = msgspec.structs.replace(self._recipe, generators=sizes)
         time, slowest = sum(self._times, TimeSplit()), SlowTool.of(self._finished)
         self._totals.bottleneck = find_bottleneck(time, present, depth, len(self._times), slowest)

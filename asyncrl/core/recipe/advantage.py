@@ -75,7 +75,7 @@ class MaxRlAdvantageConfig(Section, frozen=True, tag_field="kind", tag="max_rl")
 
 
 class BestOfGroupAdvantageConfig(Section, frozen=True, tag_field="kind", tag="best_of_group"):
-    """For the best episode, its reward minus the best of the others; 0 for all others. This trains the best of as many tries as
+    """The best episode gets its reward minus the best of the others, all others 0. This trains the best of as many tries as
     the group has episodes (pass@k with k the group's size, leave one out; Tang et al. 2025, arXiv:2503.19595)."""
 
 

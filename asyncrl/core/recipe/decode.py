@@ -261,14 +261,14 @@ def _expected(value_type: inspect.Type) -> str:
 
 
 def _unquoted(value_type: inspect.Type, value: Any, place: str) -> str:
-    """What to do about a value that YAML has not taken for text, where the key wants text; empty if that is not the case."""
+    """Say what to do about a value that YAML has not taken for text, where the key wants text; empty if that is not the case."""
     if not isinstance(value, bool | int | float) or not _takes_text(value_type):
         return ""
     return f"; {quote_it(place)}"
 
 
 def _needless_quotes(hint: Any, value: Any) -> str:
-    """What to do about a text that would fit if it were not one, such as ``"20"``; empty if that is not the case."""
+    """Say what to do about a text that would fit if it were not one, such as ``"20"``; empty if that is not the case."""
     try:
         msgspec.convert(msgspec.json.decode(value if isinstance(value, str) else ""), hint)
     except (msgspec.DecodeError, UnicodeEncodeError):

@@ -69,7 +69,7 @@ class ClassEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
 
     @property
     def label(self) -> str:
-        """What summaries and kept episodes call this environment."""
+        """The environment's name in summaries and kept episodes."""
         return self.name
 
     @property
@@ -95,7 +95,7 @@ class RemoteEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag=
 
     @property
     def label(self) -> str:
-        """What summaries and kept episodes call this environment."""
+        """The environment's name in summaries and kept episodes."""
         return "remote"
 
     @property
@@ -136,7 +136,7 @@ class McpEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="mc
 
     @property
     def label(self) -> str:
-        """What summaries and kept episodes call this environment."""
+        """The environment's name in summaries and kept episodes."""
         return "mcp"
 
     @property
@@ -164,7 +164,7 @@ class MixedEnvironmentConfig(Section, frozen=True, tag_field="kind", tag="mixed"
 
     @property
     def label(self) -> str:
-        """What summaries call this environment."""
+        """The environment's name in summaries."""
         return "+".join(self.members)
 
 
@@ -185,5 +185,5 @@ def member_of(environment: EnvironmentConfig, source: str) -> str:
 
 
 def label_of(environment: EnvironmentConfig, source: str | None) -> str:
-    """What the record of an episode calls its environment, given its task source if that is known."""
+    """Return the name of an environment in the record of an episode, given its task source if that is known."""
     return environment.label if source is None else member_of(environment, source) or environment.label

@@ -85,7 +85,7 @@ class GeneratorsConfig(Section, frozen=True):
     def by_pool(self) -> dict[str, "GeneratorsConfig"]:
         """Each pool by name, with the value of every key; the first is :data:`MAIN_POOL`."""
         main = msgspec.structs.replace(self, pools={})
-        return {MAIN_POOL: main, **{name: _of_pool(main, pool) for name, pool in self.pools.items()}}
+        return {MAIN_POOL: main, **{name: _pool_section(main, pool) for name, pool in self.pools.items()}}
 
     @property
     def engine_workers(self) -> int:
@@ -103,13 +103,13 @@ class GeneratorsConfig(Section, frozen=True):
         """The pools that play training episodes."""
         return {name: pool for name, pool in self.by_pool.items() if pool.role != "evaluation"}
 
-    def of_sizes(self, sizes: Mapping[str, int]) -> "GeneratorsConfig":
+    def resized(self, sizes: Mapping[str, int]) -> "GeneratorsConfig":
         """Return the same pools with as many engines as ``sizes`` says by the pool's name."""
         pools = {name: msgspec.structs.replace(pool, count=sizes[name]) for name, pool in self.pools.items()}
         return msgspec.structs.replace(self, count=sizes[MAIN_POOL], pools=pools)
 
 
-def _of_pool(main: GeneratorsConfig, pool: PoolConfig) -> GeneratorsConfig:
+def _pool_section(main: GeneratorsConfig, pool: PoolConfig) -> GeneratorsConfig:
     """Return the keys of a pool as if it were the only one."""
     own = {key: value for key, value in msgspec.structs.asdict(pool).items() if value is not None}
     return msgspec.structs.replace(main, **{**own, "engine": {**main.engine, **pool.engine}})

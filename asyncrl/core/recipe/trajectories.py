@@ -11,8 +11,8 @@ class SampledTrajectoriesConfig(Section, frozen=True, tag_field="keep", tag="sam
     """A sample of each training step and of each evaluation is kept.
 
     Attributes:
-        count: how many trajectories of each training step are kept, from as many groups as possible. Of each evaluation, every
-            generator keeps its part of as many, rounded up.
+        count: how many trajectories of each training step are kept, from as many groups as possible. In an evaluation,
+            every generator keeps its part of as many, rounded up.
     """
 
     count: Count = 8

@@ -71,7 +71,7 @@ class Database:
         connection.set_authorizer(_authorize)
 
     @classmethod
-    def of_file(cls, path: Path, seconds: float) -> "Database":
+    def open_file(cls, path: Path, seconds: float) -> "Database":
         """Open a database file for reading. It must not change meanwhile, because it is not locked.
 
         Raises:
@@ -87,7 +87,7 @@ class Database:
         return cls(connection, seconds)
 
     @classmethod
-    def of_script(cls, script: str, seconds: float) -> "Database":
+    def build(cls, script: str, seconds: float) -> "Database":
         """Build a database in memory.
 
         Raises:

@@ -46,7 +46,7 @@ _NAME = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(\s*\()?")
 
 
 def plain_expression(text: str, *arguments: Any, **keywords: Any) -> Any:
-    """What sympy makes of numbers, variables of one letter, and the usual functions.
+    """Have sympy parse an expression of numbers, variables of one letter, and the usual functions.
 
     Raises:
         ValueError: there is anything else in the text.
@@ -80,7 +80,7 @@ _disarm()
 
 
 class Scoring(ProcessFunctions):
-    """What the process that scores does."""
+    """The functions that the process for scores runs."""
 
     @staticmethod
     def score(families: str, data: str, answer: str) -> str:

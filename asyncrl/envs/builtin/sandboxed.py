@@ -111,7 +111,7 @@ async def write_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def data_of(task: Task, kind: type[T]) -> T:
-    """What the task's data say, as ``kind``.
+    """Return the task's data as ``kind``.
 
     Raises:
         ValueError: they do not fit; says where.

@@ -94,7 +94,7 @@ class TaskDatabase:
 
 
 class DatabaseProcess(ProcessFunctions):
-    """What the process of a query does."""
+    """The functions that the process of a query runs."""
 
     @staticmethod
     def check(script: str, path: str, seconds: float) -> str:
@@ -128,5 +128,5 @@ class DatabaseProcess(ProcessFunctions):
 def _opened(source: DatabaseSource) -> Database:
     limit_memory()
     if source.script:
-        return Database.of_script(source.script, source.seconds)
-    return Database.of_file(Path(source.path), source.seconds)
+        return Database.build(source.script, source.seconds)
+    return Database.open_file(Path(source.path), source.seconds)

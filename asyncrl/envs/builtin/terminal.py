@@ -170,6 +170,6 @@ def _numbers(generator: random.Random) -> list[int]:
 
 
 def _printed(finished: Finished) -> str | None:
-    """What a command printed that ended well, without spaces at the end; None if it did not end well."""
+    """Return what a command printed, without spaces at the end; None if it did not end well."""
     well = finished.reason is Reason.EXITED and finished.exit_code == 0
     return finished.stdout.decode(errors="replace").rstrip() if well else None

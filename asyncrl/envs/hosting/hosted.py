@@ -38,7 +38,7 @@ class HostedEnvironment:
 
     @property
     def scores_answers(self) -> bool:
-        """See :attr:`Environment.scores_answers`. Known after :meth:`reset`."""
+        """Whether a turn without calls is the final answer, as the environment says. Known after :meth:`reset`."""
         return bool(self._environment.scores_answers)
 
     @property
@@ -46,16 +46,16 @@ class HostedEnvironment:
         return f"{type(self._environment).__name__} of task {self.task.id}"
 
     async def ready(self) -> None:
-        """See :meth:`Environment.ready`. Like all calls, it only raises what :meth:`reset` raises."""
+        """Wait until the episode can begin. Like all calls, it only raises what :meth:`reset` raises."""
         if type(self._environment).ready is not Environment.ready:  # most environments need not wait for anything
             await self._call("ready", lambda: self._environment.ready())
 
     async def reset(self) -> Observation:
-        """See :meth:`Environment.reset`. Like all calls, it only raises ``EnvironmentBroken`` and errors of infrastructure."""
+        """Begin the episode. Like all calls, it only raises ``EnvironmentBroken`` and errors of infrastructure."""
         return await self._call("reset", lambda: self._environment.reset(self.task))
 
     async def step(self, action: Action) -> StepResult:
-        """See :meth:`Environment.step`."""
+        """Have the environment react to one turn."""
         return await self._call("step", lambda: self._environment.step(action))
 
     async def close(self, seconds: float) -> None:

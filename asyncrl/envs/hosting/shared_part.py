@@ -84,7 +84,7 @@ class SharedPart:
             self._on_lost(ProcessDied(f"{self._worker}: what its episodes share is gone: {how}"))
 
     def _outcome(self) -> BaseException | None:
-        """What the ended task raised."""
+        """Return what the ended task raised."""
         if self.task.cancelled():
             return asyncio.CancelledError()
         result = self.task.result()

@@ -61,7 +61,7 @@ class Served:
             self._channel.send({"raised": self._raised(ValueError(str(error)))})
 
     def _printed(self) -> str:
-        """What the answer has printed since it was asked last."""
+        """Return what the answer has printed since it was asked last."""
         printed, self._output = self._output, io.StringIO()
         sys.stdout = self._output
         return printed.getvalue()[:MOST_PRINTED]

@@ -169,7 +169,7 @@ class Remote:
         _request(self, "set", self, name, value)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """What the answer returns."""
+        """Return what the answer's function returns."""
         return _request(self, "call", self, *arguments, **keywords)
 
     def __getitem__(self, key: Any) -> Any:

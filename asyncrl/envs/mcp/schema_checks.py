@@ -88,18 +88,18 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 
 
 class SchemaProcess(ProcessFunctions):
-    """What the process of a check does."""
+    """The functions that the process of a check runs."""
 
     @staticmethod
     def wrong_with(schema: str) -> str:
-        """See :func:`asyncrl.envs.mcp.schemas.wrong_with`."""
+        """Say what is wrong with a schema; empty if nothing is."""
         from asyncrl.envs.mcp import schemas
 
         return schemas.wrong_with(json.loads(schema))
 
     @staticmethod
     def misfit(schema: str, value: str) -> str:
-        """See :func:`asyncrl.envs.mcp.schemas.misfit`."""
+        """Say why a value does not fit a schema; empty if it does."""
         from asyncrl.envs.mcp import schemas
 
         return schemas.misfit(json.loads(schema), json.loads(value))

@@ -71,7 +71,7 @@ class McpServer(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What messages call the server."""
+        """The server's name in messages."""
         program, *arguments = self.command or ("",)
         return f"the MCP server {self.url or ' '.join((Path(program).name, *arguments))[:60]}"
 

@@ -106,7 +106,7 @@ class ServedEnvironments:
 
     @property
     def blocked_by(self) -> str:
-        """What blocks or has blocked the environments' event loop; empty if nothing did."""
+        """Sentences about code that blocks or has blocked the environments' event loop; empty if none did."""
         return "; ".join(self._loop.blocked_by)
 
     def check(self, options: Mapping[str, Any]) -> None:

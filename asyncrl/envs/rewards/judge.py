@@ -194,7 +194,7 @@ class Judge(Reward):
         messages = self._rubric.messages(task, answer)
         key = question_key(self._url, self._endpoint.model, messages)
         gates, began = self._gates.get(), time.monotonic()
-        same = gates.of(key)
+        same = gates.lock(key)
         try:
             async with asyncio.timeout(self._deadline_s):
                 await same.acquire()
@@ -303,8 +303,8 @@ class _Gates:
         self.requests = asyncio.Semaphore(at_once)
         self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def of(self, key: str) -> asyncio.Lock:
-        """The lock of all who ask the same."""
+    def lock(self, key: str) -> asyncio.Lock:
+        """Return the lock of all who ask the same."""
         return self._keys.setdefault(key, asyncio.Lock())
 
 

@@ -111,7 +111,7 @@ def _segments(text: str) -> list[str]:
 
 
 def _last_box(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{...}`` whose braces are closed."""
+    r"""Return what stands in the last ``\boxed{...}`` whose braces are closed."""
     for found in reversed(list(re.finditer(r"\\f?boxed\s*\{|\\boxed\s+(?=[\w$\\])", text))[-MOST_BOXES:]):
         if not found[0].endswith("{"):
             return text[found.end() :].partition("$")[0].strip()

@@ -79,7 +79,7 @@ def is_equal(wanted: Form, answer: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _read(expression: str) -> tuple[Any, ...]:
-    """What math-verify makes of an expression; nothing if it is none."""
+    """Return what math-verify reads in an expression; nothing if it is none."""
     return _parsed(f"${expression}$")
 
 

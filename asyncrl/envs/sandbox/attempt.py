@@ -180,7 +180,7 @@ class _Outputs:
                 pass
 
     def _take(self, stream: int) -> bytes | None:
-        """What there is to read: nothing at the end, and None if nobody has written anything yet."""
+        """Read what there is: nothing at the end, and None if nobody has written anything yet."""
         try:
             chunk = os.read(stream, _CHUNK)
         except BlockingIOError:

@@ -52,7 +52,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def usage(pid: int, at_most: int) -> Usage:
-    """What the first ``at_most`` processes below ``pid`` use. Those that they have waited for count in the processor time."""
+    """Measure the first ``at_most`` processes below ``pid``. Those that they have waited for count in the processor time."""
     threads, pages, ticks = 0, 0, 0
     for each in islice(descendants(pid), at_most):
         try:

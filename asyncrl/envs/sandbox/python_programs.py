@@ -41,7 +41,7 @@ run()
 """
 """Runs the code; if its last statement is an expression, prints the value, as an interactive session does.
 
-Of a traceback it prints the last line, with its place.
+It prints the last line of a traceback, with its place.
 """
 
 RUN_ANSWER = "code = open('answer.py').read(); exec(compile(code, '<answer>', 'exec'), {'__name__': '__main__'})"

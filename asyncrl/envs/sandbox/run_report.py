@@ -5,7 +5,7 @@ from asyncrl.envs.sandbox.messages import Finished, Reason
 
 
 def describe_run(finished: Finished, limits: Limits) -> str:
-    """What was printed, and how the run ended if it was stopped or failed without saying why; never empty."""
+    """Say what was printed, and how the run ended if it was stopped or failed without saying why; never empty."""
     parts = [finished.stdout.decode(errors="replace"), finished.stderr.decode(errors="replace"), _end(finished, limits)]
     return "\n".join(part.rstrip("\n") for part in parts if part) or "(no output)"
 

@@ -165,7 +165,7 @@ class Sandbox:
 
 
 def problem_of(argument: str) -> str | None:
-    """Why a text cannot be an argument of a command; None if it can."""
+    """Say why a text cannot be an argument of a command; None if it can."""
     if "\0" in argument:
         return "it contains a NUL character"
     try:

@@ -107,7 +107,7 @@ whose bugs have let programs out before."""
 
 
 def unsupported() -> str | None:
-    """Why there is no filter for this machine; None if there is one."""
+    """Say why there is no filter for this machine; None if there is one."""
     return None if platform.machine() in _ARCHITECTURES else f"no seccomp filter for {platform.machine()} processors is known"
 
 

@@ -177,7 +177,7 @@ def choose(choice: Choice) -> tuple[Backend | None, tuple[str, ...]]:
 
 
 def _failure(backend: Backend) -> str | None:
-    """Why a command that does nothing fails in the sandbox; None if it does not."""
+    """Say why a command that does nothing fails in the sandbox; None if it does not."""
     with tempfile.TemporaryDirectory(prefix="asyncrl-sandbox-") as folder:
         tried = _Attempt(Start(0, ("/bin/sh", "-c", "exit 0"), folder, (), b"", _TRIED), backend)
         while piece := os.read(tried.reading, _CHUNK):

@@ -51,7 +51,7 @@ class RewardModelActor:
             self._model = RewardModel(reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:
-        """See :meth:`learners.reward_model.RewardModel.score`."""
+        """Return the model's score of each row of token ids."""
         if self._model is None:
             raise RuntimeError("the reward model was used before start()")
         return self._model.score(rows)

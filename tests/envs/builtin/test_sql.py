@@ -27,7 +27,7 @@ SCRIPT = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2,
 
 @pytest.fixture
 def database() -> Database:
-    return Database.of_script(SCRIPT, seconds=0.5)
+    return Database.build(SCRIPT, seconds=0.5)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("sql", HOSTILE, ids=lambda sql: sql[:30].encode(errors="replace").decode())
 def test_what_is_no_query_or_takes_too_long_is_refused_and_changes_nothing(file: Path, sql: str):
-    for opened in (Database.of_script(SCRIPT, 0.2), Database.of_file(file, 0.2)):
+    for opened in (Database.build(SCRIPT, 0.2), Database.open_file(file, 0.2)):
         with pytest.raises(QueryRefused):
             opened.query(sql, 5)
         assert [a for (a,) in opened.query("select a from t", 10).rows] == [1, 2, 3, 4]
@@ -87,7 +87,7 @@ def test_what_is_no_query_or_takes_too_long_is_refused_and_changes_nothing(file:
 
 @given(st.text(max_size=60))
 def test_any_text_is_answered_or_refused(text: str):
-    opened = Database.of_script(SCRIPT, 1.0)
+    opened = Database.build(SCRIPT, 1.0)
     for sql in (text, f"select {text}", f"select * from t where {text}"):
         try:
             str(opened.query(sql, 3))
@@ -99,7 +99,7 @@ def test_any_text_is_answered_or_refused(text: str):
 def test_a_file_is_opened_without_a_lock_and_never_written(file: Path):
     file.chmod(0o444)
     before = file.read_bytes()
-    opened = Database.of_file(file, 1.0)
+    opened = Database.open_file(file, 1.0)
     assert opened.query("select max(a) from t", 1).rows == ((4,),)
     opened.close()
     assert file.read_bytes() == before
@@ -108,17 +108,17 @@ def test_a_file_is_opened_without_a_lock_and_never_written(file: Path):
 
 def test_bad_databases_are_named(tmp_path: Path):
     with pytest.raises(DatabaseError, match="there is no database file"):
-        Database.of_file(tmp_path / "none", 1.0)
+        Database.open_file(tmp_path / "none", 1.0)
     (tmp_path / "text").write_text("no database" * 1000)
     with pytest.raises(DatabaseError, match=r"cannot read .*text: file is not a database"):
-        Database.of_file(tmp_path / "text", 1.0)
+        Database.open_file(tmp_path / "text", 1.0)
     with pytest.raises(DatabaseError, match=r"syntax error.*begins with 'CREATE TABL t"):
-        Database.of_script("CREATE TABL t (a);", 1.0)
+        Database.build("CREATE TABL t (a);", 1.0)
     with pytest.raises(DatabaseError, match="too many attached"):
-        Database.of_script(f"ATTACH '{tmp_path}/x' AS x;", 1.0)
+        Database.build(f"ATTACH '{tmp_path}/x' AS x;", 1.0)
     endless = "CREATE TABLE t AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n LIMIT 1000000000"
     with pytest.raises(DatabaseError, match=r"longer than 0.2 s"):
-        Database.of_script(endless, 0.2)
+        Database.build(endless, 0.2)
 
 
 async def rewarded(data: dict[str, Any], *answers: str) -> list[float]:

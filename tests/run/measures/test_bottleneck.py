@@ -73,7 +73,7 @@ def test_engines_that_could_play_more_at_once_are_told_to_before_more_engines_ar
 def test_the_advice_begins_at_the_present_size_of_a_pool_that_was_scaled():
     busy = made_time(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
     recipe = compose("quickstart", ["generators.count=1", "generators.max_running=256", "generators.pools={small: {count: 2}}"])
-    now = msgspec.structs.replace(recipe, generators=recipe.generators.of_sizes({"generators": 3, "small": 1}))
+    now = msgspec.structs.replace(recipe, generators=recipe.generators.resized({"generators": 3, "small": 1}))
     assert now.generators.engines == 4
     assert "generators.count 3 -> 4" in find_bottleneck(busy, now, 1, 20).sentence
 

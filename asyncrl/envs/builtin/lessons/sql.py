@@ -40,7 +40,7 @@ def sql_lessons(database: str = "", **options: Any) -> SqlLessons | None:
 
 
 def _ask(sql: str, task: Task) -> Script:
-    database = Database.of_script(task.data["script"], seconds=10.0)
+    database = Database.build(task.data["script"], seconds=10.0)
     ((answer,),) = database.query(sql, rows=1).rows
     database.close()
     return Script.one_by_one((_query(sql),), str(answer))

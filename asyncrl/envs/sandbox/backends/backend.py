@@ -32,7 +32,7 @@ class Backend(Protocol):
     own_processes: int
 
     def missing(self) -> str | None:
-        """What is missing here, with the remedy; None if the backend can be used."""
+        """Say what is missing here, with the remedy; None if the backend can be used."""
 
     def start(self, request: Start) -> Running:
         """Start the command with the caller's standard streams. The caller watches it and kills what is left of it."""
@@ -52,7 +52,7 @@ def environment_of(folder: str) -> dict[str, str]:
 
 
 def readable_paths(request: Start) -> list[str]:
-    """What exists of the system's folders and files, and the folders that the request names."""
+    """Return the system's folders and files that exist, and the folders that the request names."""
     return [path for path in (*SYSTEM_FOLDERS, *SYSTEM_FILES, *request.readable) if os.path.exists(path)]
 
 
