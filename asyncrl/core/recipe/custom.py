@@ -8,76 +8,55 @@ from typing import Any, ClassVar
 from asyncrl.core.recipe.section import LossSection, Section, Text
 
 
-class CustomAdvantageConfig(Section, frozen=True, tag_field="kind", tag="custom"):
+class CustomConfig(Section, frozen=True):
+    """Base of the sections that name a function.
+
+    Attributes:
+        place: the section's key in the recipe.
+        name: ``module:function``.
+        options: keyword arguments of the function.
+    """
+
+    place: ClassVar[str]
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class CustomAdvantageConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
     """A function of your own computes the advantages of all episodes, or turns, of the batch: docs/own-algorithms.md.
 
     Attributes:
-        name: ``module:function``.
-        options: keyword arguments of the function.
         rewards: names of rewards that the function gets one by one beside the final one: metrics that the environment reports of
             an episode, or ``reward`` for the final one. Only where episodes are credited as a whole.
     """
 
     place: ClassVar[str] = "algorithm.advantage"
-    name: Text
-    options: dict[str, Any] = {}
     rewards: tuple[Text, ...] = ()
 
 
-class CustomLossConfig(LossSection, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes the loss of each token: docs/own-algorithms.md.
-
-    Attributes:
-        name: ``module:function``.
-        options: keyword arguments of the function.
-    """
+class CustomLossConfig(CustomConfig, LossSection, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes the loss of each token: docs/own-algorithms.md."""
 
     place: ClassVar[str] = "algorithm.loss"
-    name: Text
-    options: dict[str, Any] = {}
 
 
-class CustomAggregationConfig(Section, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes each row's share and the denominator of the loss: docs/own-algorithms.md.
-
-    Attributes:
-        name: ``module:function``.
-        options: keyword arguments of the function.
-    """
+class CustomAggregationConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes each row's share and the denominator of the loss: docs/own-algorithms.md."""
 
     place: ClassVar[str] = "algorithm.aggregation"
-    name: Text
-    options: dict[str, Any] = {}
 
 
-class CustomWeightConfig(Section, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes the importance weight of each token: docs/own-algorithms.md.
-
-    Attributes:
-        name: ``module:function``.
-        options: keyword arguments of the function.
-    """
+class CustomWeightConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes the importance weight of each token: docs/own-algorithms.md."""
 
     place: ClassVar[str] = "algorithm.correction.weight"
-    name: Text
-    options: dict[str, Any] = {}
 
 
 class LinearScheduleConfig(Section, frozen=True, tag_field="kind", tag="linear"):
     """A linear rise over ``learner.warmup_steps``, then a linear fall to ``learner.min_lr_ratio``."""
 
 
-class CustomScheduleConfig(Section, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes the learning rate of each training step: docs/own-algorithms.md.
-
-    Attributes:
-        name: ``module:function``.
-        options: keyword arguments of the function.
-    """
+class CustomScheduleConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes the learning rate of each training step: docs/own-algorithms.md."""
 
     place: ClassVar[str] = "learner.schedule"
-    name: Text
-    options: dict[str, Any] = {}
-
-
-CustomConfig = CustomAdvantageConfig | CustomLossConfig | CustomAggregationConfig | CustomWeightConfig | CustomScheduleConfig

@@ -3,9 +3,8 @@
 from asyncrl.core.recipe.section import Count, Section, Text
 
 
-class AutoWeightsConfig(Section, frozen=True, tag_field="kind", tag="auto"):
-    """The fastest way to each engine: the memory of its node where a learner rank wrote there; between nodes NCCL if learner and
-    engines compute on GPUs and ``network.tls`` does not ask for encryption, TCP otherwise.
+class PublicationSection(Section, frozen=True):
+    """Base of the ways that weights take.
 
     Attributes:
         probe_every: publications between two probes: an engine and the learner compute the log-probabilities of a few rows of the
@@ -16,37 +15,25 @@ class AutoWeightsConfig(Section, frozen=True, tag_field="kind", tag="auto"):
     probe_every: Count | None = 20
 
 
-class ShmWeightsConfig(Section, frozen=True, tag_field="kind", tag="shm"):
-    """Through the memory of the learner's node alone. A run with engines on other nodes is refused.
-
-    Attributes:
-        probe_every: as of kind ``auto``.
+class AutoWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="auto"):
+    """The fastest way to each engine: the memory of its node where a learner rank wrote there; between nodes NCCL if learner and
+    engines compute on GPUs and ``network.tls`` does not ask for encryption, TCP otherwise.
     """
 
-    probe_every: Count | None = 20
+
+class ShmWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="shm"):
+    """Through the memory of the learner's node alone. A run with engines on other nodes is refused."""
 
 
-class TcpWeightsConfig(Section, frozen=True, tag_field="kind", tag="tcp"):
-    """As kind ``auto``, but always TCP between nodes.
-
-    Attributes:
-        probe_every: as of kind ``auto``.
-    """
-
-    probe_every: Count | None = 20
+class TcpWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="tcp"):
+    """As kind ``auto``, but always TCP between nodes."""
 
 
-class NcclWeightsConfig(Section, frozen=True, tag_field="kind", tag="nccl"):
-    """By NCCL from the GPU of each learner rank to those of every engine, also on the same node. Refused without GPUs.
-
-    Attributes:
-        probe_every: as of kind ``auto``.
-    """
-
-    probe_every: Count | None = 20
+class NcclWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="nccl"):
+    """By NCCL from the GPU of each learner rank to those of every engine, also on the same node. Refused without GPUs."""
 
 
-class DiskWeightsConfig(Section, frozen=True, tag_field="kind", tag="disk"):
+class DiskWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="disk"):
     """Through a folder on a file system that all nodes share, with a folder for each version. Nodes need not reach each other.
     Engines on the node of all learner ranks share these ranks' memory.
 
@@ -54,12 +41,10 @@ class DiskWeightsConfig(Section, frozen=True, tag_field="kind", tag="disk"):
         folder: where versions are stored, which all nodes see under the same path; null means ``weights`` in the run folder.
         delta: store only the blocks of 4 KiB that have changed since the version before, compressed, if at most half of them
             have; every 16th version is stored whole. The learner's nodes then hold one copy of their weights more.
-        probe_every: as of kind ``auto``.
     """
 
     folder: Text | None = None
     delta: bool = False
-    probe_every: Count | None = 20
 
 
 WeightsConfig = AutoWeightsConfig | ShmWeightsConfig | TcpWeightsConfig | NcclWeightsConfig | DiskWeightsConfig
