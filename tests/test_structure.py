@@ -116,9 +116,9 @@ def test_no_file_is_long():
 
 def test_no_imports_run_in_a_circle():
     graph = imports(ROOT, PRODUCT)
-    left = ("learners.",)
-    assert [circle for circle in circles(graph) if not circle[0].startswith(left)] == []
-    assert [circle for circle in circles_of_folders(graph) if not circle[0].startswith(left)] == []
+    assert circles(graph) == []
+    # Losses call the user's functions, and what checks these makes rows as losses do.
+    assert circles_of_folders(graph) in ([], [["learners.algorithm", "learners.custom"]])
 
 
 @pytest.fixture
