@@ -51,8 +51,8 @@ class EngineUse(msgspec.Struct, frozen=True):
         tokens_generated: number of sampled tokens.
         tokens_by_version: number of sampled tokens by the policy version that sampled them.
         paused_seconds: seconds in which the engine was paused.
-        last_pause_seconds: seconds for which the last installation paused the engine.
-        time: seconds of the engine's steps and processes, as of the last :meth:`Engine.load`.
+        last_pause_seconds: seconds for which loading the last publication paused the engine.
+        time: seconds of the engine's steps and processes, as of the last :meth:`Engine.report_load`.
     """
 
     tokens_generated: int = 0
@@ -71,7 +71,7 @@ class Sampler(Protocol):
         """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
 
         Raises:
-            ComponentFailed: the engine died, or an installation failed.
+            ComponentFailed: the engine died, or loading a publication failed.
         """
         ...
 
@@ -93,7 +93,7 @@ class Engine(Samplers, Protocol):
         """The newest policy version that the engine has, with which new episodes begin."""
         ...
 
-    async def install(self, publication: Publication) -> int:
+    async def load_publication(self, publication: Publication) -> int:
         """Load published weights while requests run; returns the fingerprint of the loaded weights.
 
         Raises:
@@ -102,7 +102,7 @@ class Engine(Samplers, Protocol):
         """
         ...
 
-    async def load(self) -> EngineLoad:
+    async def report_load(self) -> EngineLoad:
         """What the engine has to do now.
 
         Raises:

@@ -27,8 +27,8 @@ class Doing(IntEnum):
     """An evaluation is being played."""
     EVALUATION_REQUEST = 4
     """A request of an evaluation runs."""
-    INSTALLATION = 5
-    """Weights are being installed."""
+    LOADING = 5
+    """A publication is being loaded."""
 
 
 _REQUEST, _EVALUATION_REQUEST = int(Doing.REQUEST), int(Doing.EVALUATION_REQUEST)
@@ -65,18 +65,18 @@ class EngineTime:
         self._now[what] += by
 
     @contextmanager
-    def installing(self, paused_seconds: Callable[[], float]) -> Iterator[None]:
-        """Note that weights are installed while the context lasts. The engine says only afterwards for how long that paused it.
+    def loading_publication(self, paused_seconds: Callable[[], float]) -> Iterator[None]:
+        """Note that a publication is loaded while the context lasts. The engine says only afterwards for how long that paused it.
 
-        The pause is taken from the parts that the time of the installation was added to until then, in proportion.
+        The pause is taken from the parts that the time of the loading was added to until then, in proportion.
 
         Args:
             paused_seconds: seconds for which the engine has been paused so far.
         """
-        if self._now[Doing.INSTALLATION]:  # another installation lasts, and counts the pause
+        if self._now[Doing.LOADING]:  # another one is being loaded, and counts the pause
             yield
             return
-        with self.doing(Doing.INSTALLATION):
+        with self.doing(Doing.LOADING):
             before, paused_before = dict(self._parts), paused_seconds()
             try:
                 yield
@@ -114,7 +114,7 @@ class EngineTime:
             "tools": doing[Doing.EPISODE],
             "scoring": doing[Doing.SCORE],
             "evaluation_tools": doing[Doing.EVALUATION],
-            "loading" if doing[Doing.INSTALLATION] else "tickets": max(0, self._room()),
+            "loading" if doing[Doing.LOADING] else "tickets": max(0, self._room()),
         }
         whole = sum(waiting.values())
         if not whole:

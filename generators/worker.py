@@ -6,7 +6,7 @@ What always holds:
   its group was given up or the worker is stopped;
 * the worker sends the buffer a heartbeat every quarter of ``deadlines.lease``, whatever else it waits for;
 * a worker that is to end asks for no more tickets, and gives back what is not over in its grace;
-* the worker asks for no tickets while weights are being installed. Each request names the worker's policy version, and
+* the worker asks for no tickets while a publication is being loaded. Each request names the worker's policy version, and
   the buffer decides whether that is behind the published version.
 """
 
@@ -114,8 +114,8 @@ class GeneratorWorker:
         self._evaluation_tools = self._timed(tools, Doing.EVALUATION_REQUEST)
         self._engine, self._tickets, self._scoring = engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
-        self._installing = 0
-        self._installation: tuple[PolicyVersion, asyncio.Task[int]] | None = None
+        self._loading = 0
+        self._last_loading: tuple[PolicyVersion, asyncio.Task[int]] | None = None
         self._ending = False
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
@@ -185,12 +185,12 @@ class GeneratorWorker:
             await sleep(ADAPT_S)
 
     async def _engine_load(self) -> EngineLoad:
-        """What the engine has to do now. It answers between two steps, or after an installation."""
+        """What the engine has to do now. It answers between two steps, or after loading a publication."""
         remedy = "see its log; raise deadlines.publish if its steps can take that long"
         try:
             owner = "its vLLM engine to end a step"
             async with deadline(self._settings.engine_s, waiter=self._id, owner=owner, remedy=remedy):
-                return await self._engine.load()
+                return await self._engine.report_load()
         except DeadlineExceeded as late:  # a hung engine is as good as a dead one: the generator is replaced
             raise ProcessDied(str(late)) from late
 
@@ -203,7 +203,7 @@ class GeneratorWorker:
             while True:
                 self._changed.clear()
                 room = self._leases.room
-                if room > 0 and not (self._installing or self._ending) and self._asked_as != self._engine.version:
+                if room > 0 and not (self._loading or self._ending) and self._asked_as != self._engine.version:
                     self._asked_as = self._engine.version
                     # The last group may exceed the room: its episodes wait for a slot, which keeps the engine full.
                     limit = -(-room // self._settings.group_size)
@@ -304,23 +304,23 @@ class GeneratorWorker:
             blank = self._blank_tokens[token_id] = not self._tools.chat.decode([token_id]).strip()
         return blank
 
-    async def install(self, publication: Publication) -> int:
-        """Load published weights while episodes run; see :meth:`generators.completion.Engine.install`.
+    async def load_publication(self, publication: Publication) -> int:
+        """Load published weights while episodes run; see :meth:`generators.completion.Engine.load_publication`.
 
         A second call for the same version, by somebody whom the answer of the first did not reach, gets the same answer.
         """
-        if self._installation is None or self._installation[0] != publication.version:
-            installing = asyncio.create_task(self._install(publication), name=f"installing version {publication.version}")
-            self._installation = publication.version, installing
-        return await asyncio.shield(self._installation[1])
+        if self._last_loading is None or self._last_loading[0] != publication.version:
+            loading = asyncio.create_task(self._load(publication), name=f"loading version {publication.version}")
+            self._last_loading = publication.version, loading
+        return await asyncio.shield(self._last_loading[1])
 
-    async def _install(self, publication: Publication) -> int:
-        self._installing += 1
+    async def _load(self, publication: Publication) -> int:
+        self._loading += 1
         try:
-            with self._time.installing(lambda: self._engine.use().paused_seconds):
-                return await self._engine.install(publication)
+            with self._time.loading_publication(lambda: self._engine.use().paused_seconds):
+                return await self._engine.load_publication(publication)
         finally:
-            self._installing -= 1
+            self._loading -= 1
             self._changed.set()
 
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:

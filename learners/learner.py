@@ -220,7 +220,7 @@ class Learner:
         """
         if self._config.gpu == "shared":
             torch.cuda.empty_cache()
-        return self._trainer.published()
+        return self._trainer.published_shards()
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the weights, configuration and tokenizer as a Hugging Face folder. It appears whole or not at all.

@@ -29,7 +29,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import decode, encode
 from asyncrl.run.host.ray_cluster import start_ray
-from asyncrl.run.publications.mirrors import FAN_OUT
+from asyncrl.run.publications.tcp_transport import FAN_OUT
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
 from asyncrl.weights.tcp.mirror import Mirror
@@ -178,7 +178,7 @@ def _mirror_rate() -> float:
         ):
             source.serve(version, files)
             begin = time.perf_counter()
-            other.fetch(version, files, {"source": [source.address]}, _DEADLINE_S)
+            other.fetch_files(version, files, {"source": [source.address]}, _DEADLINE_S)
             return _TRANSFER_BYTES / (time.perf_counter() - begin)
 
 

@@ -13,8 +13,8 @@ from asyncrl.core.ids import PolicyVersion
 
 VLLM_BACKEND = "asyncrl_shm"
 """Name of the vLLM weight-transfer backend that loads publications."""
-PREPARE, INSTALL = "prepare_publication", "install_publication"
-"""The methods of vLLM's engine process that make a publication ready and install it; see
+PREPARE, LOAD = "prepare_publication", "load_publication"
+"""The methods of vLLM's engine process that make a publication ready and load it; see
 :mod:`asyncrl.weights.vllm.engine_weights`."""
 
 LEFT_FREE = 1 << 30

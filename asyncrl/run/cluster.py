@@ -40,11 +40,12 @@ from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, parts_of
 from asyncrl.run.nodes.process_sizes import sizes_of
 from asyncrl.run.nodes.remote_files import FarFiles
 from asyncrl.run.nodes.shared_folders import refuse_blind
-from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSource
+from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.handle import GeneratorHandle, make_generator
 from asyncrl.run.pool.probe_scores import LearnerScores
-from asyncrl.run.publications.local_publications import make_local_publications
-from asyncrl.run.publications.routes import by_nccl, describe_routes, writers
+from asyncrl.run.publications.routes import Routes, writers
+from asyncrl.run.publications.transport import TransportRun
+from asyncrl.run.publications.transports import transport_of
 from asyncrl.run.reward.reward_model_actor import RemoteRewardModel
 from asyncrl.weights.merge import merge
 from asyncrl.weights.tcp.chunk_wire import SECRET_BYTES
@@ -86,8 +87,8 @@ class Cluster:
         self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(layout.ranks)]
         ranks_on = writers(layout, [where.node for where in self._ranks])
         on_gpus = ray.cluster_resources().get("GPU", 0) > 0
-        nccl = by_nccl(recipe, on_gpus=on_gpus)
-        note(f"Weights: {describe_routes(recipe.weights, ranks_on, engines_on, folder.path, nccl=nccl)}")
+        transport = transport_of(recipe, on_gpus=on_gpus)
+        note(f"Weights: {transport.describe(Routes(recipe, ranks_on, engines_on, folder.path, on_gpus=on_gpus))}")
         self._engines_wait = on_gpus and recipe.learner.gpu == "shared"
         logs, on_node = folder.logs, places.on_node
         # On the driver's node: the run folder holds the journal and need not be on a shared file system.
@@ -120,23 +121,20 @@ class Cluster:
             places.leave(worker)
             await (self.buffer.hand_back(worker, "was lost with its node") if with_node else self.buffer.lost(worker))
 
-        secret = secrets.token_bytes(SECRET_BYTES)
-        self.mirrors = make_local_publications(recipe, folder, secret, tls, nccl=nccl)
+        self.transport = transport.for_run(TransportRun(recipe, folder, secrets.token_bytes(SECRET_BYTES), tls))
 
         def learner(rank: int) -> Any:
             where_to = self._ranks[rank]
             return RemoteLearner.options(**where_to.options).remote(
-                recipe, model, buffer, rank, on_node[where_to.node], folder, folder.run_id, nccl
+                recipe, model, buffer, rank, on_node[where_to.node], folder, folder.run_id, transport.ranks_broadcast
             )
 
-        pools, mirrors = recipe.generators.by_pool, self.mirrors
         self.generators = GeneratorPool(
-            pools,
-            GeneratorSource(generator, places.check_memory),
-            report_lost,
+            recipe.generators.by_pool,
+            GeneratorSupply(generator, report_lost, places.check_memory),
             recipe.deadlines,
             note,
-            mirrors,
+            self.transport,
             nodes=self._nodes,
         )
         self._learners: list[Any] = [learner(rank) for rank in range(layout.ranks)]
@@ -281,7 +279,7 @@ class Cluster:
     async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
         """Have all ranks write their shards of ``version``, over none of the versions that are ``read``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
-        writing = self._call("publish", version, read)
+        writing = self._call("write_shards", version, read)
         return merge(await self._all(writing, what, self._deadlines.publish, remedy))
 
     async def score(self) -> LearnerScores:
@@ -330,7 +328,7 @@ class Cluster:
             for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
         ]
         outcomes = await asyncio.gather(
-            self.generators.close(seconds), self.mirrors.close(seconds), *closing, return_exceptions=True
+            self.generators.close(seconds), self.transport.close(seconds), *closing, return_exceptions=True
         )
         await self.far_files.close(seconds)
         if self._buffer is not None:

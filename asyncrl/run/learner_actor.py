@@ -38,7 +38,6 @@ from learners.step_report import StepReport
 
 if TYPE_CHECKING:
     from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
-    from asyncrl.weights.transport import Transport
     from learners.learner import Learner
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class LearnerActor:
 
     Args:
         sharing: how many processes of the run share the node's cores, this one included.
-        nccl: whether engines may take its part of a publication from its GPU.
+        broadcasts: whether engines may take its part of a publication from its GPU.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class LearnerActor:
         sharing: int,
         folder: RunFolder,
         run_id: str,
-        nccl: bool,
+        broadcasts: bool,
     ) -> None:
         route_output(folder.learner_log(rank))
         with long_import():
@@ -75,8 +74,8 @@ class LearnerActor:
         self._trajectories = folder.trajectories
         self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank
         self._run_id, self._sharing, self._memory = run_id, sharing, MemoryOwner(run_id)
-        self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
-        self._broadcasts_by_nccl = nccl
+        self._files = SharedMemory(run_id=run_id, rank=rank, node=this_node())
+        self._broadcasts = broadcasts
         self._sender: BroadcastSender | None = None
         self._listening: socket.socket | None = None
         self._probed: tuple[tuple[int, ...], ...] = ()
@@ -140,7 +139,7 @@ class LearnerActor:
         needed = learner.rows_needed(batch)
         chosen = self._kept.chosen(batch, needed)
         fetched = list(dict.fromkeys([*needed, *chosen]))
-        rows = {key: decode(data) for key, data in zip(fetched, self._fetch(batch, fetched), strict=True)}
+        rows = {key: decode(data) for key, data in zip(fetched, self._fetch_trajectories(batch, fetched), strict=True)}
         seconds = time.perf_counter() - began
         records = TokenRecords(chosen)
         report = learner.step(batch, rows, records)
@@ -152,11 +151,11 @@ class LearnerActor:
         self._kept.write(batch, rows, chosen, records)
         return msgspec.structs.replace(report, news=self._kept.news())
 
-    def _fetch(self, batch: Batch, rows: list[tuple[GroupId, int]]) -> list[bytes]:
+    def _fetch_trajectories(self, batch: Batch, rows: list[tuple[GroupId, int]]) -> list[bytes]:
         if self._payload is None:
             self._payload = PayloadSource.of(self._buffer, f"learner rank {self._rank}")
         lying = {(row.group_id, row.sample_index): row.payload for row in batch.rows}
-        return self._payload.fetch([lying[row] for row in rows])
+        return self._payload.fetch_payloads([lying[row] for row in rows])
 
     def write_trajectories(self, seconds: float) -> str:
         """Wait until the trajectories that were trained are in their files, or given up; returns what the user should know."""
@@ -165,10 +164,10 @@ class LearnerActor:
             return f"the last trajectories are not kept: the disk did not take them within {seconds:g} s"
         return self._kept.news()
 
-    def publish(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
+    def write_shards(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
         """Write this rank's shards of ``version`` over none of the versions that are ``read``, and return where they are."""
-        part = self._transport.write(version, self._started().shards(), read)
-        if not self._broadcasts_by_nccl:
+        part = self._files.write(version, self._started().shards(), read)
+        if not self._broadcasts:
             return part
         if self._sender is None:
             import torch
@@ -216,7 +215,7 @@ class LearnerActor:
         finally:
             if self._sender is not None:
                 self._sender.close()
-            self._transport.close()
+            self._files.close()
 
     def _started(self) -> "Learner":
         if self._learner is None:

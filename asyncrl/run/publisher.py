@@ -67,7 +67,7 @@ class Publisher:
             the seconds that this took.
         """
         started = self._clock()
-        await self._generators.install(publication)
+        await self._generators.deliver(publication)
         if publication.version > self.published_version:
             await self._buffer.advance(publication.version)
             self.published_version = publication.version

@@ -12,7 +12,7 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.models.model_shape import TINY
-from asyncrl.run.models.model_sources import fetched, is_remote
+from asyncrl.run.models.model_sources import fetch_model, is_remote
 from asyncrl.run.tiny.lessons import players_of
 from asyncrl.run.tiny.warm_up import Made, Request, Step
 from asyncrl.run.views.live_view import LiveView
@@ -31,7 +31,7 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
     if recipe.model.path == TINY:
         request = Request(players_of(recipe), recipe.model.tool_parser, recipe.seed)
         return await _make_tiny(request, recipe.deadlines.start, view)
-    return await fetched(recipe.model.path, "model.path", recipe.deadlines.start)
+    return await fetch_model(recipe.model.path, "model.path", recipe.deadlines.start)
 
 
 async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:

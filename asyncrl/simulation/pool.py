@@ -2,7 +2,7 @@
 
 Tickets, groups, staleness and ledger are the production code; only time, tokens and failures are simulated. A run is a pure
 function of its arguments. Durations of episodes have a heavy tail, and an episode has as many tokens as its duration allows. Each
-engine installs a new version at its own moment of the publication; engines die and come back; environments break. The time at
+engine loads a new version at its own moment of the publication; engines die and come back; environments break. The time at
 which an episode ran determines which version sampled how many of its tokens.
 """
 
@@ -42,7 +42,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         longest: no episode takes longer, as under ``environment.episode_timeout_s``.
         tokens_per_second: sampling speed of one episode, so that episodes of long duration have many tokens.
         step: duration of a training step.
-        publish: duration of a weight publication; each engine installs the weights at its own moment of it.
+        publish: duration of a weight publication; each engine loads the weights at its own moment of it.
         engine_life: mean time after which an engine dies.
         silence: time after its death when an engine's episodes are given up and it comes back.
         broken: share of episodes whose environment breaks.
@@ -230,16 +230,16 @@ class Pool:
         self._buffer.commit([record], self.now)
 
     def _sampled(self, episode: "_Episode", length: int) -> Iterator[tuple[PolicyVersion, int]]:
-        """Yield how many tokens each version sampled: those between its installation and that of the next version."""
-        installed, duration = episode.engine.installed_after, episode.ended - episode.began
-        first = bisect_right(self._publications, episode.began - installed)
-        last = bisect_right(self._publications, episode.ended - installed)
+        """Yield how many tokens each version sampled: those between its loading and that of the next version."""
+        loaded_after, duration = episode.engine.loaded_after, episode.ended - episode.began
+        first = bisect_right(self._publications, episode.began - loaded_after)
+        last = bisect_right(self._publications, episode.ended - loaded_after)
         done = 0
         for version in range(first, last + 1):
             if version == last:
                 so_far = length
             else:
-                so_far = int(length * (self._publications[version] + installed - episode.began) / duration)
+                so_far = int(length * (self._publications[version] + loaded_after - episode.began) / duration)
             if so_far > done:
                 yield PolicyVersion(version), so_far - done
             done = so_far
@@ -329,9 +329,9 @@ class Pool:
 class _Engine:
     """One engine; ``running`` holds its episodes by group and sample index."""
 
-    def __init__(self, number: int, slots: int, installed_after: float) -> None:
+    def __init__(self, number: int, slots: int, loaded_after: float) -> None:
         self._number, self._slots = number, slots
-        self.installed_after = installed_after
+        self.loaded_after = loaded_after
         """Seconds from the start of a publication until this engine has the new weights."""
         self.running: dict[tuple[GroupId, int], _Episode] = {}
         self.alive = True

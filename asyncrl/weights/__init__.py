@@ -1,1 +1,1 @@
-"""Weights from the learner to the engines: transports, fingerprints, checks, and how an engine loads a publication."""
+"""Weights from the learner to the engines: files, mirrors, fingerprints, checks, and how an engine loads a publication."""

@@ -1,17 +1,17 @@
 """The protocol by which publications reach the engines, as a state machine without I/O: who has which version, and what is next.
 
-One publication goes through these steps: the ranks *publish* it; each engine has its bytes *fetched* to its own node while it
-goes on sampling; it *loads* them (prepare, pause, exchange, resume: one call); and it *acknowledges* with a fingerprint. What
-always holds, in whatever order engines are fast, slow, die and join:
+One publication goes through these steps: it is *announced* once the ranks have written it; each engine has its bytes *fetched*
+to its own node while it goes on sampling; it *loads* them (prepare, pause, exchange, resume: one call); and it *acknowledges*
+with a fingerprint. What always holds, in whatever order engines are fast, slow, die and join:
 
 * the version of each engine is known, since only an acknowledgement with the publication's own fingerprint changes it; an engine
   that fails a step leaves, so that nobody samples with weights that nobody knows;
 * the versions that one engine fetches and loads only grow. It skips those that came while it was busy;
 * each step has the same deadline. Whoever carries it out has the engine leave when it has passed;
-* a version is published when every engine that is waited for has it, and at least one has it if there are engines. Nobody is
-  waited for any longer than the patience after the first engine had the version. Whoever has it not by then is behind: the
-  buffer gives it no ticket, its tokens keep the version that sampled them, and it goes on to the newest publication. It is not
-  waited for again until it was in time with one. Neither is an engine that is overlooked, because it is out of reach, nor one
+* a version may be published when every engine that is waited for has acknowledged it, and at least one has if there are engines.
+  Nobody is waited for any longer than the patience after the first engine had the version. Whoever has it not by then is behind:
+  the buffer gives it no ticket, its tokens keep the version that sampled them, and it goes on to the newest publication. It is
+  not waited for again until it was in time with one. Neither is an engine that is overlooked, because it is out of reach, nor one
   that holds its version;
 * a publication's files stay as they are while an engine's bytes are fetched from them, or loaded from them themselves; there are
   never more than :data:`VERSIONS_IN_FILES` versions of them, the one being written included;
@@ -72,7 +72,7 @@ class Deliveries:
         self._engines: dict[WorkerId, _Engine] = {}
         self._newest: Publication | None = None
         self._first_at: float | None = None
-        self._published = True
+        self._acknowledged_by_all = True
 
     @property
     def newest(self) -> PolicyVersion | None:
@@ -91,12 +91,12 @@ class Deliveries:
     def leave(self, engine: WorkerId) -> None:
         """Forget an engine that died, failed a step or missed its deadline. Nothing happens if it is not there."""
         self._engines.pop(engine, None)
-        self._publish_if_due()
+        self._end_waiting_if_due()
 
     def hold(self, engine: WorkerId) -> None:
         """Have an engine keep its version, once its present step is done."""
         self._engines[engine].holds = True
-        self._publish_if_due()
+        self._end_waiting_if_due()
 
     def release(self, engine: WorkerId) -> None:
         """Let an engine go on to newer versions. Nothing happens if it has left."""
@@ -107,9 +107,9 @@ class Deliveries:
         """Wait no longer for an engine that is out of reach, until it was in time with a version; nothing happens if it left."""
         if (there := self._engines.get(engine)) is not None:
             there.waited_for = False
-            self._publish_if_due()
+            self._end_waiting_if_due()
 
-    def publish(self, publication: Publication) -> None:
+    def announce(self, publication: Publication) -> None:
         """Make ``publication`` the newest.
 
         Raises:
@@ -117,8 +117,8 @@ class Deliveries:
         """
         if self._newest is not None and publication.version <= self._newest.version:
             raise WeightMismatch(f"version {publication.version} cannot be published after version {self._newest.version}")
-        self._newest, self._first_at, self._published = publication, None, False
-        self._publish_if_due()
+        self._newest, self._first_at, self._acknowledged_by_all = publication, None, False
+        self._end_waiting_if_due()
 
     def begin(self, engine: WorkerId) -> Publication | None:
         """Have ``engine`` begin with the publication that is to be fetched for it now, and return it; None if there is none."""
@@ -169,7 +169,7 @@ class Deliveries:
         if publication is self._newest:
             self._first_at = self._clock() if self._first_at is None else self._first_at
             there.waited_for = there.waited_for or self.wait_s != 0.0
-        self._publish_if_due()
+        self._end_waiting_if_due()
 
     def _doing(self, engine: WorkerId, step: Step) -> Publication:
         there = self._engines.get(engine)
@@ -178,22 +178,25 @@ class Deliveries:
             raise WeightMismatch(f"{engine} reported the end of step {step.name}, and {doing}; this is a bug in the pool")
         return there.doing
 
-    def _publish_if_due(self) -> None:
-        """Publish the newest version if it is time. What was published stays so, even if all that have it leave."""
-        if self._published:
+    def _end_waiting_if_due(self) -> None:
+        """End the waiting for the newest version if it is time. That stays so, even if all engines that have it leave."""
+        if self._acknowledged_by_all:
             return
         late = [each for each in self._engines.values() if each.waited_for and not each.holds and each.version != self.newest]
         if self._engines and (self._first_at is None or (late and self.wait_s != 0.0)):
             return
         for each in late:
             each.waited_for = False
-        self._published = True
+        self._acknowledged_by_all = True
 
     @property
-    def published(self) -> bool:
-        """Whether the newest version is published. Changes with every report, and with time after :attr:`wait_s`."""
-        self._publish_if_due()
-        return self._published
+    def acknowledged_by_all(self) -> bool:
+        """Whether all that are waited for have acknowledged the newest version, which may then be published.
+
+        Changes with every report, and with time after :attr:`wait_s`.
+        """
+        self._end_waiting_if_due()
+        return self._acknowledged_by_all
 
     @property
     def wait_s(self) -> float | None:

@@ -3,12 +3,12 @@
 It returns tokens with their log-probabilities and policy versions. vLLM itself reports which policy sampled a token, in
 the process that samples. What always holds:
 
-* a request that begins after an installation never reads keys and values that other versions computed: cached prefixes
+* a request that begins after a publication was loaded never reads keys and values that other versions computed: cached prefixes
   are looked up by the version that computed them (vLLM's ``cache_salt``). Emptying vLLM's prefix cache instead is only
   possible when no request runs;
 * a request that is running when its version is replaced keeps its keys and values, and the new version samples its later
   tokens on top of them, as is usual in asynchronous RL; its version spans say where the version changed;
-* after a failed installation, the engine returns no tokens any more.
+* after loading a publication failed, the engine returns no tokens any more.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
-from asyncrl.core.publication import INSTALL, PREPARE, Publication
+from asyncrl.core.publication import LOAD, PREPARE, Publication
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from generators.concurrency import EngineLoad
@@ -69,7 +69,7 @@ class VllmEngine:
     ) -> None:
         self._llm, self._adapters, self._folder = llm, adapters, folder
         self._slots = VersionSlots(1 if adapters is None else adapters.versions)
-        self._installing = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self._failure: str | None = None
         self._row_numbers = count()
         self._ranks = EngineRanks(llm, name, answer_s)
@@ -131,7 +131,7 @@ class VllmEngine:
                         )
                     )
         self._reset_counters()
-        self._cpu_seconds_when_ready = (await self.load()).cpu_seconds
+        self._cpu_seconds_when_ready = (await self.report_load()).cpu_seconds
 
     @property
     def version(self) -> PolicyVersion:
@@ -193,7 +193,7 @@ class VllmEngine:
         except (EngineDeadError, EngineGenerateError, TurnUnanswered) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
         if self._failure is not None:
-            raise ComponentFailed(f"the vLLM engine has unknown weights, because an installation failed: {self._failure}")
+            raise ComponentFailed(f"the vLLM engine has unknown weights, because loading a publication failed: {self._failure}")
         return answer
 
     def _salt(self, slot: int) -> str:
@@ -208,7 +208,7 @@ class VllmEngine:
         Requests go on beside it. Each row is computed whole, never from what the cache has of it.
 
         Raises:
-            ComponentFailed: the engine died, or an installation failed.
+            ComponentFailed: the engine died, or loading a publication failed.
         """
         return list(await asyncio.gather(*(self._score(row, self._slots.newest) for row in rows)))
 
@@ -244,7 +244,7 @@ class VllmEngine:
             finished_by_stop=turn.stopped,
         )
 
-    async def install(self, publication: Publication) -> int:
+    async def load_publication(self, publication: Publication) -> int:
         """Load the weights of ``publication`` while requests run; see :class:`generators.completion.Engine`.
 
         Generation pauses only while prepared weights are exchanged, or, where they cannot be prepared, while they are
@@ -252,14 +252,14 @@ class VllmEngine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        async with self._installing:
+        async with self._loading:
             version, encoded = publication.version, msgspec.msgpack.encode(publication)
             slot = self._slots.place(version)
             await self._prepare(version, encoded)
             try:
                 # One call, which vLLM's process runs between two steps. More calls would have to wait for us.
                 label = self._slots.label_with(slot, version)
-                loaded = await self._ranks.ask(INSTALL, encoded, label, slot)
+                loaded = await self._ranks.ask(LOAD, encoded, label, slot)
             except ProcessDied:
                 raise
             except BaseException as error:
@@ -269,8 +269,8 @@ class VllmEngine:
                 with suppress(EngineDeadError):
                     await self._llm.resume_generation()  # so that waiting requests end, and see the failure
                 # vLLM reports every error in its process as a plain Exception with the message.
-                raise WeightMismatch(f"version {version} could not be installed: {error}") from error
-            # The salt changes only now: a request sent during the installation may have read what older weights cached.
+                raise WeightMismatch(f"version {version} could not be loaded: {error}") from error
+            # The salt changes only now: a request sent during the loading may have read what older weights cached.
             self._slots.hold(slot, version)
             self._last_pause_seconds = max(pause_s for pause_s, *_ in loaded)
             self._paused_seconds += self._last_pause_seconds
@@ -290,7 +290,7 @@ class VllmEngine:
             problem = f"version {version} could not be made ready, and the engine keeps version {self.version}"
             raise WeightMismatch(f"{problem}: {error}") from error
 
-    async def load(self) -> EngineLoad:
+    async def report_load(self) -> EngineLoad:
         """What the engine has to do now; see :class:`generators.completion.Engine`."""
         self._load = EngineLoad.total([EngineLoad(*each) for each in await self._ranks.ask(REPORT_LOAD)])
         return self._load

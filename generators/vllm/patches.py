@@ -73,7 +73,7 @@ REACHES = (
         files=("generators/vllm/engine_load.py", "asyncrl/weights/vllm/engine_weights.py"),
         names=(
             *(_CORE, f"{_CORE}.[REPORT_LOAD]", f"{_CORE}.[HOLD_OUTPUTS]", f"{_CORE}.[ADD_TURNS]"),
-            *(f"{_CORE}.[PREPARE]", f"{_CORE}.[INSTALL]"),
+            *(f"{_CORE}.[PREPARE]", f"{_CORE}.[LOAD]"),
         ),
         why="give the engine's process methods that the front end calls there",
         test=f"{_ENGINE}::test_weights_are_made_ready_before_the_pause",
@@ -110,7 +110,7 @@ REACHES = (
         files=("asyncrl/weights/vllm/publication_calls.py",),
         names=(_CORE, "vllm.v1.engine.EngineCoreRequestType"),
         why="pause, load and go on in one call between two steps, and wake the engine's loop afterwards",
-        test="tests/weights/vllm/test_install_publication.py::test_the_engine_is_paused_loads_and_looks_for_work_again",
+        test="tests/weights/vllm/test_publication_calls.py::test_the_engine_is_paused_loads_and_looks_for_work_again",
         needless="vLLM's pause, update and resume are one call of the engine's process",
     ),
     Reach(

@@ -222,7 +222,7 @@ class Trainer:
         shards = placement.shards(self._chunks, self._spec)
         return shards if self._lora is None else self._lora.merged(shards)
 
-    def published(self) -> Iterator[Shard]:
+    def published_shards(self) -> Iterator[Shard]:
         """Yield what this rank publishes: :meth:`shards`, or the adapters alone if ``learner.lora`` says so."""
         return self._lora.shards() if self._lora is not None and self._publishes_adapters else self.shards()
 

@@ -64,13 +64,13 @@ class FakeEngine:
         spans = tuple(VersionSpan(a, b, versions[a]) for a, b in pairwise(changes))
         return Completion(np.array(ids, np.int32), pseudo_logprobs(ids), spans, ids[-1] in stop_token_ids)
 
-    async def install(self, publication: Publication) -> int:
+    async def load_publication(self, publication: Publication) -> int:
         self.gate.clear()
         self.version = publication.version
         self.gate.set()
         return publication.fingerprint
 
-    async def load(self) -> EngineLoad:
+    async def report_load(self) -> EngineLoad:
         return EngineLoad(self.running, self.waiting, self.cache_share)
 
     def use(self) -> EngineUse:

@@ -41,9 +41,9 @@ def test_the_parts_add_up_to_the_whole_whatever_happens(events):
             entered.pop(number % len(entered)).close()
         elif what == "pause":
             world.paused_s += seconds
-        elif what is Doing.INSTALLATION:
+        elif what is Doing.LOADING:
             entered.append(ExitStack())
-            entered[-1].enter_context(world.time.installing(lambda: world.paused_s))
+            entered[-1].enter_context(world.time.loading_publication(lambda: world.paused_s))
         elif isinstance(what, Doing):
             entered.append(ExitStack())
             entered[-1].enter_context(world.time.doing(what))
@@ -73,11 +73,11 @@ def test_time_without_requests_is_of_what_is_waited_for():
     world.seconds(tools=1.0, scoring=1.0, tickets=2.0, nothing=1.0)
 
 
-def test_a_pause_is_taken_from_the_time_of_its_installation():
+def test_a_pause_is_taken_from_the_time_of_its_loading():
     world = World()
     with world.time.doing(Doing.EPISODE), world.time.doing(Doing.REQUEST):
         world.now += 10.0
-        with world.time.installing(lambda: world.paused_s):
+        with world.time.loading_publication(lambda: world.paused_s):
             world.now += 2.0
             world.paused_s = 0.5
     world.seconds(sampling=11.5, paused=0.5)
@@ -85,7 +85,7 @@ def test_a_pause_is_taken_from_the_time_of_its_installation():
 
 def test_room_that_waits_for_weights_does_not_wait_for_tickets():
     world = World(room=4)
-    with world.time.installing(lambda: world.paused_s):
+    with world.time.loading_publication(lambda: world.paused_s):
         world.now += 3.0
     world.seconds(loading=3.0)
 
@@ -100,7 +100,7 @@ def test_a_worker_is_idle_while_no_request_runs_or_its_engine_is_paused(events):
             continue
         idle += seconds if event == "pause" or not entered else 0
         requests += len(entered) * seconds
-        with world.time.installing(lambda: world.paused_s) if event == "pause" else ExitStack():
+        with world.time.loading_publication(lambda: world.paused_s) if event == "pause" else ExitStack():
             world.now += seconds
             world.paused_s += seconds if event == "pause" else 0
         if event == "enter":

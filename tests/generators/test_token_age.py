@@ -28,7 +28,7 @@ from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory
-from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSource
+from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from buffers.service import BufferService
 from buffers.tasks.task_stream import TaskSource, TaskStream
 from generators.calls.reader import ToolCallReader
@@ -106,10 +106,10 @@ class Generator:
         if self._told_to_end:
             raise HandedBack(f"{self.worker} was told to end")
 
-    async def install(self, publication: Publication) -> int:
+    async def load_publication(self, publication: Publication) -> int:
         assert self._engine.version == 0 or self._engine.version < publication.version
         await self._while_alive(asyncio.sleep(self._chance.uniform(0.0, 8.0 if self._slow else 0.5)))
-        return await self._while_alive(self._worker.install(publication))
+        return await self._while_alive(self._worker.load_publication(publication))
 
     async def statistics(self) -> GeneratorStatistics:
         return self._worker.statistics()
@@ -157,7 +157,7 @@ class World:
         self.service = BufferService(buffer, None, groups_per_step=groups, deadlines=deadlines, free=lambda refs: None)
         clock = asyncio.get_running_loop().time
         self.pool = GeneratorPool(
-            RECIPE.generators.by_pool, GeneratorSource(self._make), self._lost, deadlines, lambda note: None, self, clock
+            RECIPE.generators.by_pool, GeneratorSupply(self._make, self._lost), deadlines, lambda note: None, self, clock
         )
 
     def _make(self, pool: str, number: int) -> Any:
@@ -168,7 +168,7 @@ class World:
         self.alive = [each for each in self.alive if each.worker != worker]
         await self.service.lost(worker)
 
-    async def fetch(self, publication: Publication, node: str) -> Publication:
+    async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
         await asyncio.sleep(self.chance.uniform(0.0, 0.5))
         return publication
 
@@ -179,7 +179,7 @@ class World:
         await self.pool.may_write()
         self.written = version
         file = WeightFile("file", "", 8)
-        await self.pool.install(
+        await self.pool.deliver(
             Publication(version=PolicyVersion(version), files=(file,), shards=(), fingerprints=(), fingerprint=version)
         )
         await self.service.advance(PolicyVersion(version))

@@ -419,16 +419,16 @@ async def test_stopping_hands_nothing_in_and_gives_nothing_back() -> None:
 
 
 async def test_leases_are_renewed_while_nothing_else_moves() -> None:
-    """The engine stands still, weights are being installed, and no commit is answered: the buffer hears of it anyway."""
+    """The engine stands still, weights are being loaded, and no commit is answered: the buffer hears of it anyway."""
     shop = Shop([task("t0"), task("t1"), task("t2")])
     shop.ticket_client.commits.clear()
-    installing = asyncio.Event()
+    may_load = asyncio.Event()
 
-    async def install(publication: Publication) -> int:
-        await installing.wait()
+    async def load_publication(publication: Publication) -> int:
+        await may_load.wait()
         return publication.fingerprint
 
-    shop.engine.install = install  # type: ignore[method-assign]
+    shop.engine.load_publication = load_publication  # type: ignore[method-assign]
     async with shop.open():
         await shop.ticket_client.until(lambda: shop.worker.statistics().finished_episodes == 12)
         shop.engine.gate.clear()
@@ -436,12 +436,14 @@ async def test_leases_are_renewed_while_nothing_else_moves() -> None:
         await shop.ticket_client.notify()
         await shop.ticket_client.until(lambda: (0, 1, 2, 9) in shop.ticket_client.renewals)
         loading = asyncio.create_task(
-            shop.worker.install(Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=5))
+            shop.worker.load_publication(
+                Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=5)
+            )
         )
         shop.ticket_client.renewals.clear()
         await shop.ticket_client.until(lambda: len(shop.ticket_client.renewals) >= 3)
         assert not loading.done()
-        installing.set()
+        may_load.set()
         assert await loading == 5
     assert set(shop.ticket_client.renewals) == {(0, 1, 2, 9)}
 
@@ -501,25 +503,25 @@ async def test_a_group_that_came_back_while_it_was_called_off_is_kept() -> None:
     assert shop.ticket_client.finished(0) == [1, 2]
 
 
-async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
+async def test_nothing_is_asked_for_while_a_publication_is_loaded() -> None:
     shop = Shop([])
-    installing = asyncio.Event()
+    may_load = asyncio.Event()
 
-    async def install(publication: Publication) -> int:
-        await installing.wait()
+    async def load_publication(publication: Publication) -> int:
+        await may_load.wait()
         shop.engine.version = publication.version
         return publication.fingerprint
 
-    shop.engine.install = install  # type: ignore[method-assign]
+    shop.engine.load_publication = load_publication  # type: ignore[method-assign]
     publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=77)
     async with asyncio.TaskGroup() as group:
-        installed = group.create_task(shop.worker.install(publication))
+        loaded = group.create_task(shop.worker.load_publication(publication))
         await asyncio.sleep(0)
         running = group.create_task(shop.worker.run(shop.stop))
         await asyncio.sleep(0)
         assert shop.ticket_client.limits == []
-        installing.set()
-        assert await installed == 77
+        may_load.set()
+        assert await loaded == 77
         await shop.ticket_client.until(lambda: len(shop.ticket_client.limits) == 1)
         shop.stop.set()
         await running
@@ -528,27 +530,27 @@ async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
 async def test_a_version_is_loaded_once_however_often_it_is_asked_for() -> None:
     """A driver that the answer did not reach asks again, while the worker loads and afterwards."""
     shop = Shop([])
-    installing, installed = asyncio.Event(), list[int]()
+    may_load, loaded = asyncio.Event(), list[int]()
 
-    async def install(publication: Publication) -> int:
-        installed.append(publication.version)
-        await installing.wait()
+    async def load_publication(publication: Publication) -> int:
+        loaded.append(publication.version)
+        await may_load.wait()
         return publication.fingerprint
 
-    shop.engine.install = install  # type: ignore[method-assign]
+    shop.engine.load_publication = load_publication  # type: ignore[method-assign]
     first, second = (
         Publication(version=PolicyVersion(each), files=(), shards=(), fingerprints=(), fingerprint=70 + each) for each in (1, 2)
     )
-    unheard = asyncio.create_task(shop.worker.install(first))
+    unheard = asyncio.create_task(shop.worker.load_publication(first))
     await asyncio.sleep(0)
     unheard.cancel()
-    again = [asyncio.create_task(shop.worker.install(first)) for _ in range(2)]
+    again = [asyncio.create_task(shop.worker.load_publication(first)) for _ in range(2)]
     await asyncio.sleep(0)
-    installing.set()
+    may_load.set()
     assert await asyncio.gather(*again) == [71, 71]
-    assert await shop.worker.install(first) == 71
-    assert await shop.worker.install(second) == 72
-    assert installed == [1, 2]
+    assert await shop.worker.load_publication(first) == 71
+    assert await shop.worker.load_publication(second) == 72
+    assert loaded == [1, 2]
 
 
 async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new_one() -> None:
@@ -557,7 +559,7 @@ async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new
     publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprints=(), fingerprint=1)
     async with shop.open():
         await shop.ticket_client.until(lambda: len(shop.ticket_client.limits) == 1)
-        await shop.worker.install(publication)
+        await shop.worker.load_publication(publication)
         shop.ticket_client.clock = PolicyVersion(1)
         shop.ticket_client.tickets.append(Ticket(GroupId(0), task("t"), (0, 1, 2, 3), 0, shop.ticket_client.clock))
         await shop.ticket_client.notify()

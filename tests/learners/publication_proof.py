@@ -84,7 +84,7 @@ async def gaps(engine: VllmEngine, versions: list[Published]) -> list[tuple[floa
     """Install each version, and return the mean and the largest difference of log-probabilities."""
     found = []
     for publication, logprobs in versions:
-        assert await engine.install(publication) == publication.fingerprint
+        assert await engine.load_publication(publication) == publication.fingerprint
         scored = await engine.score(ROWS)
         assert {row.version for row in scored} == {publication.version}
         distances = np.abs(np.concatenate([row.logprobs for row in scored]) - np.concatenate(logprobs))

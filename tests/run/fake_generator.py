@@ -30,7 +30,7 @@ def publication(version: int) -> Publication:
 class SameNode:
     """Everything lies on the node where it is needed."""
 
-    async def fetch(self, publication: Publication, node: str) -> Publication:
+    async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
         return publication
 
     async def check_reach(self, newest: Publication, node: str) -> None:
@@ -69,7 +69,7 @@ class FakeGenerator:
             self._say("runs")
         await self._while_alive(self._stop.wait())
 
-    async def install(self, publication: Publication) -> int:
+    async def load_publication(self, publication: Publication) -> int:
         self.loading = publication
         try:
             await self._while_alive(self.may_load.wait())

@@ -31,7 +31,7 @@ from generators.completion import ScoredRow
 from generators.evaluation import EvaluationResult, HeldOutTask
 from learners.step_report import StepReport
 
-TAKE_S, TRAIN_S, WRITE_S, INSTALL_S, CHECKPOINT_S = 1.0, 10.0, 2.0, 7.0, 6.0
+TAKE_S, TRAIN_S, WRITE_S, DELIVER_S, CHECKPOINT_S = 1.0, 10.0, 2.0, 7.0, 6.0
 PARTS = LearnerTime(data=1.0, forward=3.0, backward=4.0, optimizer=2.0)
 
 
@@ -49,7 +49,7 @@ class World:
         self.late_by = 0
         self.moving = True
         self.same_weights = False
-        self.evaluation_s, self.install_s, self.checkpoint_s, self.probe_s = 5.0, INSTALL_S, CHECKPOINT_S, 1.0
+        self.evaluation_s, self.deliver_s, self.checkpoint_s, self.probe_s = 5.0, DELIVER_S, CHECKPOINT_S, 1.0
         self.now = asyncio.get_running_loop().time
         self.probe = Probe(recipe, self, self)
         self.publisher = Publisher(self, self, self, self.totals, PolicyVersion(published), self.now)
@@ -87,8 +87,8 @@ class World:
         fingerprint = 1 if self.same_weights else version
         return Publication(version=version, files=(), shards=(), fingerprints=(), fingerprint=fingerprint)
 
-    async def install(self, publication: Publication) -> None:
-        await self._for(self.install_s, f"install {publication.version}")
+    async def deliver(self, publication: Publication) -> None:
+        await self._for(self.deliver_s, f"deliver {publication.version}")
 
     async def score(self, rows: Sequence[Sequence[int]] | None = None, turn: int = 0) -> LearnerScores | EngineScores:
         """Both sides of a probe. The ranks are asked without rows."""
@@ -161,12 +161,12 @@ def play(steps: int, *, every: int = 100, published: int = 0, begin: int = 0, **
 
 def test_a_publication_travels_while_the_next_batch_is_trained():
     world = play(3)
-    assert world.when("begin train 1") < world.when("end install 1") < world.when("end train 1")
-    assert world.when("begin install 1") == world.when("end write 1")
+    assert world.when("begin train 1") < world.when("end deliver 1") < world.when("end train 1")
+    assert world.when("begin deliver 1") == world.when("end write 1")
     for step, times, delivery_s in world.recorded:
         assert (times.training, times.writing) == (TRAIN_S, WRITE_S)
         # The delivery that a step reports is that of the step before.
-        assert delivery_s == (None if step == 1 else INSTALL_S)
+        assert delivery_s == (None if step == 1 else DELIVER_S)
     assert world.totals.versions_published == 3
     assert world.publisher.published_version == 3
 
@@ -175,7 +175,7 @@ def test_there_is_never_more_than_one_publication_on_the_way():
     world = play(4)
     on_the_way = 0
     for _, said in world.events:
-        on_the_way += said.startswith("begin install")
+        on_the_way += said.startswith("begin deliver")
         on_the_way -= said.startswith("published")
         assert on_the_way <= 1
     for version in (1, 2, 3):
@@ -184,7 +184,7 @@ def test_there_is_never_more_than_one_publication_on_the_way():
 
 def test_the_pump_ends_when_the_last_version_is_delivered():
     world = play(2)
-    assert world.events[-1][0] == world.when("published 2") == world.when("end install 2")
+    assert world.events[-1][0] == world.when("published 2") == world.when("end deliver 2")
 
 
 def test_the_buffer_hears_that_a_batch_was_trained_before_its_weights_are_written():
@@ -261,7 +261,7 @@ def test_an_evaluation_that_never_ends_is_ended_with_the_run_that_gives_it_up():
 
 def test_what_fails_beside_a_step_ends_the_pump_at_once():
     class Broken(World):
-        async def install(self, publication: Publication) -> None:
+        async def deliver(self, publication: Publication) -> None:
             await asyncio.sleep(0.5)
             raise WeightMismatch("an engine loaded something else")
 
@@ -275,7 +275,7 @@ def test_what_fails_beside_a_step_ends_the_pump_at_once():
     assert virtual_time.run(main()) == TAKE_S + TRAIN_S + WRITE_S + 0.5
 
 
-@pytest.mark.parametrize("slow", [{}, {"checkpoint_s": 30.0}, {"install_s": 30.0}])
+@pytest.mark.parametrize("slow", [{}, {"checkpoint_s": 30.0}, {"deliver_s": 30.0}])
 def test_what_the_learner_spends_its_time_on_adds_up_to_the_time_between_two_steps(slow):
     world = play(5, **slow)
     for (_, times, _), (began, ended) in zip(world.recorded[1:], pairwise(world.step_ended), strict=True):
@@ -284,5 +284,5 @@ def test_what_the_learner_spends_its_time_on_adds_up_to_the_time_between_two_ste
         assert sum(found.values()) == pytest.approx(1.0, abs=0.02)
         assert found["time/learner/other"] == pytest.approx(0.0, abs=0.02), "every second of the pump has a name"
         assert found["time/learner/backward"] == pytest.approx(PARTS.backward / (ended - began))
-    longest = {"checkpoint_s": "checkpointing", "install_s": "delivering"}.get(next(iter(slow), ""))
+    longest = {"checkpoint_s": "checkpointing", "deliver_s": "delivering"}.get(next(iter(slow), ""))
     assert longest is None or found[f"time/learner/{longest}"] > 0.4

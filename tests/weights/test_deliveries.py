@@ -31,7 +31,7 @@ class Machine:
             self.deliveries.join(WorkerId(engine), HOME, waited_for=True)
 
     def publish(self, version: int) -> None:
-        self.deliveries.publish(publication(version))
+        self.deliveries.announce(publication(version))
 
     def load(self, *engines: str, version: int) -> None:
         for engine in engines:
@@ -46,9 +46,9 @@ def test_a_version_is_published_when_all_have_acknowledged_it() -> None:
     machine = Machine("a", "b")
     machine.publish(1)
     machine.load("a", version=1)
-    assert not machine.deliveries.published
+    assert not machine.deliveries.acknowledged_by_all
     machine.load("b", version=1)
-    assert machine.deliveries.published
+    assert machine.deliveries.acknowledged_by_all
     assert machine.deliveries.begin(WorkerId("a")) is None
 
 
@@ -60,13 +60,13 @@ def test_a_slow_engine_holds_the_others_up_once_and_skips_what_came_meanwhile() 
     machine.now = 3.0
     machine.load("a", version=1)
     machine.now = 12.9
-    assert not machine.deliveries.published
+    assert not machine.deliveries.acknowledged_by_all
     machine.now = 13.0
-    assert machine.deliveries.published
+    assert machine.deliveries.acknowledged_by_all
     for version in (2, 3):
         machine.publish(version)
         machine.load("a", version=version)
-        assert machine.deliveries.published, "it was late, so nobody waits for it"
+        assert machine.deliveries.acknowledged_by_all, "it was late, so nobody waits for it"
         if version == 2:
             machine.deliveries.fetched(slow, publication(1))
             machine.deliveries.acknowledged(slow, 1001)
@@ -75,7 +75,7 @@ def test_a_slow_engine_holds_the_others_up_once_and_skips_what_came_meanwhile() 
     machine.load("slow", version=3)
     machine.publish(4)
     machine.load("a", version=4)
-    assert not machine.deliveries.published, "it was in time with version 3, so it is waited for again"
+    assert not machine.deliveries.acknowledged_by_all, "it was in time with version 3, so it is waited for again"
 
 
 def test_an_engine_out_of_reach_is_not_waited_for_until_it_was_in_time_again() -> None:
@@ -84,18 +84,18 @@ def test_an_engine_out_of_reach_is_not_waited_for_until_it_was_in_time_again() -
     machine.publish(1)
     machine.deliveries.begin(cut_off)
     machine.load("a", version=1)
-    assert not machine.deliveries.published
+    assert not machine.deliveries.acknowledged_by_all
     machine.deliveries.overlook(cut_off)
-    assert machine.deliveries.published
+    assert machine.deliveries.acknowledged_by_all
     machine.publish(2)
     machine.load("a", version=2)
-    assert machine.deliveries.published
+    assert machine.deliveries.acknowledged_by_all
     machine.deliveries.fetched(cut_off, publication(1))
     machine.deliveries.acknowledged(cut_off, 1001)
     machine.load("cut-off", version=2)
     machine.publish(3)
     machine.load("a", version=3)
-    assert not machine.deliveries.published, "it answers again"
+    assert not machine.deliveries.acknowledged_by_all, "it answers again"
     machine.deliveries.overlook(WorkerId("left long ago"))
 
 
@@ -103,10 +103,10 @@ def test_nobody_is_published_for_before_somebody_has_the_version() -> None:
     machine = Machine("a", "b")
     machine.publish(1)
     machine.now = 1e6
-    assert not machine.deliveries.published
+    assert not machine.deliveries.acknowledged_by_all
     for engine in "ab":
         machine.deliveries.leave(WorkerId(engine))
-    assert machine.deliveries.published, "there is nobody left to have it"
+    assert machine.deliveries.acknowledged_by_all, "there is nobody left to have it"
 
 
 def test_a_publication_waits_while_all_hold_their_version() -> None:
@@ -115,10 +115,10 @@ def test_a_publication_waits_while_all_hold_their_version() -> None:
     machine.publish(1)
     machine.now = 1e6
     assert machine.deliveries.begin(WorkerId("a")) is None
-    assert not machine.deliveries.published
+    assert not machine.deliveries.acknowledged_by_all
     machine.deliveries.release(WorkerId("a"))
     machine.load("a", version=1)
-    assert machine.deliveries.published
+    assert machine.deliveries.acknowledged_by_all
 
 
 def test_another_fingerprint_changes_no_version_and_versions_only_grow() -> None:
@@ -137,10 +137,10 @@ def test_another_fingerprint_changes_no_version_and_versions_only_grow() -> None
 
 def test_the_files_of_ranks_on_two_nodes_are_read_while_an_engine_of_one_of_them_loads() -> None:
     machine = Machine("a")
-    machine.deliveries.publish(publication(1, HOME, FAR))
+    machine.deliveries.announce(publication(1, HOME, FAR))
     machine.deliveries.begin(WorkerId("a"))
     machine.deliveries.fetched(WorkerId("a"), publication(1, HOME, HOME))
-    machine.deliveries.publish(publication(2, HOME, FAR))
+    machine.deliveries.announce(publication(2, HOME, FAR))
     assert machine.deliveries.read == {1, 2}
 
 
@@ -151,7 +151,7 @@ def test_what_is_being_fetched_stays_and_a_third_old_version_is_not_written() ->
         machine.deliveries.begin(WorkerId(late))
         machine.load(*{"a", "slower"} - {late}, version=version)
         machine.now += PATIENCE_S
-        assert machine.deliveries.published
+        assert machine.deliveries.acknowledged_by_all
         assert machine.deliveries.may_write
     machine.publish(3)
     assert machine.deliveries.read == {1, 2, 3}
@@ -203,12 +203,12 @@ def test_copies_beside_files_that_a_rank_wrote_are_not_overwritten_either() -> N
     machine = Machine("slow", "quick")
     slow, quick = WorkerId("slow"), WorkerId("quick")
     for version in (1, 2):
-        machine.deliveries.publish(publication(version, HOME, FAR))
+        machine.deliveries.announce(publication(version, HOME, FAR))
         for engine in (slow, quick):
             if machine.deliveries.begin(engine) is not None:
                 machine.deliveries.fetched(engine, publication(version, HOME, HOME))
         machine.deliveries.acknowledged(quick, 1000 + version)
-    machine.deliveries.publish(publication(3, HOME, FAR))
+    machine.deliveries.announce(publication(3, HOME, FAR))
     assert machine.deliveries.begin(quick) is None, "the far rank's part of version 3 would arrive over that of version 1"
     machine.deliveries.acknowledged(slow, 1001)
     assert machine.deliveries.begin(quick) == publication(3, HOME, FAR)
@@ -232,7 +232,7 @@ class Protocol(RuleBasedStateMachine):
         self.waited_for: dict[WorkerId, bool] = {}
         self.deserted = False
         self.newest = 0
-        self.was_published = True
+        self.was_acknowledged = True
         for node in nodes:
             self.join(node, waited_for=True)
 
@@ -245,7 +245,7 @@ class Protocol(RuleBasedStateMachine):
         self.nodes[engine], self.loaded[engine], self.waited_for[engine] = node, [], waited_for
         self.protocol.join(engine, node, waited_for=waited_for)
 
-    @precondition(lambda self: self.protocol.published and self.protocol.may_write)
+    @precondition(lambda self: self.protocol.acknowledged_by_all and self.protocol.may_write)
     @rule()
     def publish(self) -> None:
         """The ranks write over a version that nobody reads, in one of the places that they have."""
@@ -253,8 +253,8 @@ class Protocol(RuleBasedStateMachine):
         place = next(i for i, version in enumerate(self.files) if version not in read)
         self.newest += 1
         self.files[place] = self.newest
-        self.first_at, self.deserted, self.was_published = None, not self.nodes, False
-        self.protocol.publish(publication(self.newest))
+        self.first_at, self.deserted, self.was_acknowledged = None, not self.nodes, False
+        self.protocol.announce(publication(self.newest))
 
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
@@ -353,7 +353,7 @@ class Protocol(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_longer_than_the_patience(self) -> None:
         if self.first_at is not None and self.now >= self.first_at + PATIENCE_S:
-            assert self.protocol.published
+            assert self.protocol.acknowledged_by_all
 
     @invariant()
     def a_version_is_published_exactly_when_those_that_are_waited_for_have_it(self) -> None:
@@ -364,9 +364,9 @@ class Protocol(RuleBasedStateMachine):
             if self.waited_for[each] and each not in self.held and self.loaded[each][-1:] != [self.newest]
         ]
         due = self.deserted or over or (self.first_at is not None and not late)
-        assert self.protocol.published == (self.was_published or due)
-        if due and not self.was_published:
-            self.was_published = True
+        assert self.protocol.acknowledged_by_all == (self.was_acknowledged or due)
+        if due and not self.was_acknowledged:
+            self.was_acknowledged = True
             for each in late:
                 self.waited_for[each] = False
 
@@ -390,7 +390,7 @@ class Protocol(RuleBasedStateMachine):
         assert all(self.protocol.is_current(engine) for engine in self.nodes)
         assert all(self.protocol.version(engine) == (self.newest or None) for engine in self.nodes)
         self.now += PATIENCE_S
-        assert self.protocol.published
+        assert self.protocol.acknowledged_by_all
 
 
 TestProtocol = Protocol.TestCase

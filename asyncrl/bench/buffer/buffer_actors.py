@@ -155,7 +155,7 @@ class ProducerActor:
         await ticket_client.commit(trajectory)
         self._handed_in[ticket.group_id, index] = begin, time.monotonic()
 
-    async def install(self, version: PolicyVersion) -> None:
+    async def set_version(self, version: PolicyVersion) -> None:
         """Make trajectories of policy version ``version`` from now on."""
         self._version = version
         self._changed.set()
@@ -201,12 +201,12 @@ class ConsumerActor:
 
     async def _step(self, buffer: BufferClient, source: PayloadSource, version: PolicyVersion) -> int:
         batch = await buffer.take(version)
-        payloads = await asyncio.to_thread(source.fetch, [row.payload for row in batch.rows])
+        payloads = await asyncio.to_thread(source.fetch_payloads, [row.payload for row in batch.rows])
         tokens = sum(len(decode(payload)) for payload in payloads)
         if tokens != sum(row.length for row in batch.rows):
             raise AssertionError(f"{tokens} tokens were read, but the batch of version {version} counts a different number")
         following = PolicyVersion(version + 1)
-        await asyncio.gather(self._producer.install.remote(following), buffer.trained(version))
+        await asyncio.gather(self._producer.set_version.remote(following), buffer.trained(version))
         if following % self._recipe.checkpoint.every == 0:
             await buffer.checkpointed(following)
         await buffer.advance(following)

@@ -222,7 +222,7 @@ class Measured:
 
     async def _cpu_seconds(self) -> tuple[float, float]:
         """Processor time so far of the engine's processes, and of this one."""
-        return (await self._engine.load()).cpu_seconds, time.process_time()
+        return (await self._engine.report_load()).cpu_seconds, time.process_time()
 
     async def _ask(self, name: str, turns: Sequence[Request]) -> None:
         from vllm import SamplingParams

@@ -123,7 +123,7 @@ def _receive(pipe: Connection, device: torch.device, collective: Collective) -> 
         assert isinstance(publication, Publication)
         began = time.perf_counter()
         try:
-            receiver.fetch(publication)
+            receiver.receive_publication(publication)
             seconds = time.perf_counter() - began
             parts = [
                 fingerprint(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))

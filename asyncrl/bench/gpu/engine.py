@@ -41,7 +41,7 @@ class EngineOutcome(msgspec.Struct, frozen=True, kw_only=True):
         dtype: of its weights.
         start_seconds: until it was warm.
         tokens_per_s: sampled tokens, all requests together.
-        install_seconds, pause_seconds: of the second publication, while requests ran; the pause is the part of it in which
+        load_seconds, pause_seconds: of the second publication, while requests ran; the pause is the part of it in which
             nothing was sampled.
         fingerprint_equal: whether the engine acknowledged what was published.
         versions_within_a_request: the most policy versions that sampled one completion.
@@ -51,7 +51,7 @@ class EngineOutcome(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     start_seconds: float
     tokens_per_s: float
-    install_seconds: float
+    load_seconds: float
     pause_seconds: float
     fingerprint_equal: bool
     versions_within_a_request: int
@@ -138,13 +138,13 @@ async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
         took = time.perf_counter() - began
         gaps = await asyncio.to_thread(_gaps, folder, dtype, prompts[:COMPARED], completions[:COMPARED])
         with tempfile.TemporaryDirectory() as files, closing(SharedMemory("bench", 0, files)) as transport:
-            await engine.install(merge([_publish(transport, folder, 1)]))
+            await engine.load_publication(merge([_publish(transport, folder, 1)]))
             publication = merge([_publish(transport, folder, 2)])
             running = asyncio.ensure_future(all_requests())
             await asyncio.sleep(took / 4)
             began = time.perf_counter()
-            acknowledged = await engine.install(publication)
-            installed = time.perf_counter() - began
+            acknowledged = await engine.load_publication(publication)
+            loaded = time.perf_counter() - began
             spans = max(len(completion.spans) for completion in await running)
     finally:
         await engine.close()
@@ -152,7 +152,7 @@ async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
         dtype=dtype,
         start_seconds=started,
         tokens_per_s=sum(len(completion.token_ids) for completion in completions) / took,
-        install_seconds=installed,
+        load_seconds=loaded,
         pause_seconds=engine.use().last_pause_seconds,
         fingerprint_equal=acknowledged == publication.fingerprint,
         versions_within_a_request=spans,

@@ -154,7 +154,7 @@ def describe(name: str, found: Any) -> list[str]:
     if isinstance(found, EngineResult):
         if found.engine is not None:
             lines.append(
-                f"{found.engine.tokens_per_s:,.0f} tokens/s; new weights in {found.engine.install_seconds:.2f} s, paused for "
+                f"{found.engine.tokens_per_s:,.0f} tokens/s; new weights in {found.engine.load_seconds:.2f} s, paused for "
                 f"{found.engine.pause_seconds:.3f} s; log-probabilities differ by {found.engine.logprob_gap_mean:.1e} on average"
             )
         if found.run is not None:

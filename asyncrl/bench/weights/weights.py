@@ -6,6 +6,7 @@ use, and swapped the two. Packing them for vLLM's CPU kernels is not in it.
 """
 
 import os
+import secrets
 import statistics
 import tempfile
 import time
@@ -25,12 +26,11 @@ from asyncrl.bench.weights.weights_parties import (
     Broadcaster,
     Folder,
     Loaded,
-    NodeMirror,
     Party,
     Rank,
     Reader,
+    ServingMirror,
     StoredTimes,
-    new_secret,
     started,
 )
 from asyncrl.core.architecture import Architecture
@@ -38,11 +38,12 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.weights.merge import merge
+from asyncrl.weights.tcp.chunk_wire import SECRET_BYTES
 
 CHANGED = 0.01
 """The share of blocks that change between two versions through a folder."""
 WARM_UP = 2
-"""Publications that are not counted: until both sides of every file have their memory."""
+"""Publications before the measured ones, until both sides of every file have their memory."""
 TARGETS = {"shm_gb_per_s": 3.0, "shm_over_gloo": 1.3, "tcp_gb_per_s": 1.0}
 """The least that each figure should be."""
 LIMITS = {"pause_share": 0.2, "blocked_over_memcpy": 1.0, "blocked_over_memcpy_in_turn": 1.0}
@@ -114,8 +115,8 @@ class DiskTimes(msgspec.Struct, frozen=True):
     """Versions through a folder on this machine's disk, in bytes there and median seconds.
 
     Attributes:
-        whole_bytes, whole_store, whole_fetch: of the first version, stored whole.
-        delta_bytes, delta_store, delta_fetch: of a version in which 1 % of the blocks of 4 KiB have changed.
+        whole_bytes, whole_store, whole_fetch: the first version, which is stored whole.
+        delta_bytes, delta_store, delta_fetch: a version in which 1 % of the blocks of 4 KiB have changed.
     """
 
     whole_bytes: int
@@ -130,12 +131,12 @@ class ModelResult(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one model; a GB is 10**9 bytes.
 
     Attributes:
-        bytes: of one publication.
-        memcpy_gb_per_s: of one thread; ranks copy their shards at the same time, and this is the slowest rank's rate. Each rank
-            makes its copies one after the other, before there are publications.
-        memcpy_in_turn_gb_per_s: the same, of copies that all ranks begin together, each just before a publication by ``shm``.
+        bytes: the size of one publication.
+        memcpy_gb_per_s: the rate of one thread; ranks copy their shards at the same time, and this is the slowest rank's. Each
+            rank makes its copies one after the other, before there are publications.
+        memcpy_in_turn_gb_per_s: the same for copies that all ranks begin together, each just before a publication by ``shm``.
         fingerprint_gb_per_s: the same as ``memcpy_gb_per_s`` for computing fingerprints.
-        gloo_gb_per_s: of broadcasting one flat tensor of the model's size from one process to another.
+        gloo_gb_per_s: the rate of broadcasting one flat tensor of the model's size from one process to another.
         shm, tcp: the seconds of publications to a reader on the same node, and through mirrors over the loopback interface.
         shm_gb_per_s: bytes over seconds from publishing to loaded.
         shm_over_gloo: the same over gloo's rate, which proves and loads nothing.
@@ -279,7 +280,7 @@ class _Publishing:
         written = time.perf_counter()
         if through_mirrors:
             self._source.call("serve", version, publication.files)
-            files = self._target.call("fetch", version, publication.files, self._address)
+            files = self._target.call("fetch_files", version, publication.files, self._address)
             publication = msgspec.structs.replace(publication, files=files)
         fetched = time.perf_counter()
         loaded: Loaded = self._reader.call("load", publication)
@@ -293,11 +294,11 @@ class _Publishing:
 @contextmanager
 def _publishing(run_id: str, ranks: list[Party], model: ModelSettings) -> Iterator[_Publishing]:
     """Start the processes that are needed beside the ranks, and end them."""
-    secret = new_secret()
+    secret = secrets.token_bytes(SECRET_BYTES)
     with (
         started(Reader, model.architecture) as reader,
-        started(NodeMirror, run_id, LEARNER_NODE, secret) as source,
-        started(NodeMirror, run_id, ENGINE_NODE, secret) as target,
+        started(ServingMirror, run_id, LEARNER_NODE, secret) as source,
+        started(ServingMirror, run_id, ENGINE_NODE, secret) as target,
     ):
         yield _Publishing(ranks, reader, source, target)
 
@@ -310,7 +311,7 @@ def _all(parties: list[Party], method: str, *arguments: object) -> list[Any]:
 
 
 def _gloo(size: int, repetitions: int) -> float:
-    """Return the median seconds of one broadcast between two processes, after one that is not counted."""
+    """Return the median seconds of one broadcast between two processes, but for the first."""
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as folder, ExitStack() as stack:
         meeting = Path(folder) / "meeting"
         pair = [stack.enter_context(started(Broadcaster, meeting, rank, size)) for rank in range(2)]
@@ -325,7 +326,7 @@ def _median(times: list[TransportTimes]) -> TransportTimes:
 
 
 def view(result: WeightsBenchResult) -> RenderableType:
-    """The result as a table."""
+    """Return the result as a table."""
     table = Table(title=f"Weights, on {result.cores} cores", title_justify="left", border_style="dim", box=box.ROUNDED)
     table.add_column("", style="dim")
     for model in result.models:

@@ -5,7 +5,6 @@ thread; the reader uses as many as the machine has cores.
 """
 
 import os
-import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from asyncrl.core.errors import ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import Publication, Shard, WeightFile
-from asyncrl.weights.disk.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_file import BLOCK_BYTES
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
@@ -84,10 +83,9 @@ class Rank:
                 flat[torch.randperm(blocks)[: round(share * blocks)] * step] += 1
 
     def memcpy(self, repetitions: int) -> float:
-        """Return the median seconds of :meth:`copy`, after one that is not counted."""
+        """Return the median seconds of :meth:`copy`, but for the first."""
         self._copies = [torch.zeros_like(shard.tensor) for shard in self._shards]
-        self.copy()
-        return statistics.median(self.copy() for _ in range(repetitions))
+        return _median_seconds(self.copy, repetitions)
 
     def copy(self) -> float:
         """Copy the shards to the memory that :meth:`memcpy` has touched, one tensor after the other, and return the seconds."""
@@ -104,7 +102,7 @@ class Rank:
             for shard in self._shards:
                 total.add(shard)
 
-        return median_seconds(add_up, repetitions)
+        return _median_seconds(add_up, repetitions)
 
     def close(self) -> None:
         """Remove its files."""
@@ -138,7 +136,7 @@ class Reader:
         self._slices.close()
 
 
-class NodeMirror:
+class ServingMirror:
     """The mirror of one node."""
 
     def __init__(self, run_id: str, node: str, secret: bytes) -> None:
@@ -150,12 +148,12 @@ class NodeMirror:
         return self._mirror.address
 
     def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
-        """See :meth:`Mirror.serve`."""
+        """Hand out the files of a version."""
         self._mirror.serve(version, files)
 
-    def fetch(self, version: PolicyVersion, files: Sequence[WeightFile], source: Address) -> tuple[WeightFile, ...]:
-        """See :meth:`Mirror.fetch`."""
-        return self._mirror.fetch(version, files, {LEARNER_NODE: [source]}, ANSWER_S)
+    def fetch_files(self, version: PolicyVersion, files: Sequence[WeightFile], source: Address) -> tuple[WeightFile, ...]:
+        """Bring the files of a version here."""
+        return self._mirror.fetch_files(version, files, {LEARNER_NODE: [source]}, ANSWER_S)
 
     def close(self) -> None:
         """Remove its files."""
@@ -187,10 +185,10 @@ class Folder:
             rank.change_blocks(share)
         publication = merge([rank.write(version)[0] for rank in self._ranks])
         began = time.perf_counter()
-        stored = self._writer.store(version, *of_node(publication, LEARNER_NODE))
+        stored = self._writer.store(publication)
         self._writer.complete(version, publication.fingerprint, [stored[number] for number in range(len(stored))], [])
         ready = time.perf_counter()
-        files = self._reader.fetch(version, ANSWER_S)
+        files = self._reader.fetch_version(version, ANSWER_S)
         ended = time.perf_counter()
         total = Fingerprints()
         for shard in SharedMemory.read_shards(msgspec.structs.replace(publication, files=files)):
@@ -301,8 +299,8 @@ def _serve(connection: Connection, make: Callable[..., object], arguments: Seque
             served.close()
 
 
-def median_seconds(work: Callable[[], object], repetitions: int) -> float:
-    """Return the median time of ``work`` after one call that is not counted."""
+def _median_seconds(work: Callable[[], object], repetitions: int) -> float:
+    """Return the median time of ``work``, but for the first call."""
     work()
     times = []
     for _ in range(repetitions):
@@ -310,8 +308,3 @@ def median_seconds(work: Callable[[], object], repetitions: int) -> float:
         work()
         times.append(time.perf_counter() - began)
     return statistics.median(times)
-
-
-def new_secret() -> bytes:
-    """A secret for the mirrors."""
-    return secrets.token_bytes(32)

@@ -124,9 +124,9 @@ class BufferActor:
         return self._places
 
     @ray.method(max_task_retries=AGAIN)
-    async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
-        """Read from this actor's own shard; see :meth:`PayloadShard.fetch`."""
-        return await self._shard.fetch(refs)
+    async def fetch_payloads(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+        """Read from this actor's own shard; see :meth:`PayloadShard.fetch_payloads`."""
+        return await self._shard.fetch_payloads(refs)
 
     @ray.method(max_task_retries=AGAIN)
     async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:

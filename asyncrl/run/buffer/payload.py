@@ -103,7 +103,7 @@ class PayloadSource:
         """Make the source of a rank in this process, given its run's buffer actor. Raises what :func:`ask_shard` raises."""
         return cls(ask_shard(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
 
-    def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+    def fetch_payloads(self, refs: Sequence[PayloadRef]) -> list[bytes]:
         """Return the bytes of ``refs``, in their order. Shards on several other nodes send theirs at the same time.
 
         Raises:
@@ -115,7 +115,7 @@ class PayloadSource:
         for at, ref in enumerate(refs):
             places.setdefault(ref.shard, []).append(at)
         asked = {
-            shard: self._elsewhere[shard].fetch.remote([refs[at] for at in places[shard]])
+            shard: self._elsewhere[shard].fetch_payloads.remote([refs[at] for at in places[shard]])
             for shard in places
             if shard in self._elsewhere
         }

@@ -47,7 +47,7 @@ class PayloadShard:
             remedy = "remove it, or launch again: the next run's folder has another name"
             raise ComponentFailed(f"trajectories cannot be kept in memory: {error}; {remedy}") from error
 
-    async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+    async def fetch_payloads(self, refs: Sequence[PayloadRef]) -> list[bytes]:
         """Read the bytes of ``refs``.
 
         Raises:

@@ -36,7 +36,7 @@ from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.process_kinds import pools_of
 from asyncrl.run.nodes.process_sizes import engine_bytes
 from asyncrl.run.nodes.remote_files import FarFiles
-from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSource
+from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.handle import GeneratorHandle, make_generator
 from asyncrl.run.views.live_view import LiveView
 from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, require_results
@@ -127,7 +127,7 @@ async def _generators(
     count = recipe.generators.count
     view.phase(f"Starting {count} engine{'s' * (count > 1)} with {planned.model.name}")
     places = find_places(recipe, pools_of, nodes, await asyncio.to_thread(_sizes, recipe, weights))
-    pool = GeneratorPool(recipe.generators.by_pool, GeneratorSource(make), report_lost, recipe.deadlines, view.note)
+    pool = GeneratorPool(recipe.generators.by_pool, GeneratorSupply(make, report_lost), recipe.deadlines, view.note)
     far_files = FarFiles(here, lambda: places.others, model if planned.model.is_trained else None)
     try:
         await pool.start(ComingUp(pool.workers, view.advance).up)

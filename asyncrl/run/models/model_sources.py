@@ -31,7 +31,7 @@ def with_pinned_models(recipe: Recipe) -> Recipe:
     return _with_reference(recipe, pinned(named_reference(recipe), REFERENCE))
 
 
-async def fetched(path: str, place: str, deadline_s: float) -> Path:
+async def fetch_model(path: str, place: str, deadline_s: float) -> Path:
     """Return the absolute path of a model's folder; a model of the hub is fetched if it is not in this machine's cache.
 
     Raises:
@@ -44,9 +44,12 @@ async def fetched(path: str, place: str, deadline_s: float) -> Path:
 
 
 async def with_local_reference(recipe: Recipe) -> Recipe:
-    """Return the recipe with the absolute path of the reference policy's folder, if it names one. Raises as :func:`fetched`."""
+    """Return the recipe with the absolute path of the reference policy's folder, if it names one.
+
+    Raises what :func:`fetch_model` raises.
+    """
     named = named_reference(recipe)
-    return _with_reference(recipe, str(await fetched(named, REFERENCE, recipe.deadlines.start))) if named else recipe
+    return _with_reference(recipe, str(await fetch_model(named, REFERENCE, recipe.deadlines.start))) if named else recipe
 
 
 def is_remote(recipe: Recipe) -> bool:

@@ -37,8 +37,9 @@ from asyncrl.run.nodes.process_sizes import Processes, beside_learner, gpu_bytes
 from asyncrl.run.nodes.shared_folders import FolderOnNodes, look_at_folders
 from asyncrl.run.plan.model_check import ModelCheck
 from asyncrl.run.plan.preflight import play_first_tasks
-from asyncrl.run.publications.routes import by_nccl, describe_room, describe_routes, writers
+from asyncrl.run.publications.routes import GpuRoom, Routes, writers
 from asyncrl.run.publications.slices import WeightSlices, weight_slices
+from asyncrl.run.publications.transports import transport_of
 from asyncrl.run.recipe.automatic import Choice
 from asyncrl.run.tiny.lessons import remarks_on
 from asyncrl.run.tracking.further_trackers import check_further_trackers
@@ -223,12 +224,10 @@ def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[st
 def _routes(recipe: Recipe, machine: Machine, shape: ModelShape, placed: Mapping[str, Sequence[str]], run: Path | None) -> str:
     """Say how weights will reach the engines from and to the nodes of a plan."""
     engines_on = Counter(node for pool in recipe.generators.by_pool for node in placed[pool])
-    ranks_on, nccl = writers(recipe.learner.layout, placed[LEARNER]), by_nccl(recipe, on_gpus=machine.gpus > 0)
-    said = describe_routes(recipe.weights, ranks_on, engines_on, run or Path("RUN"), nccl=nccl)
-    if "nccl" not in said:
-        return said
-    size = shape.parameters * ELEMENT_BYTES[recipe.learner.dtype]
-    return f"{said}; {describe_room(recipe, size, machine.gpu_memory)}"
+    ranks_on, on_gpus = writers(recipe.learner.layout, placed[LEARNER]), machine.gpus > 0
+    room = GpuRoom(shape.parameters * ELEMENT_BYTES[recipe.learner.dtype], machine.gpu_memory)
+    routes = Routes(recipe, ranks_on, engines_on, run or Path("RUN"), on_gpus=on_gpus, room=room)
+    return transport_of(recipe, on_gpus=on_gpus).describe(routes)
 
 
 def _with_gpus(recipe: Recipe, machine: Machine, shape: ModelShape) -> tuple[Processes, ...]:

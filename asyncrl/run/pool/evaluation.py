@@ -12,8 +12,7 @@ from typing import NamedTuple
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.pool.handle import GeneratorHandle
-from asyncrl.run.pool.slot import GeneratorSlot
-from asyncrl.run.pool.slots import GeneratorSlots
+from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
 from asyncrl.run.pool.successors import Successors
 from asyncrl.run.pool.weight_delivery import WeightDelivery
 from generators.evaluation import Evaluated, HeldOutTask
@@ -73,7 +72,7 @@ class PoolEvaluation:
             self._delivery.release([generator.worker for _, generator in held])
 
     async def _choose_to_hold(self) -> list[GeneratorSlot]:
-        """Choose the generators that only evaluate, or half of all that evaluate if there are none; rather not one behind."""
+        """Choose the generators that only evaluate, or half of all that do if there are none, those behind last."""
         slots = await self._living()
         slots.sort(key=lambda slot: not self._delivery.is_current(slot.generator.worker))
         return [slot for slot in slots if slot.role == "evaluation"] or slots[: max(1, len(slots) // 2)]

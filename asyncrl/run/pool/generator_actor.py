@@ -91,7 +91,7 @@ class GeneratorActor:
         route_output(folder.generator_log(spec.worker))
         clean_logs(secrets, logging.getLogger().handlers)
         # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM.
-        on_sigterm(self._told_to_end)
+        on_sigterm(self._end_by_sigterm)
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
         self._recipe, self._model, self._spec = recipe, model, spec
@@ -113,7 +113,7 @@ class GeneratorActor:
     async def start(self) -> None:
         """Start the engine and warm it up."""
         self._actors_loop = asyncio.get_running_loop()
-        # A loop that is blocked for longer may have been silent for a whole lease, counted from its last renewal.
+        # A loop that is blocked for longer may have been silent for a whole lease since its last renewal.
         silence_s = self._recipe.deadlines.lease * (1 - 1 / RENEWALS_PER_LEASE)
         self._loop = EventLoopThread(self._id, silence_s)
         await self._loop.call(self._start)
@@ -161,7 +161,7 @@ class GeneratorActor:
         A second call, by a driver that the answer of the first did not reach, waits for the same end.
 
         Raises:
-            HandedBack: SIGTERM told the process to end, and it has handed its episodes back.
+            HandedBack: SIGTERM came, and the process has handed its episodes back.
         """
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name=f"{self._id} generating")
@@ -173,7 +173,7 @@ class GeneratorActor:
         if self._ending is not None:
             raise HandedBack(f"{self._id} was told to end by SIGTERM, and has handed its episodes back")
 
-    def _told_to_end(self) -> None:
+    def _end_by_sigterm(self) -> None:
         """End within ``deadlines.shutdown``, whatever happens; until then, hand the episodes back. Called in any thread."""
         if self._closed:
             os._exit(EXIT_BY_SIGTERM)  # Ray ends it so after a run
@@ -194,10 +194,10 @@ class GeneratorActor:
         await loop.call(lambda: worker.hand_back(self._recipe.deadlines.shutdown / 2))
         loop.call_soon(self._stop.set)
 
-    async def install(self, publication: Publication) -> int:
+    async def load_publication(self, publication: Publication) -> int:
         """Load a published version; returns the fingerprint of what was loaded."""
         loop, worker, _ = self._started()
-        return await loop.call(lambda: worker.install(publication))
+        return await loop.call(lambda: worker.load_publication(publication))
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
         """Have the engine score given tokens with its newest version."""

@@ -3,15 +3,15 @@
 What always holds:
 
 * a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
-* successors and newcomers lease nothing before they have loaded a publication. Which one each generator has, and who is waited
-  for, is told in :mod:`asyncrl.weights.deliveries`;
-* a generator whose pool only evaluates leases nothing; who plays an evaluation is told in :mod:`asyncrl.run.pool.evaluation`;
-* a generator that is told to end, because its pool shrinks or its process got SIGTERM, hands its episodes back first;
-* counters only grow, and include what generators had counted that died or were told to end;
+* successors and newcomers lease nothing before they have loaded a publication. :mod:`asyncrl.weights.deliveries` says which one
+  each generator has, and who is waited for;
+* a generator whose pool only evaluates leases nothing; :mod:`asyncrl.run.pool.evaluation` says who plays an evaluation;
+* a generator that is to end, because its pool shrinks or its process got SIGTERM, hands its episodes back first;
+* counters only grow, and include those of generators that died or ended;
 * nobody waits for a generator whose node does not answer, and no successor is made there. A generator that is lost with its node
   counts neither as a failure nor as one of several deaths in a row.
 
-A generator is replaced if SIGTERM told it to end, or if its process is dead or only looks alive: its event loop ended or is
+A generator is replaced if SIGTERM ended it, or if its process is dead or only looks alive: its event loop ended or is
 blocked, its worker ended although nobody stopped it, it could not be reached for ``deadlines.lease``, or it missed the deadline
 of a call, for example because its engine is frozen. While the cluster has no room for the successor, the others go on. The run
 ends if several successors in a row die in one slot while they come up, if the event loops of several generators in one slot are
@@ -23,9 +23,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import count
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any, NamedTuple, TypeVar
 
 from asyncrl.core.errors import (
     AsyncRLError,
@@ -45,11 +43,10 @@ from asyncrl.run.pool.evaluation import Evaluation, PoolEvaluation
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.pool.probe_scores import EngineScores
 from asyncrl.run.pool.remarks import GeneratorRemarks
-from asyncrl.run.pool.slot import GeneratorSlot
-from asyncrl.run.pool.slots import GeneratorSlots
+from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
 from asyncrl.run.pool.successors import Successors
 from asyncrl.run.pool.weight_delivery import WeightDelivery
-from asyncrl.run.publications.mirrors import LocalPublications
+from asyncrl.run.publications.transport import PublicationTransport
 from generators.evaluation import HeldOutTask
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
@@ -63,16 +60,19 @@ BLOCKED_IN_A_SLOT = 3
 policy, this often it is due to the environment."""
 
 
-class GeneratorSource(msgspec.Struct, frozen=True):
-    """Where a pool gets its generators.
+class GeneratorSupply(NamedTuple):
+    """Where generators come from, and what becomes known of those that are gone.
 
     Attributes:
         make: makes the process of a generator of a pool, given a number that no other of the run had. Raises ``RecipeError`` if
             the cluster has no room for it.
+        report_lost: tells the buffer that a worker is gone, and whether it was lost with its node; may refuse to go on
+            (``BudgetExceeded``).
         check_room: raises ``RecipeError`` if there is no room for so many newcomers of a pool, where ``make`` would not notice.
     """
 
     make: Callable[[str, int], GeneratorHandle]
+    report_lost: Callable[[WorkerId, bool], Awaitable[None]]
     check_room: Callable[[str, int], None] = lambda pool, newcomers: None
 
 
@@ -81,11 +81,9 @@ class GeneratorPool:
 
     Args:
         pools: the pools by name; their sizes and roles count here.
-        source: where the generators come from.
-        report_lost: tells the buffer that a worker is gone, and whether it was lost with its node; may refuse to go on
-            (``BudgetExceeded``).
+        supply: makes generators.
         note: shows a line to the user.
-        publications: brings publications to the generators' nodes; None if nothing is ever published.
+        transport: brings publications to the generators' nodes; None if nothing is ever published.
         clock: returns the time in seconds; must never go back.
         nodes: knows which nodes answer; by default all do.
     """
@@ -93,23 +91,22 @@ class GeneratorPool:
     def __init__(
         self,
         pools: Mapping[str, GeneratorsConfig],
-        source: GeneratorSource,
-        report_lost: Callable[[WorkerId, bool], Awaitable[None]],
+        supply: GeneratorSupply,
         deadlines: DeadlinesConfig,
         note: Callable[[str], None],
-        publications: LocalPublications | None = None,
+        transport: PublicationTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         nodes: NodeWatch | None = None,
     ) -> None:
         self._nodes = nodes or NodeWatch.watching_nobody()
         numbers = count()
-        self._pools, self._report_lost, self._note, self._check_room = pools, report_lost, note, source.check_room
-        self._make: Callable[[str], GeneratorHandle] = lambda pool: source.make(pool, next(numbers))
-        of_each = [(name, pool.role) for name, pool in pools.items() for _ in range(pool.count)]
-        slots = [GeneratorSlot(self._make(name), name, role) for name, role in of_each]
+        self._pools, self._supply, self._note = pools, supply, note
+        self._make: Callable[[str], GeneratorHandle] = lambda pool: supply.make(pool, next(numbers))
+        places = [(name, pool.role) for name, pool in pools.items() for _ in range(pool.count)]
+        slots = [GeneratorSlot(self._make(name), name, role) for name, role in places]
         self._slots = GeneratorSlots(slots, lambda worker: self._delivery.leave(worker), self._nodes)
-        self._delivery = WeightDelivery(publications, deadlines, self._slots.lost, note, clock)
-        self._successors = Successors(self._slots, self._delivery, self._make, report_lost, note)
+        self._delivery = WeightDelivery(transport, deadlines, self._slots.lost, note, clock)
+        self._successors = Successors(self._slots, self._delivery, self._make, supply.report_lost, note)
         self._evaluation = PoolEvaluation(self._slots, self._delivery, self._successors)
         self._remarks = GeneratorRemarks(note)
         self._tended: set[asyncio.Task[None]] = set()
@@ -162,7 +159,7 @@ class GeneratorPool:
             try:
                 await slot.generator.run()
                 if not self._slots.needs_nobody(slot):
-                    raise ProcessDied(f"{slot.generator.worker}: it stopped generating, although nobody told it to; see its log")
+                    raise ProcessDied(f"{slot.generator.worker}: it stopped generating, although nobody stopped it; see its log")
             except ProcessDied as died:
                 death = await self._slots.explained(slot.generator, died)
                 self._slots.died(slot, death)
@@ -172,7 +169,7 @@ class GeneratorPool:
                     await self._successors.replace(slot)
 
     async def _begin(self, slot: GeneratorSlot) -> bool:
-        """Bring a newcomer up. If that fails, or it is told to end meanwhile, the pool stays as large as it was."""
+        """Bring a newcomer up. If that fails, or it is to end meanwhile, the pool stays as large as it was."""
         newcomer = slot.generator
         try:
             await self._successors.come_up(slot)
@@ -206,7 +203,7 @@ class GeneratorPool:
             raise RecipeError(pool, f"nobody would play with {size} engines", "choose 1 or more, or end the run with Ctrl-C")
         if self._slots.pump is None or self._slots.stopping.is_set():
             raise RecipeError(pool, "the run is not generating: it is starting or ending", "try again once it trains")
-        slots = self._slots.of_pool(pool)
+        slots = self._slots.in_pool(pool)
         if size > len(slots):
             newcomers = await self._make_all(pool, size - len(slots))
             for newcomer in newcomers:
@@ -214,7 +211,7 @@ class GeneratorPool:
                 self._slots.all.append(slot)
                 self._tend(self._keep(slot), f"a slot of pool {pool}")
             names = ", ".join(each.worker for each in newcomers)
-            told = f"{names} {'is' if len(newcomers) == 1 else 'are'} coming up"
+            change = f"{names} {'is' if len(newcomers) == 1 else 'are'} coming up"
         elif size < len(slots):
             # First those that do least: they are not up, or behind, or came last.
             slots.sort(key=lambda slot: (slot.up, self._delivery.is_current(slot.generator.worker), -self._slots.all.index(slot)))
@@ -223,22 +220,22 @@ class GeneratorPool:
                 slot.given_up = True
                 self._tend(self._give_up(slot), f"{slot.generator.worker} ending")
             names = ", ".join(slot.generator.worker for slot in ending)
-            told = f"{names} {'hands back its' if len(ending) == 1 else 'hand back their'} episodes"
+            change = f"{names} {'hands back its' if len(ending) == 1 else 'hand back their'} episodes"
         else:
-            told = f"pool {pool} has {pluralize(size, 'engine')} already"
-        self._note(f"Pool {pool} is to have {pluralize(size, 'engine')}: {told}")
-        return told
+            change = f"pool {pool} has {pluralize(size, 'engine')} already"
+        self._note(f"Pool {pool} is to have {pluralize(size, 'engine')}: {change}")
+        return change
 
     async def _make_all(self, pool: str, number: int) -> list[GeneratorHandle]:
         """Make several newcomers of a pool, or none."""
-        self._check_room(pool, number)
+        self._supply.check_room(pool, number)
         made: list[GeneratorHandle] = []
         try:
             made.extend(self._make(pool) for _ in range(number))
         except RecipeError:
             for each in made:
                 each.kill()
-                await self._report_lost(each.worker, False)
+                await self._supply.report_lost(each.worker, False)
             raise
         return made
 
@@ -251,14 +248,14 @@ class GeneratorPool:
         if was_up:
             try:
                 await generator.hand_back()
-                slot.counted(await generator.statistics())
+                slot.note_counters(await generator.statistics())
                 self._note(f"{generator.worker} has handed back its episodes, and ends")
             except (ProcessDied, DeadlineExceeded) as death:
                 self._note(f"{death}. Its episodes are issued again")
         slot.close()
         self._delivery.leave(generator.worker)
         generator.kill()
-        await self._report_lost(generator.worker, False)
+        await self._supply.report_lost(generator.worker, False)
         self._slots.changed.set()
 
     def cut_off(self, node: str) -> list[WorkerId]:
@@ -268,7 +265,7 @@ class GeneratorPool:
             self._delivery.overlook(worker)
         return workers
 
-    async def install(self, publication: Publication) -> None:
+    async def deliver(self, publication: Publication) -> None:
         """Have the generators load ``publication``; return when its version may be published.
 
         Raises:
@@ -319,7 +316,7 @@ class GeneratorPool:
         answers = await self._slots.ask(slots, lambda generator: self._if_reached(generator, generator.statistics()))
         for slot, generator, answer in zip(slots, asked, answers, strict=True):
             if answer is not None and slot.up and slot.generator is generator:
-                slot.counted(answer)
+                slot.note_counters(answer)
                 self._remarks.tell(generator.worker, answer)
         return [slot.counters for slot in self._slots.training]
 
@@ -338,7 +335,7 @@ class GeneratorPool:
     @property
     def sizes(self) -> dict[str, int]:
         """How many engines each pool is to have now."""
-        return {pool: len(self._slots.of_pool(pool)) for pool in self._pools}
+        return {pool: len(self._slots.in_pool(pool)) for pool in self._pools}
 
     @property
     def training_pools(self) -> list[str]:

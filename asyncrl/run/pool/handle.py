@@ -99,20 +99,20 @@ class GeneratorHandle:
                     f"{self._log}, which then names the code"
                 ) from late
 
-    async def install(self, publication: Publication) -> int:
+    async def load_publication(self, publication: Publication) -> int:
         """Load a publication; returns the fingerprint of what was loaded. Goes on after the process was out of reach."""
         what, seconds = f"{self.worker} to load version {publication.version}", self._deadlines.publish
         remedy = f"see {self._log}; raise deadlines.publish"
 
-        async def install() -> int:
+        async def load() -> int:
             async with deadline(seconds, waiter="the driver", owner=what, remedy=remedy):
                 while True:
                     try:
-                        return int(await watch(self._actor.install.remote(publication), of=what))
+                        return int(await watch(self._actor.load_publication.remote(publication), of=what))
                     except ProcessUnreachable:  # it may be loading; asked again, it tells what came of it
                         await asyncio.sleep(AGAIN_S)
 
-        return await self._while_it_answers(install())
+        return await self._while_it_answers(load())
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
         """Have its engine score ``rows`` beside what it samples."""

@@ -8,7 +8,7 @@ from asyncrl.core.plug_ins.users_error import UsersError
 from generators.worker import GeneratorStatistics
 
 ERRORS_SHOWN = 10
-"""How many errors of the environments' code are shown with their tracebacks; all are logged and counted."""
+"""How many errors of the environments' code are shown with their tracebacks; the log and the counters have all."""
 
 
 class GeneratorRemarks:
@@ -20,14 +20,14 @@ class GeneratorRemarks:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._told: set[str] = set()
-        self._told_errors: set[tuple[str, str, int, str]] = set()
+        self._shown: set[str] = set()
+        self._shown_errors: set[tuple[str, str, int, str]] = set()
 
     def tell(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
         """Show what is new in the statistics of a generator."""
         for sentence in statistics.blocked_by + statistics.remarks:
-            if sentence not in self._told:
-                self._told.add(sentence)
+            if sentence not in self._shown:
+                self._shown.add(sentence)
                 self._note(f"{worker}: {sentence}")
         self._tell_errors(statistics.errors)
 
@@ -35,6 +35,6 @@ class GeneratorRemarks:
         """Show the first error of each kind and place with its traceback."""
         for error in errors:
             place = (error.method, error.file, error.line, error.kind)
-            if place not in self._told_errors and len(self._told_errors) < ERRORS_SHOWN:
-                self._told_errors.add(place)
+            if place not in self._shown_errors and len(self._shown_errors) < ERRORS_SHOWN:
+                self._shown_errors.add(place)
                 self._note(f"{error.example}: {UsersError.__str__(error)}\n{error.traceback}".rstrip())

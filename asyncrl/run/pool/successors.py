@@ -20,8 +20,7 @@ from asyncrl.core.errors import (
 )
 from asyncrl.core.ids import WorkerId
 from asyncrl.run.pool.handle import GeneratorHandle
-from asyncrl.run.pool.slot import GeneratorSlot
-from asyncrl.run.pool.slots import GeneratorSlots
+from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
 from asyncrl.run.pool.weight_delivery import WeightDelivery
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.run.pool.handle import GeneratorHandle
-from asyncrl.run.publications.mirrors import LocalPublications
+from asyncrl.run.publications.transport import PublicationTransport
 from asyncrl.weights.deliveries import Deliveries, Step
 from asyncrl.weights.shm.memory_file import MemoryFull
 
@@ -28,28 +28,28 @@ class WeightDelivery:
     """Brings each publication to every generator that has joined, one step after the other, side by side.
 
     Args:
-        publications: brings publications to the generators' nodes; None if nothing is ever published.
-        lost: told of each generator that died or was too late, once.
+        transport: brings publications to the generators' nodes; None if nothing is ever published.
+        lost: is called for each generator that died or was too late, once.
         note: shows a line to the user.
         clock: returns the time in seconds; must never go back.
     """
 
     def __init__(
         self,
-        publications: LocalPublications | None,
+        transport: PublicationTransport | None,
         deadlines: DeadlinesConfig,
         lost: Callable[[GeneratorHandle, ProcessDied], None],
         note: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._publications, self._deadlines, self._lost, self._note = publications, deadlines, lost, note
+        self._transport, self._deadlines, self._lost, self._note = transport, deadlines, lost, note
         self._protocol = Deliveries(deadlines.straggler, clock)
         self._generators: dict[WorkerId, GeneratorHandle] = {}
         self._steps: dict[WorkerId, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._newest: Publication | None = None
         self._failure: BaseException | None = None
-        self._told: set[WorkerId] = set()
+        self._noted: set[WorkerId] = set()
         self._overlooked: set[WorkerId] = set()
 
     def join(self, generator: GeneratorHandle, *, waited_for: bool) -> None:
@@ -82,12 +82,12 @@ class WeightDelivery:
         Raises:
             WeightMismatch: what a generator has loaded is not what was published.
         """
-        self._protocol.publish(publication)
+        self._protocol.announce(publication)
         self._newest = publication
         self._go_on()
-        while not self._protocol.published:
+        while not self._protocol.acknowledged_by_all:
             await self._change(self._protocol.wait_s)
-        self._tell_of_those_behind(publication.version)
+        self._note_those_behind(publication.version)
 
     async def check_reach(self, generator: GeneratorHandle) -> None:
         """Check that publications can come to the node of a generator that has not joined yet.
@@ -96,10 +96,10 @@ class WeightDelivery:
             WeightsOutOfReach: they cannot.
             ProcessDied: the node did not say in time, or cannot be asked.
         """
-        if self._publications is None or self._newest is None:
+        if self._transport is None or self._newest is None:
             return
         try:
-            await self._publications.check_reach(self._newest, generator.node)
+            await self._transport.check_reach(self._newest, generator.node)
         except WeightsOutOfReach as error:
             raise WeightsOutOfReach(f"{generator.worker}: {error}") from error
         except (ComponentFailed, DeadlineExceeded) as error:
@@ -190,7 +190,7 @@ class WeightDelivery:
 
     async def _load(self, generator: GeneratorHandle, publication: Publication) -> int:
         try:
-            return await generator.install(publication)
+            return await generator.load_publication(publication)
         except WeightMismatch as error:  # nobody knows what weights it has, or it keeps older ones
             raise ProcessDied(f"{generator.worker}: {error}") from error
 
@@ -200,12 +200,12 @@ class WeightDelivery:
         self._lost(generator, death)
 
     async def _fetch(self, generator: GeneratorHandle, publication: Publication) -> Publication:
-        if self._publications is None:
+        if self._transport is None:
             raise RuntimeError(
                 f"version {publication.version} is published in a pool that was made without a way for publications"
             )
         try:
-            return await self._publications.fetch(publication, generator.node)
+            return await self._transport.fetch_to_node(publication, generator.node)
         except (ComponentFailed, DeadlineExceeded) as error:
             problem = f"{generator.worker}: version {publication.version} did not reach its node: {error}"
             if isinstance(error, MemoryFull):
@@ -220,13 +220,13 @@ class WeightDelivery:
         if self._failure is not None:
             raise self._failure
 
-    def _tell_of_those_behind(self, version: PolicyVersion) -> None:
+    def _note_those_behind(self, version: PolicyVersion) -> None:
         for worker, step in self._protocol.behind:
-            told = (
+            remark = (
                 f"{worker} does not have version {version} yet (it is {_DOING[step]}): the others go on, and it gets no tickets "
                 f"until it has caught up; raise deadlines.straggler ({self._deadlines.straggler:g} s) to have them wait longer"
             )
-            logger.warning("%s", told)
-            if worker not in self._told | self._overlooked:
-                self._told.add(worker)
-                self._note(told)
+            logger.warning("%s", remark)
+            if worker not in self._noted | self._overlooked:
+                self._noted.add(worker)
+                self._note(remark)

@@ -1,1 +1,1 @@
-"""Publications on their way from the learner's ranks to the engines, one file for each transport."""
+"""Publications on their way from the learner's ranks to the engines, one class for each transport."""

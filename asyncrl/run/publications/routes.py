@@ -1,17 +1,67 @@
-"""How new weights reach the engines of a run, and why: chosen from where the learner's ranks and the engines are."""
+"""The ways of publications through a run, from the nodes of the learner's ranks to those of the engines."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.measures.units import memory
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.core.publication import LEFT_FREE
-from asyncrl.core.recipe.network import NoTlsConfig
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.weights import AutoWeightsConfig, DiskWeightsConfig, NcclWeightsConfig, ShmWeightsConfig, WeightsConfig
 from asyncrl.core.text import pluralize
 from learners.rank import RankPlace
+
+
+class GpuRoom(NamedTuple):
+    """What must fit on an engine's GPU: bytes of a version, and bytes of the GPU's memory, 0 if not known."""
+
+    version: int
+    gpu: int
+
+
+class Routes:
+    """Where the publications of a run come from and go to.
+
+    Args:
+        ranks_on: the nodes of the learner's ranks that write publications: see :func:`writers`.
+        engines_on: how many engines are on each node.
+
+    Attributes:
+        folder: the run's folder.
+        on_gpus: learner and engines compute on GPUs.
+        room: for a plan that says whether a version fits beside the weights in use; None where that is not asked.
+        engines: how many there are.
+        near: how many engines are on the node that all ranks write on. They map the ranks' files, and have nothing to fetch.
+        beside: how many are on each node that some ranks write on, others elsewhere.
+        apart: how many are on each node that no rank writes on.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        ranks_on: Collection[str],
+        engines_on: Mapping[str, int],
+        folder: Path,
+        *,
+        on_gpus: bool,
+        room: GpuRoom | None = None,
+    ) -> None:
+        self.recipe, self.folder, self.on_gpus, self.room = recipe, folder, on_gpus, room
+        only = set(ranks_on) if len(set(ranks_on)) == 1 else set()
+        self.engines = sum(engines_on.values())
+        self.near = sum(count for node, count in engines_on.items() if node in only)
+        self.beside = {node: count for node, count in engines_on.items() if node in ranks_on and node not in only}
+        self.apart = {node: count for node, count in engines_on.items() if node not in ranks_on}
+
+    @cached_property
+    def far(self) -> dict[str, int]:
+        """How many engines are on each node that something must be brought to."""
+        return self.beside | self.apart
+
+    @property
+    def through_memory(self) -> list[str]:
+        """How the engines that are near get weights, whatever the transport; empty if none is."""
+        engines = pluralize(self.near, "engine")
+        return [f"shm to {engines} on the learner's node, whose memory they share"] if self.near else []
 
 
 def writers(layout: ParallelLayout, nodes: Sequence[str]) -> set[str]:
@@ -24,93 +74,6 @@ def writers(layout: ParallelLayout, nodes: Sequence[str]) -> set[str]:
     return {nodes[place.rank] for place in places if place.is_first_replica or place.is_first_expert_replica}
 
 
-def by_nccl(recipe: Recipe, *, on_gpus: bool) -> bool:
-    """Whether NCCL carries weights to those engines of a run that do not share the memory of all ranks, or to all of them.
-
-    Args:
-        on_gpus: learner and engines compute on GPUs.
-
-    Raises:
-        RecipeError: the recipe asks for NCCL, and it cannot be used.
-    """
-    encrypted = not isinstance(recipe.network.tls, NoTlsConfig)
-    if isinstance(recipe.weights, NcclWeightsConfig):
-        if not on_gpus:
-            problem = "NCCL carries weights between GPUs, and learner and engines have none here"
-            raise RecipeError("weights.kind", problem, "set it to auto, which takes memory within a node and TCP between nodes")
-        if encrypted:
-            problem = "NCCL does not encrypt what it sends, and network.tls asks for that"
-            raise RecipeError("weights.kind", problem, "set it to auto or tcp, or leave network.tls out if the network is yours")
-        return True
-    return isinstance(recipe.weights, AutoWeightsConfig) and on_gpus and not encrypted
-
-
-def describe_routes(
-    weights: WeightsConfig, ranks_on: Collection[str], engines_on: Mapping[str, int], folder: Path, *, nccl: bool = False
-) -> str:
-    """Say how weights reach the engines, in a few words each with its reason.
-
-    Args:
-        ranks_on: the nodes of the learner's ranks that write publications: see :func:`writers`.
-        engines_on: how many engines are on each node.
-        folder: of the run.
-        nccl: what :func:`by_nccl` returned.
-
-    Raises:
-        RecipeError: the recipe asks for the memory of one node, and the run spans several.
-    """
-    if isinstance(weights, NcclWeightsConfig):
-        return f"nccl to {pluralize(sum(engines_on.values()), 'engine')}, from GPU to GPU, since the recipe asks for it"
-    # An engine beside a rank maps that rank's files, and has no more to fetch if no rank is elsewhere.
-    near = sum(count for node, count in engines_on.items() if set(ranks_on) == {node})
-    beside = {node: count for node, count in engines_on.items() if node in ranks_on and set(ranks_on) != {node}}
-    apart = {node: count for node, count in engines_on.items() if node not in ranks_on}
-    far = beside | apart
-    if isinstance(weights, ShmWeightsConfig) and far:
-        nodes = "engines and learner ranks are on different nodes"
-        raise RecipeError(
-            "weights.kind",
-            f"shm reaches engines on the node of all learner ranks alone, and {nodes} ({pluralize(sum(far.values()), 'engine')})",
-            "set it to auto, which goes by network there, or to disk; or have placement.strategy pack everything onto one node",
-        )
-    said = []
-    if near:
-        said.append(f"shm to {pluralize(near, 'engine')} on the learner's node, whose memory they share")
-    if isinstance(weights, DiskWeightsConfig):
-        how = ", as changed blocks where that is less" if weights.delta else ""
-        others = f"to {pluralize(sum(far.values()), 'engine')} elsewhere" if far else "for engines that come elsewhere"
-        said.append(f"disk {others}, through {stored_in(weights, folder)}{how}, since the recipe asks for it")
-    elif nccl and far:
-        engines, nodes = pluralize(sum(far.values()), "engine"), pluralize(len(far), "node")
-        said.append(f"nccl to {engines} on {nodes} away from a rank, from GPU to GPU")
-    else:
-        if beside:
-            said.append(f"shm from ranks beside them, and tcp from those on other nodes, to {_on_nodes(beside)}, once to each")
-        if apart:
-            said.append(f"tcp to {_on_nodes(apart)} where no rank writes, once to each")
-    return "; ".join(said)
-
-
-def _on_nodes(engines_on: Mapping[str, int]) -> str:
+def on_nodes(engines_on: Mapping[str, int]) -> str:
+    """Say how many engines are on how many nodes."""
     return f"{pluralize(sum(engines_on.values()), 'engine')} on {pluralize(len(engines_on), 'node')}"
-
-
-def describe_room(recipe: Recipe, size: int, gpu_memory: int) -> str:
-    """Say whether engines pause while NCCL brings them a version.
-
-    Args:
-        size: bytes of a version.
-        gpu_memory: bytes of an engine's GPU; 0 if not known.
-    """
-    share = max(pool.gpu_memory_share for pool in recipe.generators.by_pool.values())
-    left = f"generators.gpu_memory_share {share:g} leaves {memory(int(gpu_memory * (1 - share)))}"
-    if not gpu_memory:
-        return f"an engine whose GPU has no room for {memory(size)} beside the weights in use pauses while a version arrives"
-    if size + LEFT_FREE <= gpu_memory * (1 - share):
-        return f"a version arrives while engines sample, in {memory(size)} beside the weights in use ({left})"
-    return f"engines pause while a version arrives: {memory(size)} do not fit beside the weights in use ({left})"
-
-
-def stored_in(weights: DiskWeightsConfig, folder: Path) -> Path:
-    """The versioned folder of a run."""
-    return folder / "weights" if weights.folder is None else Path(weights.folder).absolute()

@@ -6,11 +6,9 @@ where engines map it. What always holds: a side's version is known, or all of it
 """
 
 import logging
-import mmap
-import os
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +16,8 @@ import numpy as np
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, ShardRecord, WeightFile
 from asyncrl.weights.disk.stored_file import BLOCK_BYTES, apply_blocks, changed_blocks, read_whole, write_blocks, write_whole
-from asyncrl.weights.disk.stored_versions import Manifest, StoredFile, StoredVersions, total_stored
-from asyncrl.weights.shm.memory_file import MemoryFile, memory_path, remove_memory_files
+from asyncrl.weights.disk.stored_versions import Manifest, StoredFile, StoredVersions
+from asyncrl.weights.shm.memory_file import MemoryFile, mapped, memory_path, remove_memory_files
 
 logger = logging.getLogger(__name__)
 
@@ -63,25 +61,22 @@ class DiskMirror:
         self._fetches = 0
         self._storing, self._fetching = threading.Lock(), threading.Lock()
 
-    def store(
-        self, version: PolicyVersion, files: Mapping[int, WeightFile], shards: Mapping[int, Sequence[ShardRecord]]
-    ) -> dict[int, StoredFile]:
-        """Store the files that ranks on this node wrote.
-
-        Args:
-            files: by their number in the publication.
-            shards: what lies in each.
-        """
+    def store(self, publication: Publication) -> dict[int, StoredFile]:
+        """Store those files of a publication that ranks on this node wrote; return them by their number in it."""
         with self._storing:
             began = time.monotonic()
-            stored = {number: self._store(version, number, file, shards[number]) for number, file in files.items()}
-            size = sum(file.size for file in stored.values())
-            written, seconds = total_stored(list(stored.values())), time.monotonic() - began
+            version, stored = publication.version, dict[int, StoredFile]()
+            for number, file in enumerate(publication.files):
+                if file.node == self._node:
+                    shards = [shard for shard in publication.shards if shard.file == number]
+                    stored[number] = self._store(version, number, file, shards)
+            size, written = sum(file.size for file in stored.values()), sum(file.stored for file in stored.values())
+            seconds = time.monotonic() - began
             logger.info("version %d: %d bytes stored for %d bytes of weights in %.3f s", version, written, size, seconds)
             return stored
 
     def _store(self, version: PolicyVersion, number: int, file: WeightFile, shards: Sequence[ShardRecord]) -> StoredFile:
-        folder, memory = self._versions.new(version), _mapped(file)
+        folder, memory = self._versions.new(version), mapped(file.path, file.size)
         now, before = np.frombuffer(memory, np.uint8), self._before.get(number)
         if before is not None and len(before.content) == len(now) and self._may_change(before, version):
             changed = changed_blocks(before.content, now)
@@ -117,7 +112,7 @@ class DiskMirror:
         self._versions.complete(Manifest(version, fingerprint, tuple(files)))
         self._versions.prune(read)
 
-    def fetch(self, version: PolicyVersion, seconds: float) -> tuple[WeightFile, ...]:
+    def fetch_version(self, version: PolicyVersion, seconds: float) -> tuple[WeightFile, ...]:
         """Bring ``version`` to this node, and return its files here, in the order of the publication.
 
         Args:
@@ -163,23 +158,3 @@ class DiskMirror:
     def remove_left_behind(run_id: str) -> None:
         """Remove what the mirrors of a killed run have left behind in this node's memory file system."""
         remove_memory_files(run_id, "disk-")
-
-
-def of_node(publication: Publication, node: str) -> tuple[dict[int, WeightFile], dict[int, list[ShardRecord]]]:
-    """Return the files of a publication that were written on ``node``, by number, and the shards in each."""
-    files = {number: file for number, file in enumerate(publication.files) if file.node == node}
-    shards: dict[int, list[ShardRecord]] = {number: [] for number in files}
-    for shard in publication.shards:
-        if shard.file in shards:
-            shards[shard.file].append(shard)
-    return files, shards
-
-
-def _mapped(file: WeightFile) -> memoryview:
-    if file.size == 0:
-        return memoryview(b"")
-    descriptor = os.open(file.path, os.O_RDONLY)
-    try:
-        return memoryview(mmap.mmap(descriptor, file.size, prot=mmap.PROT_READ))
-    finally:
-        os.close(descriptor)

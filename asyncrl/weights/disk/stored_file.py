@@ -1,7 +1,7 @@
 """One rank's weight file in a folder: whole as safetensors, or as the blocks that changed since an earlier version.
 
 What always holds: the data of a safetensors file are the bytes of the rank's file, gaps between shards included; a file is on
-disk (fsync) before its name is told to anybody; what is read is compared with the checksums that were written with it.
+disk (fsync) before anybody gets its name; what is read is compared with the checksums that were written with it.
 """
 
 import json

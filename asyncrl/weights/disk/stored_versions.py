@@ -8,7 +8,7 @@ and that one is there as long as the newest two versions, or one that is still r
 import os
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
     Attributes:
         name: within the version's folder.
-        size: of the rank's file.
+        size: bytes of the rank's file.
         base: the version whose file it changes; None if it is whole.
         stored: bytes on disk.
     """
@@ -130,7 +130,7 @@ class StoredVersions:
         """Return the files to read, in order, to get a rank's file of ``version``.
 
         Args:
-            number: of the rank's file in the publication.
+            number: the number of the rank's file in the publication.
             known: the version of the file that the reader has already, if any; without it, the first file is whole.
         """
         files: list[tuple[Path, StoredFile]] = []
@@ -158,8 +158,3 @@ class StoredVersions:
             waiting += bases
             oldest = min(oldest, *bases) if bases else oldest
         return oldest
-
-
-def total_stored(files: Sequence[StoredFile]) -> int:
-    """Bytes on disk of all files."""
-    return sum(file.stored for file in files)

@@ -56,7 +56,7 @@ class BroadcastReceiver:
         self._files: list[torch.Tensor] = []
         self._arrived: PolicyVersion | None = None
 
-    def fetch(self, publication: Publication) -> bool:
+    def receive_publication(self, publication: Publication) -> bool:
         """Take a whole publication, beside the weights in use.
 
         Returns:
@@ -82,11 +82,11 @@ class BroadcastReceiver:
         return True
 
     def read(self, publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the name and the whole of each published tensor, from what :meth:`fetch` took, or else as it arrives.
+        """Yield the name and the whole of each published tensor, from what was received before, or else as it arrives.
 
         Raises:
             WeightMismatch: a tensor is not covered exactly once.
-            ComponentFailed, DeadlineExceeded: as for :meth:`fetch`.
+            ComponentFailed, DeadlineExceeded: as for :meth:`receive_publication`.
         """
         tensors = by_tensor(publication.shards)
         for name, records in tensors.items():

@@ -3,7 +3,7 @@
 vLLM's own dense back-end for NCCL cannot be used here: only rank 0 of the learner sends, and
 ``WeightSource.held_names`` is ignored, so that every other rank's part would have to be gathered there first. ``nccl_m2n`` wants
 every parameter on all ranks, which pipeline stages do not have. So each rank has communicators of its own, and all send side by
-side. Members find each other by NCCL's unique id, which they are told on a connection that has shown a secret; vLLM's meeting
+side. Members find each other by NCCL's unique id, which they get on a connection that has shown a secret; vLLM's meeting
 in a TCPStore would unpickle what any stranger sends.
 """
 
@@ -48,13 +48,17 @@ class Nccl(Collective):
     """NCCL, by vLLM's wrapper; see :class:`Collective`."""
 
     def token(self) -> bytes:
-        """See :class:`Collective`."""
+        """Return a unique id of NCCL's."""
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
         return bytes(NCCLLibrary().ncclGetUniqueId().internal)
 
     def join(self, token: bytes, member: int, members: int, device: torch.device) -> Group:
-        """See :class:`Collective`."""
+        """Make a communicator with the other members.
+
+        Raises:
+            RuntimeError: vLLM does not use NCCL here.
+        """
         from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
 
         with torch.cuda.device(device):

@@ -1,1 +1,1 @@
-"""The ``shm`` transport: weights in the memory of a node."""
+"""Weights in the memory of a node: what learner ranks write, and engines map."""

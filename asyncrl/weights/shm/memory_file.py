@@ -63,11 +63,22 @@ class MemoryFile:
         self.size = size
 
     def close(self) -> None:
-        """Remove the file. Who maps it can read it until it is unmapped. Does nothing the second time."""
+        """Remove the file. A process that maps it can read it until it unmaps it. Does nothing the second time."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             Path(self.path).unlink(missing_ok=True)
             self._descriptor, self._mapping = -1, None
+
+
+def mapped(path: str, size: int) -> memoryview:
+    """Return the first ``size`` bytes of a file, mapped to be read."""
+    if size == 0:
+        return memoryview(b"")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)
 
 
 def memory_path(run_id: str, name: str, directory: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The ``shm`` transport: learner ranks write their shards into the memory file system, and engines on the same host map them.
+"""Publications in the memory of a node: learner ranks write their shards into its memory file system, and engines map them.
 
 Each rank owns two files and alternates between them. So a publication stays readable while the next one is written, and the one
 after that overwrites it; while an engine or another node still reads it, a third file is written instead. The files are reused,
@@ -20,16 +20,16 @@ from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.shm.memory_file import OF_RANKS, MemoryFile, memory_path
-from asyncrl.weights.transport import CPU, Transport
 
+_CPU = torch.device("cpu")
 _ALIGNMENT = 64
 """Every shard begins at a multiple of this many bytes: a cache line, and enough for any dtype to be viewed in place."""
 _NONE = PolicyVersion(-1)
 """The version of a file that none lies in as a whole."""
 
 
-class SharedMemory(Transport):
-    """The ``shm`` transport. Call :meth:`close` at the end, or the files outlive the process.
+class SharedMemory:
+    """The files that one rank writes its shards to. Call :meth:`close` at the end, or they outlive the process.
 
     Args:
         run_id: names the files; unique among the runs on this host.
@@ -129,7 +129,7 @@ class SharedMemory(Transport):
 
     @staticmethod
     def read(
-        publication: Publication, device: torch.device = CPU, mappings: PinnedFiles | None = None
+        publication: Publication, device: torch.device = _CPU, mappings: PinnedFiles | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the name and the whole of each published tensor, in the order in which the shards name them.
 

@@ -74,7 +74,7 @@ class ChunkFetch:
 
     Args:
         waiter: who fetches, for error messages.
-        seconds: the deadline, counted from now.
+        seconds: the deadline, from now on.
         tls: the run's keys if its connections are encrypted.
     """
 

@@ -1,16 +1,15 @@
 """The weight files that a node holds of the newest publications, and which of their chunks are there already.
 
 What always holds: a chunk is handed out only after it was checked; of two versions that lie in the same files, only the newer is
-held; whoever waits for a chunk that will never come is told so.
+held; whoever waits for a chunk that will never come gets that answer at once.
 """
 
-import mmap
-import os
 import threading
 import zlib
 from collections.abc import Sequence
 
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.weights.shm.memory_file import mapped
 from asyncrl.weights.tcp.chunk_wire import CHUNK_BYTES, Answer
 
 
@@ -42,11 +41,7 @@ class HeldFile:
 
     def _bytes(self) -> memoryview:
         if self._mapped is None:
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                self._mapped = memoryview(mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ))
-            finally:
-                os.close(descriptor)
+            self._mapped = mapped(self.path, self.size)
         return self._mapped
 
 

@@ -30,7 +30,7 @@ class _Side:
 
     Attributes:
         version: the version.
-        fetching: held by whoever writes to the files. Who waits for it has told that fetch to stop, which takes as long as its
+        fetching: held by whoever writes to the files. Who waits for it has stopped that fetch, which takes as long as its
             sources may be silent.
         fetch: the last fetch of a version to this side.
     """
@@ -84,7 +84,7 @@ class Mirror:
     def _written_here(self, files: Sequence[WeightFile]) -> list[HeldFile]:
         return [HeldFile(file.path, file.size if file.node == self._node else 0, whole=True) for file in files]
 
-    def fetch(
+    def fetch_files(
         self,
         version: PolicyVersion,
         files: Sequence[WeightFile],
@@ -109,7 +109,7 @@ class Mirror:
                 side.fetch.stop(_overtaken(version))
         try:
             with side.fetching:
-                return self._fetch(side, version, files, sources, seconds)
+                return self._fetch_to_side(side, version, files, sources, seconds)
         except BaseException:
             with self._lock:
                 if side.version == version:
@@ -119,7 +119,7 @@ class Mirror:
                     self._held.hold(version, self._written_here(files))
             raise
 
-    def _fetch(
+    def _fetch_to_side(
         self,
         side: _Side,
         version: PolicyVersion,

@@ -1,9 +1,9 @@
 """Adapters of several versions in one engine, applied by vLLM beside weights that never change.
 
 vLLM has one buffer of matrices more than there are slots. A new version is written into the buffer that no slot names, while the
-engine goes on sampling from the others; to install it, a slot is made to name this buffer, and the buffer it named before is the
+engine goes on sampling from the others; to use it, a slot is made to name this buffer, and the buffer it named before is the
 free one from then on. What always holds: the adapters in a slot came from one publication, which brought exactly the two matrices
-of each projection that the recipe names. A slot that nothing was installed in adds zero.
+of each projection that the recipe names. A slot that nothing was put into adds zero.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ class AdapterSlots:
             else:
                 module.set_lora(self._free, matrices.lora_a, matrices.lora_b)
 
-    def install(self, slot: int) -> None:
+    def put_into_slot(self, slot: int) -> None:
         """Put what was written into ``slot``. Call it between two steps of the engine."""
         buffers, name = self._manager.lora_index_to_id, adapter_id(slot)
         before = buffers.index(name)

@@ -94,7 +94,7 @@ def targets(architecture: Architecture, layout: EngineLayout, worker: int) -> It
             if first < end:
                 yield Target(_rows(tensor, first, end - first), tensor.name, (0, 0))
         else:
-            yield _of_layer(architecture, layout, in_group, tensor)
+            yield _layer_target(architecture, layout, in_group, tensor)
 
 
 def parameters(architecture: Architecture, layout: EngineLayout, worker: int) -> dict[str, tuple[int, ...]]:
@@ -124,7 +124,7 @@ def _rows(tensor: ModelTensor, first: int, count: int) -> Rectangle:
     return Rectangle(tensor.name, (first, *(0 for _ in rest)), (count, *rest))
 
 
-def _of_layer(architecture: Architecture, layout: EngineLayout, worker: int, tensor: ModelTensor) -> Target:
+def _layer_target(architecture: Architecture, layout: EngineLayout, worker: int, tensor: ModelTensor) -> Target:
     """A tensor of a layer, experts excepted, or the last norm."""
     *prefix, module, kind = tensor.name.split(".")
     parameter = ".".join([*prefix, _MERGED.get(module, module), kind])

@@ -24,16 +24,15 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.process.parent_watch import die_with_parent
-from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication, Shard
+from asyncrl.core.publication import LOAD, PREPARE, VLLM_BACKEND, Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from asyncrl.weights.transport import Transport
 from asyncrl.weights.vllm.adapter_slots import AdapterSlots
 from asyncrl.weights.vllm.load_plan import LoadPlan, PreparedLayer
-from asyncrl.weights.vllm.publication_calls import install_publication, prepare_publication
+from asyncrl.weights.vllm.publication_calls import load_publication, prepare_publication
 from asyncrl.weights.vllm.rounding_log import explain_rounding
 from asyncrl.weights.vllm.slice_reader import SliceReader
 from asyncrl.weights.vllm.worker_answers import Answer
@@ -46,7 +45,7 @@ def register() -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     setattr(EngineCoreProc, PREPARE, prepare_publication)
-    setattr(EngineCoreProc, INSTALL, install_publication)
+    setattr(EngineCoreProc, LOAD, load_publication)
     with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
     explain_rounding()
@@ -92,7 +91,6 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         broadcasts: takes publications that the learner's ranks broadcast.
     """
 
-    transport: type[Transport] = SharedMemory
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     fingerprint: int | None = None
@@ -126,7 +124,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             ComponentFailed, DeadlineExceeded: a learner rank did not broadcast it.
         """
         publication = msgspec.msgpack.decode(encoded, type=Publication)
-        if publication.senders and not paused and not self.broadcasts.fetch(publication):
+        if publication.senders and not paused and not self.broadcasts.receive_publication(publication):
             return
         self._prepared = None  # adapters are about to be overwritten
         if self.adapters is not None:
@@ -154,7 +152,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         for layer in prepared.layers:
             layer.exchange()
         if self.adapters is not None:
-            self.adapters.install(slot)
+            self.adapters.put_into_slot(slot)
         self.fingerprint = prepared.fingerprint
         return True
 
@@ -195,8 +193,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         if publication.senders:
             return self.broadcasts.read(publication)
         if self.device.type == "cpu" or self.adapters is not None:  # tensors of one shard are used where they lie
-            return self.transport.read(publication)
-        return self.transport.read(publication, self.device, self._mappings)  # through mappings that are pinned once
+            return SharedMemory.read(publication)
+        return SharedMemory.read(publication, self.device, self._mappings)  # through mappings that are pinned once
 
     def _untouched_layers(self) -> list[str]:
         """Return the names of layers for which the reload has loaded nothing; vLLM would silently keep their old values."""
@@ -286,7 +284,7 @@ class PublicationWorker:
         """Begin to make the weights of a publication ready, in a thread; see :meth:`PublicationTransfer.prepare`.
 
         Args:
-            answers: where the end is told; see :class:`asyncrl.weights.vllm.worker_answers.Answers`.
+            answers: where the worker answers at the end; see :class:`asyncrl.weights.vllm.worker_answers.Answers`.
         """
         answer, threads = Answer(answers), torch.get_num_threads()
 
@@ -300,7 +298,7 @@ class PublicationWorker:
                 else:
                     found = torch.get_num_threads()
                     logger.info("a thread has %d OpenMP threads instead of %d: the engine pauses longer", found, threads)
-            except BaseException as error:  # noqa: BLE001 - told to the engine
+            except BaseException as error:  # noqa: BLE001 - the engine gets it as the answer
                 problem = str(error) or type(error).__name__
             answer.give(problem)
 

@@ -42,7 +42,7 @@ def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[N
     return done
 
 
-def install_publication(core: "EngineCoreProc", publication: bytes, label: str, slot: int) -> "Future[list[float]]":
+def load_publication(core: "EngineCoreProc", publication: bytes, label: str, slot: int) -> "Future[list[float]]":
     """Load a publication between two steps of vLLM's engine process. From then on, vLLM reports ``label`` with its tokens.
 
     If the publication cannot be loaded, in this data-parallel rank or in another, the engine stays paused, because it is unknown

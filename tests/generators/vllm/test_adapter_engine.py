@@ -95,7 +95,7 @@ def sample(sampler: Sampler, prompt: list[int], tokens: int) -> asyncio.Task[Com
 async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base, writer) -> None:
     """An episode that began under a version keeps it beside episodes of the next one, with the same prompt in the same batches;
     once the bound admits it no longer, it goes on with the version that has taken its place, and says so. This is played with
-    longer and longer turns until one lasts from before the first installation to after the second."""
+    longer and longer turns until one lasts from before the first loading to after the second."""
     tokens = 400
     while True:
         began = engine.version
@@ -109,7 +109,7 @@ async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base
             running = sample(old, PROMPT, tokens)
             await sample(engine, PROMPT[:3], 2)  # the turn has begun before it
             first = publish(writer, versions[1], shards(adapters(base, versions[1])))
-            assert await engine.install(first) == first.fingerprint
+            assert await engine.load_publication(first) == first.fingerprint
             assert engine.version == versions[1]
             with engine.episode() as new:
                 sampled = await asyncio.gather(*(sample(sampler, PROMPT, 30) for sampler in (old, new) * 4))
@@ -117,7 +117,7 @@ async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base
             assert max(distance(completion, completion.spans[0].version).max() for completion in sampled) < 1e-3
 
             second = publish(writer, versions[2], shards(adapters(base, versions[2])))
-            assert await engine.install(second) == second.fingerprint
+            assert await engine.load_publication(second) == second.fingerprint
             turn, later = await running, await sample(old, PROMPT, 30)
         assert [span.version for span in later.spans] == [began + 2]
         assert distance(later, began + 2).max() < 1e-3
@@ -135,7 +135,7 @@ async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base
 async def test_adapters_of_another_rank_are_refused_and_the_engine_keeps_what_it_has(engine, base, writer) -> None:
     version = engine.version
     with pytest.raises(WeightMismatch, match=r"the engine's is of rank 3 for down_proj"):
-        await engine.install(publish(writer, version + 1, shards(adapters(base, 9, rank=4))))
+        await engine.load_publication(publish(writer, version + 1, shards(adapters(base, 9, rank=4))))
     completion = await sample(engine, PROMPT, 20)
     assert [span.version for span in completion.spans] == [version]
     assert np.abs(completion.logprobs - expected(merged(base, version), PROMPT, completion.token_ids)).max() < 1e-3

@@ -15,7 +15,7 @@ from small_mixture import small_mixture
 from transformers import Qwen3MoeForCausalLM
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
-from asyncrl.core.publication import INSTALL, PREPARE, Shard
+from asyncrl.core.publication import LOAD, PREPARE, Shard
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion, Sampler
 from generators.vllm.engine import VllmEngine
@@ -88,9 +88,9 @@ async def test_all_ranks_change_versions_together(engine: VllmEngine, model, wri
         publication = publish(writer, before + 1, perturbed(model, tmp_path / str(before)))
         with engine.episode() as first, engine.episode() as second:
             running = [asyncio.create_task(turn(sampler, [7, 8, 9], tokens)) for sampler in (first, second)]
-            while (await engine.load()).running < 2 and not any(request.done() for request in running):
+            while (await engine.report_load()).running < 2 and not any(request.done() for request in running):
                 pass
-            assert await engine.install(publication) == publication.fingerprint
+            assert await engine.load_publication(publication) == publication.fingerprint
             spans = [[span.version for span in (await request).spans] for request in running]
         assert all(versions in ([before], [before, before + 1], [before + 1]) for versions in spans)
         interrupted, tokens = sum(len(versions) == 2 for versions in spans), min(2 * tokens, UNENDING)
@@ -102,7 +102,7 @@ async def test_all_ranks_change_versions_together(engine: VllmEngine, model, wri
 async def test_what_one_rank_cannot_load_ends_the_engine(engine: VllmEngine, model, writer, tmp_path: Path, monkeypatch) -> None:
     """The other rank, which has loaded it, waits for nobody. After this the engine is of no use.
 
-    Requests that run go on to their end, and fail there. They are too long to end before the installation, and no longer.
+    Requests that run go on to their end, and fail there. They are too long to end before the loading, and no longer.
     """
     core, shards = engine.llm.engine_core, perturbed(model, tmp_path)
     whole = publish(writer, 1000, shards)
@@ -112,15 +112,15 @@ async def test_what_one_rank_cannot_load_ends_the_engine(engine: VllmEngine, mod
     async def differently(method: str, *arguments: object, engine: bytes) -> object:
         if method == PREPARE:
             return None
-        if method == INSTALL and engine == core.core_engines[1]:
+        if method == LOAD and engine == core.core_engines[1]:
             arguments = (msgspec.msgpack.encode(part), *arguments[1:])
         return await ask(method, *arguments, engine=engine)
 
     monkeypatch.setattr(core, "_call_utility_async", differently)
     with engine.episode() as first, engine.episode() as second:
         running = [asyncio.create_task(turn(sampler, [7, 8, 9], 400)) for sampler in (first, second)]
-        with pytest.raises(WeightMismatch, match=r"version 1000 could not be installed: .* lacks .*q_proj"):
-            await engine.install(whole)
+        with pytest.raises(WeightMismatch, match=r"version 1000 could not be loaded: .* lacks .*q_proj"):
+            await engine.load_publication(whole)
         for request in running:
             with pytest.raises(ComponentFailed, match="unknown weights"):
                 await request
@@ -132,7 +132,7 @@ async def test_the_engine_ends_with_any_of_its_ranks(engine: VllmEngine) -> None
 
     async def loads() -> None:
         while True:
-            await engine.load()
+            await engine.report_load()
 
     with pytest.raises(ProcessDied, match="the vLLM engine died"):
         await loads()

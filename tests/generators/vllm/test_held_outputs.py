@@ -22,7 +22,7 @@ REQUESTS = 4
 """Requests of an engine, named "0" to "3"; the last one wants its tokens as they come."""
 ACTIONS = st.lists(st.sampled_from(["wait", "sample", "finish", "cancel"]), min_size=REQUESTS, max_size=REQUESTS)
 STEPS = st.lists(st.tuples(st.booleans(), ACTIONS), max_size=30)
-"""For each step, whether new weights are installed before it, and what happens to each request."""
+"""For each step, whether a publication is loaded before it, and what happens to each request."""
 
 
 def params(number: int) -> SamplingParams:

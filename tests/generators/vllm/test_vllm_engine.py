@@ -74,9 +74,9 @@ def sample(
 
 async def received(engine: VllmEngine, requests: int) -> None:
     """Wait until the engine, which is paused, has got this many requests."""
-    load = await engine.load()
+    load = await engine.report_load()
     while load.running + load.waiting < requests:
-        load = await engine.load()
+        load = await engine.report_load()
 
 
 async def ended(requests: list[asyncio.Task[Completion]]) -> None:
@@ -189,7 +189,7 @@ async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEng
 async def test_weights_arrive_under_running_requests(engine, model, writer) -> None:
     """Spans say which policy sampled what, both sides have the same fingerprint, and what is sampled afterwards has the
     log-probabilities of the new weights, the tied output embedding included, and also where an old prefix was cached. Versions
-    are installed under longer and longer requests until two of them have come in the middle of many."""
+    are loaded under longer and longer requests until two of them have come in the middle of many."""
     prompt = list(range(5, 105))
     await sample(engine, prompt, 1)
     fingerprints, interrupted, tokens = set(), 0, 240
@@ -199,7 +199,7 @@ async def test_weights_arrive_under_running_requests(engine, model, writer) -> N
         publication = publish(writer, version, shards(model))
         running = [sample(engine, [7 + i, 8, 9], tokens) for i in range(16)]
         await sample(engine, [3, 4], 8)  # all have begun before it
-        assert await engine.install(publication) == publication.fingerprint
+        assert await engine.load_publication(publication) == publication.fingerprint
         assert engine.version == version
         fingerprints.add(publication.fingerprint)
         completion = await sample(engine, prompt, 30)
@@ -238,7 +238,7 @@ async def test_weights_are_made_ready_before_the_pause(engine, model, writer, mo
     perturb(model)
     publication = publish(writer, engine.version + 1, shards(model))
     erase_once_ready(engine, publication, monkeypatch)
-    assert await engine.install(publication) == publication.fingerprint
+    assert await engine.load_publication(publication) == publication.fingerprint
     prompt = list(range(5, 105))
     completion = await sample(engine, prompt, 30)
     assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
@@ -247,26 +247,26 @@ async def test_weights_are_made_ready_before_the_pause(engine, model, writer, mo
 async def test_bytes_changed_on_the_way_change_the_fingerprint(engine: VllmEngine, model, writer) -> None:
     publication = publish(writer, engine.version + 1, shards(model))
     flip_bit(Path(publication.files[0].path), publication.shards[1].offset)
-    assert await engine.install(publication) != publication.fingerprint
+    assert await engine.load_publication(publication) != publication.fingerprint
 
 
 async def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine) -> None:
     abandoned = sample(engine, [1, 2, 3], UNENDING)
     await sample(engine, [1, 2, 3], 2)
     await ended([abandoned])
-    assert (await engine.load()).running == 0
+    assert (await engine.report_load()).running == 0
 
 
 async def test_the_load_of_an_engine(engine: VllmEngine) -> None:
     running = [sample(engine, [1, 2, 3], UNENDING) for _ in range(3)]
-    load = await engine.load()
+    load = await engine.report_load()
     while load.running < 3:
-        load = await engine.load()
+        load = await engine.report_load()
     assert load.waiting == 0
     assert 0 < load.cache_share < 1
     await sample(engine, [1, 2, 3], 8)  # beside which they are decoded
     await ended(running)
-    idle = await engine.load()
+    idle = await engine.report_load()
     assert (idle.running, idle.waiting, idle.cache_share) == (0, 0, 0.0)
     assert idle.cpu_seconds > load.cpu_seconds > engine.use().time.engine_cpu > 0
     assert idle.decode_seconds > load.decode_seconds >= 0 < idle.prefill_seconds
@@ -280,10 +280,10 @@ async def test_what_cannot_be_made_ready_leaves_the_engine_as_it_was(engine: Vll
         rf"version {incomplete.version} could .* keeps version {engine.version}: .* lacks model\.layers\.0\.self_attn\.q_proj"
     )
     with pytest.raises(WeightMismatch, match=refused):
-        await engine.install(incomplete)
+        await engine.load_publication(incomplete)
     assert {span.version for span in (await running).spans} == {engine.version}
     complete = publish(writer, incomplete.version + 1, shards(model))
-    assert await engine.install(complete) == complete.fingerprint
+    assert await engine.load_publication(complete) == complete.fingerprint
     completion = await sample(engine, [1, 2, 3], 20)
     assert np.abs(completion.logprobs - reference_logprobs(model, [1, 2, 3], completion.token_ids)).max() < 1e-3
 
@@ -304,7 +304,7 @@ async def test_a_publication_that_fails_in_the_pause_ends_the_engine(engine, mod
     with pytest.raises(
         WeightMismatch, match=rf"version {incomplete.version} .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"
     ):
-        await engine.install(incomplete)
+        await engine.load_publication(incomplete)
     for completion in (running, sample(engine, [1, 2, 3], 20)):
         with pytest.raises(ComponentFailed, match=r"unknown weights.*lacks model\.layers\.0"):
             await completion
@@ -328,7 +328,7 @@ async def test_experts_arrive_as_they_were_sent(config: GeneratorsConfig, writer
                 parts = [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in tensors.items()]
                 publication = publish(writer, 10 + version, parts)
                 erase_once_ready(engine, publication, monkeypatch)
-                assert await engine.install(publication) == publication.fingerprint
+                assert await engine.load_publication(publication) == publication.fingerprint
             completion = await sample(engine, prompt, 30)
             assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
     finally:

@@ -94,7 +94,7 @@ def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards):
     store.free(refs[:1])
     assert store.verify(refs) == refs[:1]
     with pytest.raises(PayloadLost, match="shard-2"):
-        PayloadSource(shards, nodes[0], "rank").fetch(refs[:1])
+        PayloadSource(shards, nodes[0], "rank").fetch_payloads(refs[:1])
     assert not store.is_empty()
     assert store.set_aside([]) > 0
     assert written(shards[2].folder) > 0
@@ -121,7 +121,7 @@ def test_a_rank_gets_rows_of_every_node_in_the_order_asked_for(nodes, shards):
     assert {ref.shard for ref, _ in expected} == {0, 1, 2}
 
     def fetch():
-        return PayloadSource(shards, ray.get_runtime_context().get_node_id(), "rank").fetch([ref for ref, _ in expected])
+        return PayloadSource(shards, ray.get_runtime_context().get_node_id(), "rank").fetch_payloads([ref for ref, _ in expected])
 
     for node in nodes:
         where = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -141,7 +141,7 @@ def test_a_call_of_a_shard_whose_answer_is_lost_is_made_again(nodes, shards):
     lost = {"num_failures": 1, "req_failure_prob": 0, "resp_failure_prob": 100, "in_flight_failure_prob": 0}
 
     def fetch():
-        return PayloadSource(shards, nodes[0], "rank").fetch(refs)
+        return PayloadSource(shards, nodes[0], "rank").fetch_payloads(refs)
 
     rank = ray.remote(fetch).options(
         num_cpus=0,
@@ -158,9 +158,9 @@ def test_what_lies_on_ones_own_node_needs_no_actor_and_what_does_not_says_whose_
     for place in shards:
         ray.kill(place.actor)
     source = PayloadSource(shards, nodes[0], "rank 0")
-    assert source.fetch(near) == [b"near"]
+    assert source.fetch_payloads(near) == [b"near"]
     with pytest.raises(ComponentFailed, match="payload shard 2"):
-        source.fetch(far)
+        source.fetch_payloads(far)
 
 
 @pytest.mark.parametrize("journal", [NoJournalConfig(), AppendOnlyJournalConfig()], ids=["memory", "journal"])
@@ -194,7 +194,7 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     written, batch = asyncio.run(through())
     assert all(place.folder.is_dir() for place in places[:2])
     assert {row.payload.shard for row in batch.rows} == {0, 1}
-    fetched = PayloadSource(places, nodes[0], "rank").fetch([row.payload for row in batch.rows])
+    fetched = PayloadSource(places, nodes[0], "rank").fetch_payloads([row.payload for row in batch.rows])
     assert dict(zip([(row.group_id, row.sample_index) for row in batch.rows], fetched, strict=True)) == written
     ray.get(buffer.close.remote())
     assert places[0].folder.parent.is_dir() == (journal != NoJournalConfig())

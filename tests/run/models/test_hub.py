@@ -13,7 +13,7 @@ from planned import QWEN3_0_6B, ROOMY
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.models.hub import is_hub_id, model_folder
-from asyncrl.run.models.model_sources import fetched, with_local_reference
+from asyncrl.run.models.model_sources import fetch_model, with_local_reference
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose
 
@@ -96,11 +96,11 @@ async def test_a_model_that_lacks_weights_is_refused(cache: Path):
     folder = cached(cache)
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     with pytest.raises(RecipeError, match=r"model\.safetensors of acme/small is not in"):
-        await fetched("acme/small", "model.path", 60.0)
+        await fetch_model("acme/small", "model.path", 60.0)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(RecipeError, match=r"model-2\.safetensors of acme/small is not in"):
-        await fetched("acme/small", "model.path", 60.0)
+        await fetch_model("acme/small", "model.path", 60.0)
 
 
 def test_a_reference_policy_is_checked_pinned_and_found(cache: Path, tmp_path: Path):

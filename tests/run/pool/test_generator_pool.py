@@ -31,8 +31,8 @@ from asyncrl.core.task import Task
 from asyncrl.envs.hosting.event_loop import EventLoopThread
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool import successors
-from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSource
-from asyncrl.run.pool.slot import GeneratorSlot
+from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
+from asyncrl.run.pool.slots import GeneratorSlot
 from asyncrl.weights.deliveries import VERSIONS_IN_FILES
 from asyncrl.weights.shm.memory_file import MemoryFull
 from generators.evaluation import HeldOutTask
@@ -57,8 +57,7 @@ class Shop:
         self.watch = NodeWatch(self._ask, lambda: {"far"}, 1.0)
         self.pool = GeneratorPool(
             pools or {MAIN_POOL: GeneratorsConfig(count=size)},
-            GeneratorSource(self._make),
-            self._lost,
+            GeneratorSupply(self._make, self._lost),
             DEADLINES,
             self.notes.append,
             SameNode(),
@@ -103,7 +102,7 @@ class Shop:
     async def generating(self, *, version: int = 0) -> AsyncIterator["asyncio.Task[None]"]:
         """Everything up and generating with ``version``; stopped at the end."""
         await self.pool.start()
-        await self.pool.install(publication(version))
+        await self.pool.deliver(publication(version))
         running = asyncio.create_task(self.pool.generate())
         await self.until(lambda: sum("runs" in line for line in self.log) == self._size)
         try:
@@ -145,11 +144,11 @@ async def test_deliveries_do_not_wait_for_a_generator_that_is_coming_up_and_it_d
         shop.made[1].die()
         await shop.until(lambda: len(shop.made) == 3)
         async with asyncio.timeout(60):
-            await shop.pool.install(publication(1))
-            await shop.pool.install(publication(2))
+            await shop.pool.deliver(publication(1))
+            await shop.pool.deliver(publication(2))
         shop.made[2].may_start.set()
         await shop.until(lambda: "generator-2 runs" in shop.log)
-        await shop.pool.install(publication(3))
+        await shop.pool.deliver(publication(3))
     assert shop.made[0].loaded == [0, 1, 2, 3]
     assert shop.made[2].loaded == [2, 3]
 
@@ -161,8 +160,8 @@ async def test_a_delivery_does_not_wait_for_one_that_is_catching_up_and_it_goes_
         shop.made[1].die()
         await shop.until(lambda: len(shop.made) == 3 and shop.made[2].loading is not None)
         async with asyncio.timeout(60):
-            await shop.pool.install(publication(1))
-            await shop.pool.install(publication(2))
+            await shop.pool.deliver(publication(1))
+            await shop.pool.deliver(publication(2))
         assert shop.made[0].loaded == [0, 1, 2]
         shop.made[2].may_load.set()
         await shop.until(lambda: "generator-2 loaded 2" in shop.log)
@@ -174,7 +173,7 @@ async def test_a_slow_generator_falls_behind_and_skips_to_the_newest_version() -
     async with shop.generating():
         slow = shop.made[1]
         slow.may_load.clear()
-        delivering = asyncio.create_task(shop.pool.install(publication(1)))
+        delivering = asyncio.create_task(shop.pool.deliver(publication(1)))
         await shop.until(lambda: shop.made[0].loaded == shop.made[2].loaded == [0, 1])
         await shop.settle()
         assert not delivering.done()
@@ -183,11 +182,11 @@ async def test_a_slow_generator_falls_behind_and_skips_to_the_newest_version() -
         async with asyncio.timeout(60):
             await delivering
             for version in (2, 3):
-                await shop.pool.install(publication(version))
+                await shop.pool.deliver(publication(version))
         slow.may_load.set()
         await shop.until(lambda: slow.loaded == [0, 1, 3])
         async with asyncio.timeout(60):
-            await shop.pool.install(publication(4))
+            await shop.pool.deliver(publication(4))
             await shop.until(lambda: slow.loaded == [0, 1, 3, 4])
     assert [note for note in shop.notes if "generator-1" in note] == [
         "generator-1 does not have version 1 yet (it is loading): the others go on, and it gets no tickets until it has caught "
@@ -199,14 +198,14 @@ async def test_a_generator_that_weights_cannot_reach_is_replaced() -> None:
     shop = Shop()
     cut_off = iter([ComponentFailed("the node cannot be reached")])
 
-    async def fetch(publication: Publication, node: str) -> Publication:
+    async def fetch_to_node(publication: Publication, node: str) -> Publication:
         for error in cut_off:
             raise error
         return publication
 
     async with shop.generating():
-        shop.pool._delivery._publications.fetch = fetch  # type: ignore[method-assign]
-        await shop.pool.install(publication(1))
+        shop.pool._delivery._transport.fetch_to_node = fetch_to_node  # type: ignore[method-assign]
+        await shop.pool.deliver(publication(1))
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert shop.notes[0].startswith("generator-0: version 1 did not reach its node: the node cannot be reached. Its episodes")
     assert shop.made[2].loaded == [1]
@@ -216,14 +215,14 @@ async def test_a_generator_that_cannot_load_a_publication_is_replaced_and_the_ot
     """Its tokens would be of weights that nobody knows."""
     shop = Shop()
 
-    async def install(publication: Publication) -> int:
-        raise WeightMismatch("version 1 could not be installed: out of memory")
+    async def load_publication(publication: Publication) -> int:
+        raise WeightMismatch("version 1 could not be loaded: out of memory")
 
     async with shop.generating():
-        shop.made[0].install = install  # type: ignore[method-assign]
-        await shop.pool.install(publication(1))
+        shop.made[0].load_publication = load_publication  # type: ignore[method-assign]
+        await shop.pool.deliver(publication(1))
         await shop.until(lambda: "generator-2 runs" in shop.log)
-    assert shop.notes[0].startswith("generator-0: version 1 could not be installed: out of memory. Its episodes are issued again")
+    assert shop.notes[0].startswith("generator-0: version 1 could not be loaded: out of memory. Its episodes are issued again")
     assert (shop.made[1].loaded, shop.made[2].loaded) == ([0, 1], [1])
 
 
@@ -277,7 +276,7 @@ def test_nobody_reads_a_publication_that_is_being_overwritten(seed: int, size: i
                 elif running and random.random() < 0.5:
                     held_back(random.choice(running))
                 await passes(40)
-                await shop.pool.install(publication(version))
+                await shop.pool.deliver(publication(version))
             newest = version
             await asyncio.gather(*gates)
             await shop.until(lambda: sum(fake.alive for fake in shop.made) == size)
@@ -312,21 +311,21 @@ async def test_nobody_waits_for_a_generator_whose_node_does_not_answer_and_it_go
         await shop.pool.statistics()
         for gate in (far.may_load, far.may_count):
             gate.clear()
-        installing = asyncio.create_task(shop.pool.install(publication(1)))
+        delivering = asyncio.create_task(shop.pool.deliver(publication(1)))
         counting = asyncio.create_task(shop.pool.statistics())
         scoring = asyncio.create_task(shop.pool.score([[1, 2]], 1))
         await shop.until(lambda: shop.made[0].loaded == [0, 1] and far.loading is not None)
         await shop.settle()
-        assert not installing.done()
+        assert not delivering.done()
         assert not counting.done()
         shop.watch._silent["far"].set()
         assert shop.pool.cut_off("far") == ["generator-1"]
         async with asyncio.timeout(60):
-            await installing
+            await delivering
             assert [each.tokens_generated for each in await counting] == [0, 5]
             assert await scoring is None
             assert {(await shop.pool.score([[1, 2]], turn)).worker for turn in range(4)} == {"generator-0"}
-            await shop.pool.install(publication(2))
+            await shop.pool.deliver(publication(2))
             await shop.pool.statistics()
         shop.watch._silent["far"].clear()
         for gate in (far.may_load, far.may_count):
@@ -335,12 +334,12 @@ async def test_nobody_waits_for_a_generator_whose_node_does_not_answer_and_it_go
         far.tokens = 7
         assert [each.tokens_generated for each in await shop.pool.statistics()] == [0, 7]
         far.may_load.clear()
-        installing = asyncio.create_task(shop.pool.install(publication(3)))
+        delivering = asyncio.create_task(shop.pool.deliver(publication(3)))
         await shop.until(lambda: shop.made[0].loaded[-1] == 3)
         await shop.settle()
-        assert not installing.done(), "it was in time, so it is waited for again"
+        assert not delivering.done(), "it was in time, so it is waited for again"
         far.may_load.set()
-        await installing
+        await delivering
     assert not any("lost" in line for line in shop.log)
     assert shop.notes == []
 
@@ -383,14 +382,14 @@ async def test_no_successor_is_made_on_a_node_whose_memory_is_full() -> None:
     files = (WeightFile("rank-0", "", 700), WeightFile("rank-1", "", 30))
     large = Publication(version=PolicyVersion(1), files=files, shards=(), fingerprints=(), fingerprint=1001)
 
-    async def fetch(publication: Publication, node: str) -> Publication:
+    async def fetch_to_node(publication: Publication, node: str) -> Publication:
         if node == "far":
             raise MemoryFull("/dev/shm/mirror: no room for 700 bytes of weights")
         return publication
 
     async with shop.generating():
-        shop.pool._delivery._publications.fetch = fetch  # type: ignore[method-assign]
-        await shop.pool.install(large)
+        shop.pool._delivery._transport.fetch_to_node = fetch_to_node  # type: ignore[method-assign]
+        await shop.pool.deliver(large)
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert shop.watch._needed == {"far": 730}
     assert shop.notes[0].startswith("generator-1: version 1 did not reach its node: /dev/shm/mirror: no room for 700 bytes")
@@ -410,7 +409,7 @@ async def test_a_node_that_weights_do_not_come_to_gets_no_engine_and_counts_as_n
 
     shop.successor = at_the_first_node_that_is_not_avoided
     async with shop.generating():
-        shop.pool._delivery._publications.check_reach = check_reach  # type: ignore[method-assign]
+        shop.pool._delivery._transport.check_reach = check_reach  # type: ignore[method-assign]
         shop.made[0].die()
         last = len(blind) + 1
         await shop.until(lambda: f"generator-{last} runs" in shop.log)
@@ -429,7 +428,7 @@ async def test_a_newcomer_on_a_node_that_weights_do_not_come_to_leaves_the_run_a
 
     shop.successor = lambda fake: setattr(fake, "node", "blind")
     async with shop.generating():
-        shop.pool._delivery._publications.check_reach = check_reach  # type: ignore[method-assign]
+        shop.pool._delivery._transport.check_reach = check_reach  # type: ignore[method-assign]
         await shop.pool.scale("generators", 2)
         await shop.until(lambda: "generator-1 lost" in shop.log)
         assert (shop.watch.avoided, shop.pool.sizes) == ({"blind"}, {"generators": 1})
@@ -442,7 +441,7 @@ async def test_a_publication_goes_on_with_the_living() -> None:
     shop = Shop()
     async with shop.generating():
         shop.made[1].may_load.clear()
-        delivering = asyncio.create_task(shop.pool.install(publication(1)))
+        delivering = asyncio.create_task(shop.pool.deliver(publication(1)))
         await shop.until(lambda: shop.made[1].loading is not None)
         shop.made[1].die()
         async with asyncio.timeout(60):
@@ -456,15 +455,15 @@ async def test_a_generator_whose_engine_died_is_ended_and_replaced() -> None:
     """Its process lives and its pump waits for work: only the one call says what happened."""
     shop = Shop()
 
-    async def install(publication: object) -> int:
-        raise ProcessDied("the vLLM engine died while version 1 was installed")
+    async def load_publication(publication: object) -> int:
+        raise ProcessDied("the vLLM engine died while version 1 was loaded")
 
     async with shop.generating():
-        shop.made[0].install = install  # type: ignore[method-assign]
-        await shop.pool.install(publication(1))
+        shop.made[0].load_publication = load_publication  # type: ignore[method-assign]
+        await shop.pool.deliver(publication(1))
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert "generator-0 lost" in shop.log
-    assert shop.notes[0].startswith("generator-0: the vLLM engine died while version 1 was installed.")
+    assert shop.notes[0].startswith("generator-0: the vLLM engine died while version 1 was loaded.")
     assert shop.made[2].loaded == [1]
 
 
@@ -480,8 +479,8 @@ def late(what: str) -> Callable[..., Awaitable[NoReturn]]:
 async def test_a_generator_that_does_not_load_in_time_is_ended_and_replaced() -> None:
     shop = Shop()
     async with shop.generating():
-        shop.made[0].install = late("load version 1")  # type: ignore[method-assign]
-        await shop.pool.install(publication(1))
+        shop.made[0].load_publication = late("load version 1")  # type: ignore[method-assign]
+        await shop.pool.deliver(publication(1))
         await shop.until(lambda: "generator-2 runs" in shop.log)
         assert not shop.made[0].alive
     assert [line for line in shop.log if "lost" in line] == ["generator-0 lost"]
@@ -495,7 +494,7 @@ async def test_successors_that_do_not_load_in_time_end_the_run() -> None:
     shop = Shop()
 
     def frozen(fake: FakeGenerator) -> None:
-        fake.install = late("load version 0")  # type: ignore[method-assign]
+        fake.load_publication = late("load version 0")  # type: ignore[method-assign]
 
     shop.successor = frozen
     async with shop.generating() as running:
@@ -507,8 +506,8 @@ async def test_successors_that_do_not_load_in_time_end_the_run() -> None:
 async def test_one_late_generator_too_many_ends_the_run() -> None:
     shop = Shop(budget=0)
     async with shop.generating() as running:
-        shop.made[0].install = late("load version 1")  # type: ignore[method-assign]
-        await shop.pool.install(publication(1))
+        shop.made[0].load_publication = late("load version 1")  # type: ignore[method-assign]
+        await shop.pool.deliver(publication(1))
         with pytest.raises(BudgetExceeded, match="one too many: generator-0: the driver waited 120 s for generator-0 to load"):
             await running
 
@@ -565,14 +564,14 @@ async def test_a_pinned_evaluation_is_of_one_version_while_the_others_load_newer
         evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(4), pinned=True))
         await shop.settle()
         async with asyncio.timeout(60):
-            await shop.pool.install(publication(5))
-            await shop.pool.install(publication(6))
+            await shop.pool.deliver(publication(5))
+            await shop.pool.deliver(publication(6))
         assert [fake.loaded for fake in shop.made] == [[4], [4, 5, 6], [4, 5, 6]]
         shop.made[0].may_evaluate.set()
         async with asyncio.timeout(60):
             results = (await evaluating).episodes
         await shop.until(lambda: [fake.loaded for fake in shop.made] == [[4, 6], [4, 5, 6], [4, 5, 6]])
-        await shop.pool.install(publication(7))
+        await shop.pool.deliver(publication(7))
         assert all(fake.loaded[-1] == 7 for fake in shop.made)
     assert {result.reward for result in results} == {4.0}
     assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
@@ -584,13 +583,13 @@ async def test_a_publication_waits_for_the_evaluation_that_holds_the_only_genera
         shop.made[0].may_evaluate.clear()
         evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0), pinned=True))
         await shop.settle()
-        installing = asyncio.create_task(shop.pool.install(publication(1)))
+        delivering = asyncio.create_task(shop.pool.deliver(publication(1)))
         await shop.settle()
-        assert not installing.done()
+        assert not delivering.done()
         shop.made[0].may_evaluate.set()
         async with asyncio.timeout(60):
             results = (await evaluating).episodes
-            await installing
+            await delivering
     assert ({result.reward for result in results}, shop.made[0].loaded) == ({0.0}, [0, 1])
 
 
@@ -601,13 +600,13 @@ async def test_the_tasks_of_a_dead_generator_that_held_its_version_are_played_by
             fake.may_evaluate.clear()
         evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(1), pinned=True))
         await shop.settle()
-        await shop.pool.install(publication(2))
+        await shop.pool.deliver(publication(2))
         shop.made[0].die()
         await shop.settle()
         shop.made[1].may_evaluate.set()
         async with asyncio.timeout(60):
             results = (await evaluating).episodes
-            await shop.pool.install(publication(3))
+            await shop.pool.deliver(publication(3))
         assert {result.reward for result in results} == {2.0}
         assert shop.made[1].loaded == [1, 2, 3]
 
@@ -660,7 +659,7 @@ async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() 
         shop.made[0].die()
         await shop.until(lambda: len(shop.made) == 2)
         await shop.settle()
-        await shop.pool.install(publication(9))
+        await shop.pool.deliver(publication(9))
         assert not evaluating.done()
         shop.made[1].may_start.set()
         async with asyncio.timeout(60):
@@ -693,7 +692,7 @@ async def test_nobody_left_ends_the_run_with_the_last_death() -> None:
     for fake in shop.made:
         fake.die()
     with pytest.raises(ComponentFailed, match=r"no generator is left: generator-[01]: its process died"):
-        await shop.pool.install(publication(0))
+        await shop.pool.deliver(publication(0))
     assert len((await shop.pool.evaluate(TASKS, PolicyVersion(0))).episodes) == len(TASKS), (
         "an evaluation has one of them replaced"
     )
@@ -703,7 +702,7 @@ async def test_a_generator_that_died_before_generation_began_is_replaced_when_it
     shop = Shop()
     await shop.pool.start()
     shop.made[0].die()
-    await shop.pool.install(publication(0))
+    await shop.pool.deliver(publication(0))
     assert len((await shop.pool.evaluate(TASKS, PolicyVersion(0))).episodes) == len(TASKS)
     assert len(shop.made) == 2
     running = asyncio.create_task(shop.pool.generate())
@@ -769,7 +768,7 @@ async def test_what_was_loaded_must_be_what_was_published() -> None:
     async with shop.generating():
         shop.made[1].corrupts = True
         with pytest.raises(WeightMismatch, match="generator-1 loaded weights with fingerprint 0x00000000000003ea, version 1 was"):
-            await shop.pool.install(publication(1))
+            await shop.pool.deliver(publication(1))
 
 
 async def test_one_death_too_many_ends_the_run() -> None:
@@ -809,7 +808,7 @@ async def test_a_generator_whose_event_loop_ended_is_replaced() -> None:
     """Its process lives, and whoever waits for what that loop was to do would wait for ever."""
     shop = Shop()
     await shop.pool.start()
-    await shop.pool.install(publication(0))
+    await shop.pool.deliver(publication(0))
     shop.made[0].run = InThread(7, []).run  # type: ignore[method-assign]
     running = asyncio.create_task(shop.pool.generate())
     await shop.until(lambda: "generator-2 runs" in shop.log)
@@ -826,7 +825,7 @@ async def test_a_generator_that_stops_generating_unasked_is_replaced() -> None:
         await shop.made[1].stop()
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert [line for line in shop.log if "lost" in line] == ["generator-1 lost"]
-    assert "generator-1: it stopped generating, although nobody told it to" in shop.notes[0]
+    assert "generator-1: it stopped generating, although nobody stopped it" in shop.notes[0]
 
 
 def blocked(fake: FakeGenerator) -> None:
@@ -934,10 +933,10 @@ def test_no_counter_is_lost_with_a_generator() -> None:
         tool_output_cut=3,
         scoring=ScoringUse(3, 3.0, 3.0),
     )
-    slot.counted(counted)
+    slot.note_counters(counted)
     slot.vacate("it died")
     assert slot.counters.last_pause_seconds == 3.0
-    slot.counted(counted)
+    slot.note_counters(counted)
     counters = slot.counters
     assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)
     assert (counters.tokens_by_version, counters.time.wall, counters.time.held_back) == ({0: 6}, 6.0, 6.0)
@@ -968,7 +967,7 @@ async def test_a_pool_for_evaluations_alone_plays_them_all_and_is_held_whole():
         evaluating.may_evaluate.clear()
         playing = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0), pinned=True))
         await shop.settle()
-        await shop.pool.install(publication(1))
+        await shop.pool.deliver(publication(1))
         assert [fake.loaded for fake in shop.made] == [[0, 1], [0, 1], [0]]
         evaluating.may_evaluate.set()
         results = (await playing).episodes
@@ -1014,7 +1013,7 @@ async def test_a_pool_grows_by_newcomers_that_catch_up_and_shrinks_by_what_is_ha
         for fake in shop.made[1:]:
             fake.may_load.set()
         await shop.until(lambda: all(f"generator-{number} runs" in shop.log for number in (1, 2)))
-        await shop.pool.install(publication(4))
+        await shop.pool.deliver(publication(4))
         assert [fake.loaded for fake in shop.made] == [[3, 4]] * 3
         for fake in shop.made:
             fake.tokens = 5
@@ -1023,7 +1022,7 @@ async def test_a_pool_grows_by_newcomers_that_catch_up_and_shrinks_by_what_is_ha
         assert shop.pool.sizes == {"generators": 1}, "from now on, not when they have ended"
         await shop.until(lambda: not any(fake.alive for fake in shop.made[1:]))
         await shop.until(lambda: {"generator-1 lost", "generator-2 lost"} <= set(shop.log))
-        await shop.pool.install(publication(5))
+        await shop.pool.deliver(publication(5))
         counted = [each.tokens_generated for each in await shop.pool.statistics()]
         assert await shop.pool.scale("generators", 1) == "pool generators has 1 engine already"
     assert [fake.loaded for fake in shop.made] == [[3, 4, 5], [3, 4], [3, 4]]
@@ -1067,7 +1066,7 @@ async def test_a_newcomer_that_does_not_come_up_leaves_the_run_as_it_was() -> No
         await shop.pool.scale("generators", 2)
         await shop.until(lambda: "generator-1 lost" in shop.log)
         assert not running.done()
-        await shop.pool.install(publication(1))
+        await shop.pool.deliver(publication(1))
     assert shop.notes[-1] == "generator-1 did not come up, and the run goes on without it: no memory"
 
 
@@ -1110,7 +1109,7 @@ async def test_while_there_is_no_room_for_a_successor_the_others_go_on(monkeypat
         shop.made[1].die()
         await shop.until(lambda: any("while there is no room" in note for note in shop.notes))
         async with asyncio.timeout(60):
-            await shop.pool.install(publication(1))
+            await shop.pool.deliver(publication(1))
         assert len((await shop.pool.evaluate(TASKS, PolicyVersion(1))).episodes) == len(TASKS)
         shop.room = 2
         await shop.until(lambda: len(shop.made) == 3 and f"{shop.made[2].worker} runs" in shop.log)

@@ -30,7 +30,7 @@ class Remote:
 
 class Actor:
     def __init__(self, work: Callable[[], Awaitable[Any]], answer: Callable[[], Awaitable[Any]]) -> None:
-        self.run, self.install, self.answer = Remote(work), Remote(work), Remote(answer)
+        self.run, self.load_publication, self.answer = Remote(work), Remote(work), Remote(answer)
 
 
 def handle(actor: Actor, lease: float = 0.04) -> GeneratorHandle:
@@ -114,24 +114,24 @@ PUBLICATION = Publication(version=PolicyVersion(3), files=(), shards=(), fingerp
 async def test_a_process_that_was_out_of_reach_while_it_loaded_tells_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle_module, "AGAIN_S", 0.001)
 
-    async def install() -> int:
-        await (nothing() if actor.install.asked == 5 else out_of_reach())
+    async def load_publication() -> int:
+        await (nothing() if actor.load_publication.asked == 5 else out_of_reach())
         return 7
 
-    actor = Actor(install, nothing)
+    actor = Actor(load_publication, nothing)
     async with asyncio.timeout(60):
-        assert await handle(actor, lease=60.0).install(PUBLICATION) == 7
+        assert await handle(actor, lease=60.0).load_publication(PUBLICATION) == 7
 
 
 async def test_a_process_that_is_out_of_reach_for_a_lease_while_it_loads_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle_module, "AGAIN_S", 0.001)
     async with asyncio.timeout(60):
         with pytest.raises(ProcessUnreachable, match=r"generator-3 to answer: its process cannot be reached"):
-            await handle(Actor(out_of_reach, out_of_reach)).install(PUBLICATION)
+            await handle(Actor(out_of_reach, out_of_reach)).load_publication(PUBLICATION)
 
 
 async def test_a_load_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     deadlines = DeadlinesConfig(publish=0.02)
     generator = GeneratorHandle(WorkerId("generator-3"), Actor(forever, nothing), deadlines, Path("/logs/log"), "node")
     with pytest.raises(DeadlineExceeded, match=r"0\.02 s .*generator-3 to load version 3.*raise deadlines\.publish"):
-        await generator.install(PUBLICATION)
+        await generator.load_publication(PUBLICATION)

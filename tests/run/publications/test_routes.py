@@ -1,4 +1,6 @@
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,26 +17,47 @@ from asyncrl.core.recipe.weights import (
     TcpWeightsConfig,
     WeightsConfig,
 )
-from asyncrl.run.publications.routes import by_nccl, describe_room, describe_routes, writers
+from asyncrl.run.publications.nccl_transport import NcclTransport
+from asyncrl.run.publications.routes import GpuRoom, Routes, writers
+from asyncrl.run.publications.tcp_transport import TcpTransport
+from asyncrl.run.publications.transports import TRANSPORTS, transport_of
 
 RUN = Path("/runs/r")
 NO_TLS = NoTlsConfig()
 
 
+def recipe(weights: WeightsConfig, tls: NoTlsConfig | RunTlsConfig = NO_TLS) -> Recipe:
+    model, environment = ModelConfig(path="m"), ClassEnvironmentConfig(name="calculator")
+    return Recipe(name="r", steps=1, model=model, environment=environment, weights=weights, network=NetworkConfig(tls=tls))
+
+
+def describe(
+    weights: WeightsConfig,
+    ranks_on: Sequence[str],
+    engines_on: Mapping[str, int],
+    tls: NoTlsConfig | RunTlsConfig = NO_TLS,
+    *,
+    on_gpus: bool = False,
+    room: GpuRoom | None = None,
+) -> str:
+    asked = recipe(weights, tls)
+    return transport_of(asked, on_gpus=on_gpus).describe(Routes(asked, ranks_on, engines_on, RUN, on_gpus=on_gpus, room=room))
+
+
 def test_engines_beside_all_ranks_share_their_memory() -> None:
-    said = describe_routes(AutoWeightsConfig(), ["a"], {"a": 2}, RUN)
+    said = describe(AutoWeightsConfig(), ["a"], {"a": 2})
     assert said == "shm to 2 engines on the learner's node, whose memory they share"
-    assert describe_routes(ShmWeightsConfig(), ["a"], {"a": 2}, RUN) == said
+    assert describe(ShmWeightsConfig(), ["a"], {"a": 2}) == said
 
 
 def test_other_nodes_are_reached_by_tcp() -> None:
-    said = describe_routes(AutoWeightsConfig(), ["a"], {"a": 1, "b": 2, "c": 1}, RUN)
+    said = describe(AutoWeightsConfig(), ["a"], {"a": 1, "b": 2, "c": 1})
     assert said.startswith("shm to 1 engine on the learner's node")
     assert said.endswith("tcp to 3 engines on 2 nodes where no rank writes, once to each")
 
 
 def test_where_ranks_are_on_several_nodes_each_engine_needs_bytes_of_another() -> None:
-    beside, apart = describe_routes(AutoWeightsConfig(), ["a", "b"], {"a": 1, "b": 1, "c": 1}, RUN).split("; ")
+    beside, apart = describe(AutoWeightsConfig(), ["a", "b"], {"a": 1, "b": 1, "c": 1}).split("; ")
     assert beside.startswith("shm from ranks beside them, and tcp from those on other nodes, to 2 engines on 2 nodes")
     assert apart.startswith("tcp to 1 engine on 1 node")
 
@@ -47,45 +70,52 @@ def test_replicas_write_nothing_but_their_own_experts() -> None:
 
 def test_memory_alone_is_refused_where_it_does_not_reach() -> None:
     with pytest.raises(RecipeError, match=r"weights.kind.*1 engine.*set it to auto"):
-        describe_routes(ShmWeightsConfig(), ["a"], {"a": 1, "b": 1}, RUN)
+        describe(ShmWeightsConfig(), ["a"], {"a": 1, "b": 1})
 
 
-def test_the_folder_is_told() -> None:
-    near = describe_routes(DiskWeightsConfig(), ["a"], {"a": 1}, RUN)
+def test_the_folder_is_named() -> None:
+    near = describe(DiskWeightsConfig(), ["a"], {"a": 1})
     assert near.startswith("shm to 1 engine")
     assert near.endswith("disk for engines that come elsewhere, through /runs/r/weights, since the recipe asks for it")
-    far = describe_routes(DiskWeightsConfig("/shared", delta=True), ["a"], {"b": 1}, RUN)
+    far = describe(DiskWeightsConfig(folder="/shared", delta=True), ["a"], {"b": 1})
     assert far.startswith("disk to 1 engine elsewhere, through /shared, as changed blocks")
 
 
-def recipe(weights: WeightsConfig, tls: NoTlsConfig | RunTlsConfig = NO_TLS) -> Recipe:
-    model, environment = ModelConfig(path="m"), ClassEnvironmentConfig(name="calculator")
-    return Recipe(name="r", steps=1, model=model, environment=environment, weights=weights, network=NetworkConfig(tls=tls))
+def test_every_kind_has_its_transport_and_auto_takes_that_of_another() -> None:
+    kinds = {AutoWeightsConfig, *TRANSPORTS}
+    assert kinds == set(get_args(WeightsConfig))
+    assert all(transport_of(recipe(kind()), on_gpus=False) is transport for kind, transport in TRANSPORTS.items())
 
 
 def test_gpus_on_other_nodes_are_reached_by_nccl_which_cannot_encrypt() -> None:
-    assert by_nccl(recipe(AutoWeightsConfig()), on_gpus=True)
-    assert not by_nccl(recipe(AutoWeightsConfig()), on_gpus=False)
-    assert not by_nccl(recipe(TcpWeightsConfig()), on_gpus=True)
-    assert not by_nccl(recipe(AutoWeightsConfig(), RunTlsConfig()), on_gpus=True)
-    said = describe_routes(AutoWeightsConfig(), ["a"], {"a": 1, "b": 2}, RUN, nccl=True)
+    assert transport_of(recipe(AutoWeightsConfig()), on_gpus=True) is NcclTransport
+    assert transport_of(recipe(AutoWeightsConfig()), on_gpus=False) is TcpTransport
+    assert transport_of(recipe(TcpWeightsConfig()), on_gpus=True) is TcpTransport
+    assert transport_of(recipe(AutoWeightsConfig(), RunTlsConfig()), on_gpus=True) is TcpTransport
+    said = describe(AutoWeightsConfig(), ["a"], {"a": 1, "b": 2}, on_gpus=True)
     assert said.startswith("shm to 1 engine on the learner's node")
     assert said.endswith("nccl to 2 engines on 1 node away from a rank, from GPU to GPU")
-    assert "tcp to 1 engine" in describe_routes(TcpWeightsConfig(), ["a"], {"b": 1}, RUN)
+    assert "tcp to 1 engine" in describe(TcpWeightsConfig(), ["a"], {"b": 1}, on_gpus=True)
 
 
 def test_nccl_is_refused_where_it_cannot_be() -> None:
     with pytest.raises(RecipeError, match=r"weights.kind.*between GPUs, and learner and engines have none here; set it to auto"):
-        by_nccl(recipe(NcclWeightsConfig()), on_gpus=False)
+        describe(NcclWeightsConfig(), ["a"], {"a": 1})
     with pytest.raises(RecipeError, match=r"weights.kind.*does not encrypt.*network.tls"):
-        by_nccl(recipe(NcclWeightsConfig(), RunTlsConfig()), on_gpus=True)
-    assert by_nccl(recipe(NcclWeightsConfig()), on_gpus=True)
-    said = describe_routes(NcclWeightsConfig(), ["a"], {"a": 1, "b": 1}, RUN, nccl=True)
+        describe(NcclWeightsConfig(), ["a"], {"a": 1}, RunTlsConfig(), on_gpus=True)
+    said = describe(NcclWeightsConfig(), ["a"], {"a": 1, "b": 1}, on_gpus=True)
     assert said == "nccl to 2 engines, from GPU to GPU, since the recipe asks for it"
 
 
-def test_a_plan_tells_whether_engines_pause_while_nccl_brings_a_version() -> None:
-    asked = recipe(NcclWeightsConfig())  # generators.gpu_memory_share 0.85
-    assert "arrives while engines sample, in 3.0 GiB" in describe_room(asked, 3 << 30, 80 << 30)
-    assert "engines pause while a version arrives: 12.0 GiB do not fit" in describe_room(asked, 12 << 30, 80 << 30)
-    assert "whose GPU has no room for 3.0 GiB" in describe_room(asked, 3 << 30, 0)
+@pytest.mark.parametrize(
+    ("version", "gpu", "expected"),
+    [
+        (3, 80, "; a version arrives while engines sample, in 3.0 GiB"),
+        (12, 80, "; engines pause while a version arrives: 12.0 GiB do not fit"),
+        (3, 0, "; an engine whose GPU has no room for 3.0 GiB"),
+    ],
+)
+def test_a_plan_tells_whether_engines_pause_while_nccl_brings_a_version(version: int, gpu: int, expected: str) -> None:
+    room = GpuRoom(version << 30, gpu << 30)  # generators.gpu_memory_share is 0.85
+    assert expected in describe(NcclWeightsConfig(), ["a"], {"a": 1}, on_gpus=True, room=room)
+    assert "while" not in describe(AutoWeightsConfig(), ["a"], {"a": 1}, on_gpus=True, room=room), "memory alone carries it"

@@ -17,7 +17,7 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.weights.disk import disk_mirror
-from asyncrl.weights.disk.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_file import BLOCK_BYTES, apply_blocks, changed_blocks, write_blocks
 from asyncrl.weights.disk.stored_versions import StoredVersions
 from asyncrl.weights.merge import merge
@@ -54,7 +54,7 @@ class Site:
         publication = self._written(version)
         stored = {}
         for node in ("learner0", "learner1"):
-            stored |= self.mirror(node).store(publication.version, *of_node(publication, node))
+            stored |= self.mirror(node).store(publication)
         files = [stored[number] for number in range(2)]
         kept = [PolicyVersion(each) for each in read]
         self.mirror("learner0").complete(publication.version, publication.fingerprint, files, kept)
@@ -63,7 +63,7 @@ class Site:
     def part_of(self, node: str, version: int) -> None:
         """Have one node alone store its part of a version."""
         publication = self._written(version)
-        self.mirror(node).store(publication.version, *of_node(publication, node))
+        self.mirror(node).store(publication)
 
     def _written(self, version: int) -> Publication:
         half, shape = ROWS // 2, (ROWS, COLUMNS)
@@ -74,7 +74,7 @@ class Site:
         return merge([rank.write(PolicyVersion(version), own) for rank, own in zip(self._ranks, shards, strict=True)])
 
     def fetch(self, node: str, publication: Publication) -> dict[str, torch.Tensor]:
-        files = self.mirror(node).fetch(publication.version, SEEN_S)
+        files = self.mirror(node).fetch_version(publication.version, SEEN_S)
         assert {file.node for file in files} == {node}
         there = msgspec.structs.replace(publication, files=files)
         return {name: tensor.clone() for name, tensor in SharedMemory.read(there)}
@@ -112,7 +112,7 @@ def test_what_is_fetched_is_what_the_ranks_wrote(site: Site) -> None:
 
 def test_a_fetched_version_stays_while_the_next_is_fetched(site: Site) -> None:
     first, before = site.store(1), site.weights.clone()
-    files = site.mirror("n").fetch(first.version, SEEN_S)
+    files = site.mirror("n").fetch_version(first.version, SEEN_S)
     site.weights[5] = 0
     site.fetch("n", site.store(2))
     there = msgspec.structs.replace(first, files=files)
@@ -210,7 +210,7 @@ def test_a_version_that_is_not_whole_is_not_there(site: Site) -> None:
     publication = site.store(1)
     (site.folder / "version-000001").rename(site.folder / ".version-000001.new")
     with pytest.raises(ComponentFailed, match=r"version-000001/manifest.json cannot be read.*weights.folder must be"):
-        site.mirror("n").fetch(publication.version, SEEN_S)
+        site.mirror("n").fetch_version(publication.version, SEEN_S)
 
 
 def test_bytes_that_changed_on_disk_are_noticed_and_the_next_version_is_read_whole(changing: Site) -> None:
@@ -225,7 +225,7 @@ def test_bytes_that_changed_on_disk_are_noticed_and_the_next_version_is_read_who
         damaged[-9] ^= 1
         path.write_bytes(damaged)
         with pytest.raises(ComponentFailed, match=f"{path.name}: its bytes are not those that were written"):
-            changing.mirror("n").fetch(second.version, SEEN_S)
+            changing.mirror("n").fetch_version(second.version, SEEN_S)
         path.write_bytes(original)
     assert torch.equal(changing.fetch("n", second)["w"], changing.weights)
 

@@ -114,10 +114,10 @@ async def test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_
             for version, in_pieces in [(1, True), (2, False), (3, False)]:
                 perturb(model)
                 running = asyncio.create_task(sample(engine, 300))
-                await engine.load()  # which the engine answers after it has got the request
+                await engine.report_load()  # which the engine answers after it has got the request
                 PIECES.clear()
                 publication = ranks.publish(version, model)
-                assert await engine.install(publication) == publication.fingerprint
+                assert await engine.load_publication(publication) == publication.fingerprint
                 assert (PIECES["sent"] > RANKS) is in_pieces, "whole files are one piece each here"
                 assert {span.version for span in (await running).spans} <= {version - 1, version}
                 after = await sample(engine, 30)

@@ -69,7 +69,7 @@ def work(pipe: Connection, up: Event, receives: Event, engine: str, worker: int,
     receiver = BroadcastReceiver(engine, worker, workers, CPU, Telling(receives), lambda size, device: next(room))
     while (publication := pipe.recv()) is not None:
         try:
-            fetched = receiver.fetch(publication)
+            fetched = receiver.receive_publication(publication)
             found = sum(
                 fingerprint(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
                 for name, tensor in receiver.read(publication)
@@ -338,7 +338,7 @@ def test_a_rank_that_nobody_answers_for_is_told(tmp_path) -> None:
             part = files.write(V1, [Shard("norm", (7,), (0,), torch.ones(7))])
             publication = Publication(**{name: getattr(part, name) for name in part.__struct_fields__} | {"senders": (address,)})
             with pytest.raises(AsyncRLError, match=r"waited 1 s for the learner rank at .* to answer; .*weights.kind to tcp"):
-                receiver.fetch(publication)
+                receiver.receive_publication(publication)
 
 
 def test_what_hangs_ends_by_the_deadline_and_what_breaks_is_told() -> None:

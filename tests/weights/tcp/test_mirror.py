@@ -74,12 +74,12 @@ class Nodes:
         self[node].serve(version, files)
         return tuple(files)
 
-    def fetch(
+    def fetch_files(
         self, node: str, version: PolicyVersion, files: Sequence[WeightFile], *through: str, seconds: float = MINUTE
     ) -> tuple[WeightFile, ...]:
         """Fetch through mirrors ``through``, and in the end from those of the files' nodes."""
         sources = {file.node: [*(self[each].address for each in through), self[file.node].address] for file in files}
-        return self[node].fetch(version, files, sources, seconds)
+        return self[node].fetch_files(version, files, sources, seconds)
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, *silent: Address) -> None:
@@ -113,7 +113,7 @@ def test_what_arrives_is_what_was_written(tmp_path_factory: pytest.TempPathFacto
         for version in (V1, V2, V3):
             contents = [random_bytes(size, seed + version) for size in sizes]
             files = nodes.written(version, contents)
-            local = nodes.fetch("other", version, files)
+            local = nodes.fetch_files("other", version, files)
             assert contents_of(local) == contents
             assert [(file.node, file.size) for file in local] == [("other", size) for size in sizes]
 
@@ -131,8 +131,8 @@ def test_a_mirrored_publication_is_read_like_the_one_that_was_written(nodes, tmp
         publication = merge(parts)
         for node in ("a", "b"):
             nodes[node].serve(V1, publication.files)
-        there = msgspec.structs.replace(publication, files=nodes.fetch("engines", V1, publication.files))
-        partly = msgspec.structs.replace(publication, files=nodes.fetch("b", V1, publication.files))
+        there = msgspec.structs.replace(publication, files=nodes.fetch_files("engines", V1, publication.files))
+        partly = msgspec.structs.replace(publication, files=nodes.fetch_files("b", V1, publication.files))
     assert there.fingerprint == publication.fingerprint
     assert torch.equal(dict(SharedMemory.read(there))["w"], weights)
     assert partly.files[1] == publication.files[1], "what lies on the node already is not copied"
@@ -140,30 +140,30 @@ def test_a_mirrored_publication_is_read_like_the_one_that_was_written(nodes, tmp
 
 def test_a_publication_stays_while_the_next_one_arrives(nodes) -> None:
     first, second, third = ([random_bytes(3 * CHUNK_BYTES // 2, seed)] for seed in (1, 2, 3))
-    earlier = nodes.fetch("other", V1, nodes.written(V1, first))
-    later = nodes.fetch("other", V2, nodes.written(V2, second))
+    earlier = nodes.fetch_files("other", V1, nodes.written(V1, first))
+    later = nodes.fetch_files("other", V2, nodes.written(V2, second))
     assert (contents_of(earlier), contents_of(later)) == (first, second)
-    assert nodes.fetch("other", V3, nodes.written(V3, third)) == earlier, "the files are used again"
+    assert nodes.fetch_files("other", V3, nodes.written(V3, third)) == earlier, "the files are used again"
     assert (contents_of(earlier), contents_of(later)) == (third, second)
 
 
 def test_what_did_not_arrive_is_overwritten_first_when_it_is_fetched_again(nodes, monkeypatch) -> None:
     first, second = ([random_bytes(100, seed)] for seed in (1, 2))
-    earlier, files = nodes.fetch("other", V1, nodes.written(V1, first)), nodes.written(V2, second)
+    earlier, files = nodes.fetch_files("other", V1, nodes.written(V1, first)), nodes.written(V2, second)
     with monkeypatch.context() as patch:
         patch.setattr(HeldFile, "checksum", lambda self, chunk: 12345)
         with pytest.raises(ComponentFailed, match="wrong checksum"):
-            nodes.fetch("other", V2, files)
-    later = nodes.fetch("other", V2, files)
+            nodes.fetch_files("other", V2, files)
+    later = nodes.fetch_files("other", V2, files)
     assert (contents_of(earlier), contents_of(later)) == (first, second), "an engine may still read the version before"
 
 
 def test_what_a_dead_mirror_left_can_be_read_while_its_successor_fetches(nodes) -> None:
     first, second = ([random_bytes(100, seed)] for seed in (1, 2))
-    (earlier,) = nodes.fetch("other", V1, nodes.written(V1, first))
+    (earlier,) = nodes.fetch_files("other", V1, nodes.written(V1, first))
     mapped = torch.from_file(earlier.path, shared=False, size=earlier.size, dtype=torch.uint8)
     nodes["other"] = nodes.make("other")  # the first one is still there, and removes nothing
-    later = nodes.fetch("other", V2, nodes.written(V2, second))
+    later = nodes.fetch_files("other", V2, nodes.written(V2, second))
     assert (later[0].path, contents_of(later)) == (earlier.path, second)
     assert mapped.numpy().tobytes() == first[0]
 
@@ -171,7 +171,7 @@ def test_what_a_dead_mirror_left_can_be_read_while_its_successor_fetches(nodes) 
 def test_an_older_version_is_not_mixed_with_the_newer_one_in_its_files(nodes) -> None:
     files = {version: nodes.written(version, [random_bytes(100, version)]) for version in (V1, V2, V3)}
     with pytest.raises(ComponentFailed, match="version 1 of the weights is gone"):
-        nodes.fetch("other", V1, files[V1])
+        nodes.fetch_files("other", V1, files[V1])
 
 
 def test_a_tree_of_seven_nodes_passes_chunks_on_while_they_arrive(nodes, monkeypatch) -> None:
@@ -200,7 +200,7 @@ def test_a_tree_of_seven_nodes_passes_chunks_on_while_they_arrive(nodes, monkeyp
         through = () if parents[number] == "learner" else (parents[number],)
 
         def work(number: int = number, through: tuple[str, ...] = through) -> None:
-            results[number] = nodes.fetch(f"n{number}", V1, files, *through)
+            results[number] = nodes.fetch_files(f"n{number}", V1, files, *through)
 
         threads.append(threading.Thread(target=work))
     for thread in threads:
@@ -279,7 +279,7 @@ def test_a_broken_connection_goes_on_at_the_chunk_it_missed(nodes) -> None:
     contents = [random_bytes(12 * CHUNK_BYTES)]
     files = nodes.written(V1, contents)
     with closing(FaultyLine(nodes["learner"].address, breaks_after=int(2.5 * CHUNK_BYTES))) as line:
-        local = nodes["other"].fetch(V1, files, {"learner": [line.address]}, MINUTE)
+        local = nodes["other"].fetch_files(V1, files, {"learner": [line.address]}, MINUTE)
     assert contents_of(local) == contents
     assert line.connections > chunk_fetch.CONNECTIONS
     assert line.forwarded < 1.7 * 12 * CHUNK_BYTES, "chunks that had arrived were not sent again"
@@ -289,7 +289,7 @@ def test_a_chunk_that_was_changed_on_the_way_is_fetched_again(nodes, caplog) -> 
     contents = [random_bytes(6 * CHUNK_BYTES)]
     files = nodes.written(V1, contents)
     with closing(FaultyLine(nodes["learner"].address, flips=[CHUNK_BYTES // 2, 4 * CHUNK_BYTES])) as line:
-        local = nodes["other"].fetch(V1, files, {"learner": [line.address]}, MINUTE)
+        local = nodes["other"].fetch_files(V1, files, {"learner": [line.address]}, MINUTE)
     assert contents_of(local) == contents
     assert "a chunk arrived with a wrong checksum" in caplog.text
 
@@ -298,7 +298,7 @@ def test_a_chunk_that_is_always_wrong_ends_the_fetch(nodes, monkeypatch) -> None
     files = nodes.written(V1, [random_bytes(100)])
     monkeypatch.setattr(HeldFile, "checksum", lambda self, chunk: 12345)
     with pytest.raises(ComponentFailed, match="chunk 0 of file 0 of version 1 arrived 5 times with a wrong checksum"):
-        nodes.fetch("other", V1, files)
+        nodes.fetch_files("other", V1, files)
 
 
 def test_who_does_not_know_the_secret_gets_nothing(nodes, monkeypatch, caplog) -> None:
@@ -306,7 +306,7 @@ def test_who_does_not_know_the_secret_gets_nothing(nodes, monkeypatch, caplog) -
     files = nodes.written(V1, [random_bytes(100)])
     stranger = nodes.make("stranger", secret=bytes(32))
     with pytest.raises(DeadlineExceeded, match="did not accept the run's secret"):
-        stranger.fetch(V1, files, {"learner": [nodes["learner"].address]}, 0.5)
+        stranger.fetch_files(V1, files, {"learner": [nodes["learner"].address]}, 0.5)
     assert "did not show the run's secret" in caplog.text
     client = socket.create_connection(nodes["learner"].address, MINUTE)
     with client, suppress(OSError):  # it may be reset at any moment
@@ -330,7 +330,7 @@ def test_those_who_connect_and_say_nothing_hold_few_threads_and_nobody_up(nodes,
             if any(thread.name == f"weights: serve {client.getsockname()}" for client in first_ones):
                 thread.join(MINUTE)
         assert threading.active_count() <= threads + MOST_UNKNOWN
-        local = nodes.make("friend", tls=keys).fetch(V1, files, {"learner": [learner.address]}, MINUTE)
+        local = nodes.make("friend", tls=keys).fetch_files(V1, files, {"learner": [learner.address]}, MINUTE)
         assert contents_of(local) == contents
 
 
@@ -346,23 +346,23 @@ def test_encrypted_publications_and_strangers_with_other_keys_or_none(nodes, mon
     nodes["learner"] = learner
     files = nodes.written(V1, contents)
     sources = {"learner": [learner.address]}
-    assert contents_of(friend.fetch(V1, files, sources, MINUTE)) == contents
+    assert contents_of(friend.fetch_files(V1, files, sources, MINUTE)) == contents
     for number, tls in enumerate((None, make_keys())):
         with pytest.raises(DeadlineExceeded, match="chunks are missing"):
-            nodes.make(f"stranger-{number}", tls=tls).fetch(V1, files, sources, 0.5)
+            nodes.make(f"stranger-{number}", tls=tls).fetch_files(V1, files, sources, 0.5)
     assert "did not show the run's secret" in caplog.text
-    assert contents_of(nodes.make("late", tls=keys).fetch(V1, files, sources, MINUTE)) == contents
+    assert contents_of(nodes.make("late", tls=keys).fetch_files(V1, files, sources, MINUTE)) == contents
 
 
 def test_if_the_parent_dies_the_rest_comes_from_the_learner(nodes) -> None:
     contents = [random_bytes(8 * CHUNK_BYTES)]
     files = nodes.written(V1, contents)
     with closing(FaultyLine(nodes["learner"].address, breaks_after=0)) as parent:
-        local = nodes["other"].fetch(V1, files, {"learner": [parent.address, nodes["learner"].address]}, MINUTE)
+        local = nodes["other"].fetch_files(V1, files, {"learner": [parent.address, nodes["learner"].address]}, MINUTE)
     assert contents_of(local) == contents
     with closing(socket.create_server((HOST, 0))) as closed:
         gone = Address(*closed.getsockname())
-    local = nodes["third"].fetch(V1, files, {"learner": [gone, nodes["learner"].address]}, MINUTE)
+    local = nodes["third"].fetch_files(V1, files, {"learner": [gone, nodes["learner"].address]}, MINUTE)
     assert contents_of(local) == contents
 
 
@@ -372,7 +372,7 @@ def test_a_parent_that_is_silent_does_not_hold_up_every_chunk(nodes, monkeypatch
     with closing(socket.create_server((HOST, 0), backlog=64)) as silent:
         parent = Address(*silent.getsockname())
         patient(monkeypatch, parent)
-        local = nodes["other"].fetch(V1, files, {"learner": [parent, nodes["learner"].address]}, MINUTE)
+        local = nodes["other"].fetch_files(V1, files, {"learner": [parent, nodes["learner"].address]}, MINUTE)
         silent.setblocking(False)
         asked = 0
         with suppress(BlockingIOError):
@@ -392,7 +392,7 @@ def test_a_version_that_nobody_waits_for_any_more_gives_its_files_to_the_next_bu
 
         def ask() -> None:
             try:
-                other.fetch(V1, files, {"learner": [Address(*silent.getsockname())]}, MINUTE)
+                other.fetch_files(V1, files, {"learner": [Address(*silent.getsockname())]}, MINUTE)
             except ComponentFailed as error:
                 raised.append(error)
 
@@ -401,12 +401,12 @@ def test_a_version_that_nobody_waits_for_any_more_gives_its_files_to_the_next_bu
         asking.start()
         with other._held._changed:
             assert other._held._changed.wait_for(lambda: V1 in other._held._versions, MINUTE)
-        nodes.fetch("other", V2, nodes.written(V2, contents[V2]))
-        third = nodes.fetch("other", V3, nodes.written(V3, contents[V3]))
+        nodes.fetch_files("other", V2, nodes.written(V2, contents[V2]))
+        third = nodes.fetch_files("other", V3, nodes.written(V3, contents[V3]))
         asking.join(MINUTE)
     assert [str(error) for error in raised] == ["version 3 of the weights takes the place of one that two others have overtaken"]
     fourth = PolicyVersion(4)
-    later = nodes.fetch("other", fourth, nodes.written(fourth, contents[fourth]))
+    later = nodes.fetch_files("other", fourth, nodes.written(fourth, contents[fourth]))
     assert (contents_of(third), contents_of(later)) == (contents[V3], contents[fourth])
 
 
@@ -414,8 +414,8 @@ def test_a_parent_that_fails_hands_its_children_to_the_learner(nodes) -> None:
     contents = [random_bytes(2 * CHUNK_BYTES)]
     files = nodes.written(V1, contents)
     with closing(socket.create_server((HOST, 0))) as silent, pytest.raises(DeadlineExceeded):
-        nodes["parent"].fetch(V1, files, {"learner": [Address(*silent.getsockname())]}, 0.3)
-    assert contents_of(nodes.fetch("child", V1, files, "parent")) == contents
+        nodes["parent"].fetch_files(V1, files, {"learner": [Address(*silent.getsockname())]}, 0.3)
+    assert contents_of(nodes.fetch_files("child", V1, files, "parent")) == contents
 
 
 @pytest.mark.parametrize("serves_first", [True, False])
@@ -427,11 +427,11 @@ def test_a_node_that_writes_and_fetches_hands_out_both(nodes, serves_first: bool
     b.serve(V1, files)
     if serves_first:
         a.serve(V1, files)
-    assert contents_of(a.fetch(V1, files, {"b": [b.address]}, MINUTE)) == contents
+    assert contents_of(a.fetch_files(V1, files, {"b": [b.address]}, MINUTE)) == contents
     a.serve(V1, files)
     b.close()
     through = {"a": [a.address], "b": [a.address, b.address]}
-    assert contents_of(nodes["c"].fetch(V1, files, through, MINUTE)) == contents, "all of it came from one"
+    assert contents_of(nodes["c"].fetch_files(V1, files, through, MINUTE)) == contents, "all of it came from one"
 
 
 def test_a_node_that_cannot_fetch_still_hands_out_what_its_ranks_wrote(nodes) -> None:
@@ -441,8 +441,8 @@ def test_a_node_that_cannot_fetch_still_hands_out_what_its_ranks_wrote(nodes) ->
     a.serve(V1, files)
     b.serve(V1, files)
     with closing(socket.create_server((HOST, 0))) as silent, pytest.raises(DeadlineExceeded):
-        a.fetch(V1, files, {"b": [Address(*silent.getsockname())]}, 0.3)
-    assert contents_of(b.fetch(V1, files, {"a": [a.address]}, MINUTE)) == contents
+        a.fetch_files(V1, files, {"b": [Address(*silent.getsockname())]}, 0.3)
+    assert contents_of(b.fetch_files(V1, files, {"a": [a.address]}, MINUTE)) == contents
 
 
 def test_a_source_that_dies_ends_the_fetch_by_its_deadline(nodes) -> None:
@@ -452,7 +452,7 @@ def test_a_source_that_dies_ends_the_fetch_by_its_deadline(nodes) -> None:
     with pytest.raises(
         DeadlineExceeded, match=r"waited 0.5 s for version 1 .* 1 chunks are missing.*refused.*raise deadlines.publish"
     ):
-        nodes["other"].fetch(V1, files, sources, 0.5)
+        nodes["other"].fetch_files(V1, files, sources, 0.5)
 
 
 def test_a_full_memory_file_system_is_an_error_with_a_remedy(nodes, monkeypatch) -> None:
@@ -463,9 +463,9 @@ def test_a_full_memory_file_system_is_an_error_with_a_remedy(nodes, monkeypatch)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(MemoryFull, match=r"no room for 100 bytes of weights.*Two versions must fit"):
-        nodes.fetch("other", V1, files)
+        nodes.fetch_files("other", V1, files)
     monkeypatch.undo()
-    assert contents_of(nodes.fetch("other", V1, files)) == [random_bytes(100)], "room was made: the same version is fetched"
+    assert contents_of(nodes.fetch_files("other", V1, files)) == [random_bytes(100)], "room was made: the same version is fetched"
 
 
 def test_a_server_that_had_too_many_files_open_accepts_connections_again(nodes, monkeypatch, caplog) -> None:
@@ -479,7 +479,7 @@ def test_a_server_that_had_too_many_files_open_accepts_connections_again(nodes, 
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     contents = [random_bytes(100)]
-    assert contents_of(nodes.fetch("other", V1, nodes.written(V1, contents))) == contents
+    assert contents_of(nodes.fetch_files("other", V1, nodes.written(V1, contents))) == contents
     told = [line for line in caplog.messages if "could not accept a connection: [Errno 24] Too many open files" in line]
     assert 1 <= len(told) == len(set(told)), "one line a minute for each server"
 
@@ -494,12 +494,12 @@ def test_a_server_that_found_no_thread_accepts_connections_again(nodes, monkeypa
 
     monkeypatch.setattr(threading.Thread, "start", start_later)
     contents = [random_bytes(100)]
-    assert contents_of(nodes.fetch("other", V1, nodes.written(V1, contents))) == contents
+    assert contents_of(nodes.fetch_files("other", V1, nodes.written(V1, contents))) == contents
     assert "found no thread to be served by" in caplog.text
 
 
 def test_closing_removes_the_files_and_ends_connections(nodes, tmp_path: Path) -> None:
-    local = nodes.fetch("other", V1, nodes.written(V1, [random_bytes(100)]))
+    local = nodes.fetch_files("other", V1, nodes.written(V1, [random_bytes(100)]))
     with socket.create_connection(nodes["other"].address, MINUTE) as client:
         client.sendall(introduction(SECRET))
         assert receive(client, 1) == WELCOME
@@ -521,6 +521,6 @@ def test_files_of_a_killed_run_are_removed_and_no_others(tmp_path: Path, monkeyp
             files = (WeightFile(str(source), "s", 1),)
             other.serve(V1, files)
             for mirror in (killed, living):
-                mirror.fetch(V1, files, {"s": [other.address]}, MINUTE)
+                mirror.fetch_files(V1, files, {"s": [other.address]}, MINUTE)
             Mirror.remove_left_behind("killed[1]")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["asyncrl-living-mirror-n-even-0", "source"]

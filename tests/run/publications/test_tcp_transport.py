@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,9 +12,12 @@ import pytest
 from asyncrl.core.errors import ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication, WeightFile
-from asyncrl.run.publications.mirrors import FAN_OUT, Broadcasts, Mirrors, SharedMemoryAlone
+from asyncrl.run.publications.nccl_transport import NcclTransport
+from asyncrl.run.publications.shm_transport import ShmTransport
+from asyncrl.run.publications.tcp_transport import FAN_OUT, TcpTransport
 from asyncrl.weights.tcp.chunk_wire import Address
 
+LOGS = Path("logs")
 SECONDS = 60.0
 CLOSING_S = 1.0
 
@@ -32,14 +37,14 @@ class FakeMirror:
         self.fetched: list[int] = []
         self.closed = False
 
-    async def address(self) -> Address:
+    async def where(self) -> Address:
         return Address(self.node, 1)
 
     async def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
         self._cluster.live(self.node)
         self.served.append(version)
 
-    async def fetch(
+    async def fetch_files(
         self, version: PolicyVersion, files: Sequence[WeightFile], sources: dict[str, list[Address]], seconds: float
     ) -> tuple[WeightFile, ...]:
         self.sources = sources
@@ -50,8 +55,18 @@ class FakeMirror:
             file if file.node == self.node else WeightFile(f"mirror of {file.path}", self.node, file.size) for file in files
         )
 
-    async def close(self, seconds: float) -> None:
+    async def close(self) -> None:
         self.closed = True
+
+
+class FakeActor:
+    """Calls a mirror's methods as Ray would."""
+
+    def __init__(self, mirror: FakeMirror) -> None:
+        self._mirror = mirror
+
+    def __getattr__(self, method: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=getattr(self._mirror, method))
 
 
 class FakeCluster:
@@ -63,9 +78,9 @@ class FakeCluster:
         self.made: list[FakeMirror] = []
         self.dies: Counter[str] = Counter()
 
-    def make(self, node: str) -> FakeMirror:
+    def make(self, node: str, log: Path) -> FakeActor:
         self.made.append(FakeMirror(node, self))
-        return self.made[-1]
+        return FakeActor(self.made[-1])
 
     def live(self, node: str) -> None:
         if self.dies[node] > 0:
@@ -88,13 +103,13 @@ async def cluster() -> FakeCluster:
 
 
 async def test_engines_on_the_learners_node_read_what_was_written(cluster: FakeCluster) -> None:
-    mirrors, written = Mirrors(cluster.make, SECONDS), publication(1)
-    assert await mirrors.fetch(written, "learner") is written
+    mirrors, written = TcpTransport(cluster.make, LOGS, SECONDS), publication(1)
+    assert await mirrors.fetch_to_node(written, "learner") is written
     assert not cluster.made
 
 
 async def test_memory_alone_reaches_no_node_but_that_of_all_ranks() -> None:
-    memory = SharedMemoryAlone()
+    memory = ShmTransport()
     await memory.check_reach(publication(1, "a", "a"), "a")
     for node in ("a", "b", "c"):
         with pytest.raises(WeightsOutOfReach, match=rf"weights\.kind=shm does not reach node {node}.*set it to auto"):
@@ -102,9 +117,9 @@ async def test_memory_alone_reaches_no_node_but_that_of_all_ranks() -> None:
 
 
 async def test_engines_of_one_node_share_a_transfer(cluster: FakeCluster) -> None:
-    mirrors, written = Mirrors(cluster.make, SECONDS), publication(1, "a", "b")
+    mirrors, written = TcpTransport(cluster.make, LOGS, SECONDS), publication(1, "a", "b")
     cluster.gate.clear()
-    first, second = (asyncio.create_task(mirrors.fetch(written, "b")) for _ in range(2))
+    first, second = (asyncio.create_task(mirrors.fetch_to_node(written, "b")) for _ in range(2))
     await passes()
     first.cancel()
     cluster.gate.set()
@@ -113,15 +128,15 @@ async def test_engines_of_one_node_share_a_transfer(cluster: FakeCluster) -> Non
     assert (local.version, local.fingerprint) == (1, 1)
     assert cluster.newest("b").fetched == [1], "one transfer, and it went on although who asked first was cancelled"
     assert cluster.newest("b").sources == {"a": [Address("a", 1)]}
-    assert await mirrors.fetch(written, "b") == local
+    assert await mirrors.fetch_to_node(written, "b") == local
     assert cluster.newest("a").served == [1]
 
 
 async def test_nodes_make_a_tree_in_the_order_in_which_they_begin(cluster: FakeCluster) -> None:
-    mirrors, written = Mirrors(cluster.make, SECONDS), publication(1)
+    mirrors, written = TcpTransport(cluster.make, LOGS, SECONDS), publication(1)
     cluster.gate.clear()
     nodes = [f"n{number}" for number in range(14)]
-    fetching = [asyncio.create_task(mirrors.fetch(written, node)) for node in nodes]
+    fetching = [asyncio.create_task(mirrors.fetch_to_node(written, node)) for node in nodes]
     await passes()
     cluster.gate.set()
     await asyncio.gather(*fetching)
@@ -135,18 +150,18 @@ async def test_nodes_make_a_tree_in_the_order_in_which_they_begin(cluster: FakeC
 
 
 async def test_a_mirror_that_died_is_made_again(cluster: FakeCluster) -> None:
-    mirrors = Mirrors(cluster.make, SECONDS)
+    mirrors = TcpTransport(cluster.make, LOGS, SECONDS)
     cluster.dies["n"] = 1
-    assert (await mirrors.fetch(publication(1), "n")).files[0].node == "n"
+    assert (await mirrors.fetch_to_node(publication(1), "n")).files[0].node == "n"
     cluster.dies["learner"] = 1
-    assert (await mirrors.fetch(publication(2), "n")).files[0].node == "n"
+    assert (await mirrors.fetch_to_node(publication(2), "n")).files[0].node == "n"
     assert Counter(mirror.node for mirror in cluster.made) == {"n": 2, "learner": 2}
 
 
 async def test_transfers_whose_mirror_died_share_one_successor(cluster: FakeCluster) -> None:
-    mirrors = Mirrors(cluster.make, SECONDS)
+    mirrors = TcpTransport(cluster.make, LOGS, SECONDS)
     cluster.gate.clear()
-    fetching = [asyncio.create_task(mirrors.fetch(publication(version), "n")) for version in (1, 2)]
+    fetching = [asyncio.create_task(mirrors.fetch_to_node(publication(version), "n")) for version in (1, 2)]
     await passes()
     cluster.dies["n"] = 2  # once for each transfer
     cluster.gate.set()
@@ -158,18 +173,18 @@ async def test_transfers_whose_mirror_died_share_one_successor(cluster: FakeClus
 
 
 async def test_a_node_that_is_gone_fails_alone_and_may_be_asked_again(cluster: FakeCluster) -> None:
-    mirrors, written = Mirrors(cluster.make, SECONDS), publication(1)
+    mirrors, written = TcpTransport(cluster.make, LOGS, SECONDS), publication(1)
     cluster.dies["n"] = 2
     with pytest.raises(ProcessDied, match="the mirror of n died"):
-        await mirrors.fetch(written, "n")
-    assert (await mirrors.fetch(written, "other")).files[0].node == "other"
-    assert (await mirrors.fetch(written, "n")).files[0].node == "n"
+        await mirrors.fetch_to_node(written, "n")
+    assert (await mirrors.fetch_to_node(written, "other")).files[0].node == "other"
+    assert (await mirrors.fetch_to_node(written, "n")).files[0].node == "n"
 
 
 async def test_closing_ends_transfers_and_closes_all_mirrors(cluster: FakeCluster) -> None:
-    mirrors = Mirrors(cluster.make, SECONDS)
+    mirrors = TcpTransport(cluster.make, LOGS, SECONDS)
     cluster.gate.clear()
-    fetching = asyncio.create_task(mirrors.fetch(publication(1), "n"))
+    fetching = asyncio.create_task(mirrors.fetch_to_node(publication(1), "n"))
     await passes()
     await mirrors.close(CLOSING_S)
     with pytest.raises(asyncio.CancelledError):
@@ -181,6 +196,6 @@ async def test_engines_that_take_broadcasts_need_no_copy_and_those_beside_all_ra
     address = BroadcastAddress("10.0.0.1", 1, bytes(32), SECONDS)
     far = msgspec.structs.replace(publication(1, "a", "b"), senders=(address, address))
     near = msgspec.structs.replace(publication(1, "a"), senders=(address,))
-    assert await Broadcasts(everywhere=False).fetch(far, "b") is far, "the ranks' own files, which therefore stay"
-    assert await Broadcasts(everywhere=False).fetch(near, "a") == publication(1, "a")
-    assert await Broadcasts(everywhere=True).fetch(near, "a") is near
+    assert await NcclTransport(everywhere=False).fetch_to_node(far, "b") is far, "the ranks' own files, which therefore stay"
+    assert await NcclTransport(everywhere=False).fetch_to_node(near, "a") == publication(1, "a")
+    assert await NcclTransport(everywhere=True).fetch_to_node(near, "a") is near

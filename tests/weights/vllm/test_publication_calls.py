@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.engine import EngineCoreRequestType
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.weights.vllm.publication_calls import install_publication, prepare_publication
+from asyncrl.weights.vllm.publication_calls import load_publication, prepare_publication
 from asyncrl.weights.vllm.worker_answers import Answer
 
 
@@ -39,7 +39,7 @@ class Core:
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_engine_is_paused_loads_and_looks_for_work_again(busy):
     core = Core(busy=busy)
-    done = install_publication(core, b"p", "3", 0)
+    done = load_publication(core, b"p", "3", 0)
     if busy:
         assert core.log == ["pause, keep, False"]
         assert core.input_queue.empty()
@@ -55,7 +55,7 @@ def test_the_engine_is_paused_loads_and_looks_for_work_again(busy):
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_engine_that_cannot_load_stays_paused_under_its_old_version(busy):
     core = Core(busy=busy, fails=True)
-    done = install_publication(core, b"p", "3", 0)
+    done = load_publication(core, b"p", "3", 0)
     if busy:
         core.paused.set_result(None)
     with pytest.raises(RuntimeError, match="it lacks a tensor"):
