@@ -15,13 +15,14 @@ import msgspec
 from asyncrl.core.deadline import deadline
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
-from asyncrl.core.recipe.section import Section, Text
+from asyncrl.core.recipe.section import Text
+from asyncrl.core.recipe.weights import PublicationSection
 from asyncrl.run.host.shared_work import SharedWork
 from asyncrl.run.publications.routes import Routes
 from asyncrl.run.publications.transport import PublicationTransport, TransportRun
 
 
-class FolderWeightsConfig(Section, frozen=True, tag_field="kind", tag="folder"):
+class FolderWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="folder"):
     """Through ``folder``."""
 
     folder: Text
