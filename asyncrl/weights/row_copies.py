@@ -47,16 +47,15 @@ def sum_of_rows(source: Rows, target: Rows | None, rows: Array, columns: Array, 
         threads: how many threads share the rows, at most.
     """
     size = len(rows) * len(columns) * source.integers.itemsize
-    parts = max(1, min(threads, len(rows), size // _BYTES_OF_A_THREAD))
+    past_caches = target is not None and size >= _STREAM_BYTES and _is_aligned(target)
+    parts = min(threads, len(rows), size // _BYTES_OF_A_THREAD)
+    if parts <= 1:
+        return _sum(source, target, rows, columns, past_caches=past_caches) % 2**64
     sums = [0] * parts
 
     def add_up(part: int, begin: int, end: int) -> None:
-        given, factors = source.from_row(begin), (rows[begin:end], columns)
-        if target is None:
-            sums[part] = int(_add(*given, *factors))
-        else:
-            copy = _copy_past_caches if size >= _STREAM_BYTES and _is_aligned(target) else _copy
-            sums[part] = int(copy(*given, *target.from_row(begin), *factors))
+        there = target.from_row(begin) if target else None
+        sums[part] = _sum(source.from_row(begin), there, rows[begin:end], columns, past_caches=past_caches)
 
     bounds = list(pairwise(len(rows) * part // parts for part in range(parts + 1)))
     others = [threading.Thread(target=add_up, args=(part, *bounds[part]), name="fingerprint") for part in range(1, parts)]
@@ -66,6 +65,12 @@ def sum_of_rows(source: Rows, target: Rows | None, rows: Array, columns: Array, 
     for thread in others:
         thread.join()
     return sum(sums) % 2**64
+
+
+def _sum(source: Rows, target: Rows | None, rows: Array, columns: Array, *, past_caches: bool) -> int:
+    if target is None:
+        return int(_add(*source, rows, columns))
+    return int((_copy_past_caches if past_caches else _copy)(*source, *target, rows, columns))
 
 
 def _is_aligned(rows: Rows) -> bool:
