@@ -6,16 +6,19 @@ import pytest
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
-from asyncrl.core.measures.metrics import combine
-from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime
+from asyncrl.core.measures.metrics import Reading, combine
+from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.trajectory import StopReason
+from asyncrl.run.measures.declared_metrics import metric_called
+from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep, batch_readings, step_readings
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recorder import Recorder, versions_of
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
+from learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_COMPUTED
 
 
 def record(group, sample, reward):
@@ -187,3 +190,53 @@ def test_evaluations_that_are_left_out_are_counted_in_the_metrics_and_named_with
     assert skipped == [(60, 1), (65, 2), (70, 3), (55, 4)]
     recorder.resumed(PolicyVersion(86))
     assert totals.now().skipped_evaluations == [60, 65, 55, 80, 85]
+
+
+class World(Heard):
+    """Generators, buffer, tracker and view of a run, whose counters grow by the same in each training step of two seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.shown = 0, []
+        self.training_pools, self.sizes = ["generators"], {"generators": 1}
+        self.pool, self.buffer = self, self.Buffer(self)
+
+    class Buffer:
+        def __init__(self, world: "World") -> None:
+            self.world = world
+
+        async def statistics(self) -> BufferStatistics:
+            return counted(committed=self.world.steps)
+
+    async def statistics(self) -> list[GeneratorStatistics]:
+        return [generator(100 * self.steps, 2.0 * self.steps, 0.5 * self.steps)]
+
+    def log_trained(self, step: int) -> None:
+        pass
+
+    def update(self, progress: RunProgress) -> None:
+        self.shown.append(progress)
+
+
+async def test_a_training_step_is_recorded_in_totals_metrics_and_view() -> None:
+    world, totals = World(), Totals()
+    recipe = compose("quickstart", ["steps=100", "buffer.pipeline_depth=1"])
+    recorder = Recorder(recipe, world, world.buffer, world, world, totals, clock=lambda: 2.0 * world.steps)
+    await recorder.begin()
+    batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(0, 0, 1.0), record(0, 1, 0.5)))
+    learner = LearnerTime(waiting=0.5, training=1.25, writing=0.25, forward=1.0)
+    for world.steps in (1, 2):
+        readings = [Reading(STALENESS_MEAN, 1.0, 20), Reading(STALENESS_MAX, 2.0), Reading(TOKENS_COMPUTED, 41.0)]
+        await recorder.step(world.steps, TrainedStep(batch, readings, learner, 0.5))
+    logged, progress, now = world.logged[-1][1], world.shown[-1], totals.now()
+    assert [name for name in logged if metric_called(name) is None] == []
+    assert (logged["idle/generators"], logged["idle/learner"]) == (0.25, 0.25)
+    assert progress.time.idle == now.time.idle == IdleShares(0.25, 0.25)
+    assert (logged["generators/tokens_per_s"], logged["learner/computed_tokens_per_s"]) == (50.0, 20.5)
+    assert (progress.time.generated_per_s, progress.time.trained_per_s) == (50.0, 20.5)
+    assert (progress.step, progress.reward, progress.staleness_max, progress.delivery_s) == (2, 0.75, 2.0, 0.5)
+    assert (now.steps, now.time.seconds, now.time.trajectories, now.trajectories_per_s) == (2, 4.0, 4, 1.0)
+    assert (now.tokens_generated, now.staleness_mean, now.staleness_max) == (200, 1.0, 2)
+    assert totals.bottleneck is not None
+    assert totals.bottleneck.sentence.startswith("learner-bound: in the last 2 training steps the learner trained for 62 %")
+    assert progress.bottleneck == totals.bottleneck
