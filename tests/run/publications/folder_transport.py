@@ -22,7 +22,7 @@ from asyncrl.run.publications.routes import Routes
 from asyncrl.run.publications.transport import PublicationTransport, TransportRun
 
 
-class FolderWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="folder"):
+class FolderWeightsConfig(PublicationSection, frozen=True, kw_only=True, tag_field="kind", tag="folder"):
     """Through ``folder``."""
 
     folder: Text
