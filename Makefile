@@ -12,7 +12,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test check screens notebook setup setup-dev bench-peers clean
+.PHONY: quickstart test check real-tokenizers screens notebook setup setup-dev bench-peers clean
 
 quickstart: setup
 	$(BIN)/asyncrl launch quickstart
@@ -28,6 +28,10 @@ check: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Tokenizers and chat templates of real models, for tests, into the user's cache. Tests without them are skipped, and say so.
+real-tokenizers: setup-dev
+	@PYTHONPATH=tests $(BIN)/python tests/real_tokenizers.py
 
 # The pictures in docs/screens: of a short quickstart, or of the run in RUN=...
 screens: setup-dev

@@ -155,6 +155,25 @@ class ChatFormat:
             msgspec.msgpack.encode((turns,)), lambda: self._after_marker(turns).removeprefix(self._end_name)
         )
 
+    def rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, generation: bool = True) -> str:
+        """Return a conversation as the template writes it at once, control tokens under their private names.
+
+        Args:
+            messages: as chat templates take them, turns of the assistant with their calls among them.
+            generation: whether the start of an assistant turn is to follow.
+        """
+        return self._render(
+            [_readable_json(dict(each)) for each in messages], [each.as_template_input() for each in tools], generation
+        )
+
+    def until_end(self, rendered: str) -> str:
+        """Return what a text rendered with private names has before the end of an assistant turn."""
+        return rendered.partition(self._end_name)[0]
+
+    def encode(self, rendered: str) -> list[int]:
+        """Return the token ids of a text rendered with private names."""
+        return self._control.encode(rendered)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, with special tokens, because a tool parser may look for them."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -183,7 +202,7 @@ class ChatFormat:
         return ids
 
     def _render(
-        self, turns: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = (), generation: bool = True
+        self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), generation: bool = True
     ) -> str:
         """Return the text that the template writes, with control tokens under their private names."""
         rendered: str = self.tokenizer.apply_chat_template(

@@ -1,7 +1,8 @@
 """Looks at a model's folder: its architecture, its sizes, its weights, and whether its chat template marks where a turn ends."""
 
+import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -9,9 +10,17 @@ from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.weight_files import check_weights, stored_tensors
 from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.run.doctor.finding import Finding, fine, problem
+from asyncrl.run.doctor.finding import Finding, fine, note, problem
+from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.model_shape import read_shape
+from generators.template_trial import Outcome, Trial, try_template
 from learners.supported_model import supported_config
+
+_PAGE = 'see "What a chat template must do" in docs/models.md'
+_DIFFERS = {
+    Outcome.REWRITTEN: "the template writes earlier turns in another way once there are later ones",
+    Outcome.TOKENS: "the same text as rendered at once, in other tokens",
+}
 
 
 def check_model(path: Path) -> Iterator[Finding]:
@@ -43,11 +52,35 @@ def _template(path: Path) -> Iterator[Finding]:
     from generators.chat import ChatFormat, TemplateUnsuitable  # takes seconds
 
     try:
-        ChatFormat.load(str(path))
+        chat = ChatFormat.load(str(path))
     except TemplateUnsuitable as error:
-        yield problem("chat template", str(error), 'see "What a chat template must do" in docs/models.md')
-    else:
-        yield fine("chat template", "it marks where each turn begins and ends")
+        yield problem("chat template", str(error), _PAGE)
+        return
+    ends = " or ".join(chat.decode([end]) for end in chat.ends_of_turn)
+    yield fine("chat template", f"it marks where each turn begins and ends; sampling stops at {ends}")
+    try:
+        parser, seen = tool_parser_of(str(path))
+        yield fine("tool calls", f"model.tool_parser: auto is {parser}, because {seen}")
+    except RecipeError as error:
+        yield note("tool calls", error.problem, error.remedy)
+    yield from _conversations(asyncio.run(try_template(chat)))
+
+
+def _conversations(trials: Sequence[Trial]) -> Iterator[Finding]:
+    """Say how rows that grow turn by turn compare with conversations rendered at once, like ones together."""
+    alike: dict[tuple[Outcome, str], list[Trial]] = {}
+    for trial in trials:
+        alike.setdefault((trial.outcome, trial.detail if trial.outcome is Outcome.REFUSED else ""), []).append(trial)
+    for (outcome, detail), some in alike.items():
+        which = "all conversations tried" if len(some) == len(trials) else ", ".join(trial.conversation for trial in some)
+        match outcome:
+            case Outcome.EQUAL:
+                yield fine("conversations", f"{which}: token for token as rendered at once")
+            case Outcome.REFUSED:
+                yield note("conversations", f"{which}: refused, {detail}", f"do without, or {_PAGE}")
+            case _:
+                found = f"{which}: {_DIFFERS[outcome]} ({some[0].conversation}: {some[0].detail})"
+                yield note("conversations", found, "nothing: an episode keeps each turn as it was sampled")
 
 
 def _free(folder: Path) -> int:

@@ -1,0 +1,36 @@
+"""Chat templates and tokenizers that others have made: what of them is continued token by token, and what is refused and why."""
+
+import asyncio
+
+import pytest
+from templates_table import PAGE, REAL, chat_format, row
+
+from generators.chat import TemplateUnsuitable
+from generators.template_trial import Outcome, try_template
+
+ALL_EQUAL = ("Qwen3 2507 (Instruct)", "Qwen2.5")
+ONE_CALL_A_TURN = ("Llama 3.1", "Llama 3.2")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_table_in_the_docs_says_what_comes_of_each_template(name: str) -> None:
+    assert row(name) in PAGE.read_text().splitlines(), "PYTHONPATH=tests python tests/real_models/templates_table.py"
+
+
+@pytest.mark.parametrize("name", ALL_EQUAL)
+def test_a_template_that_only_appends_is_continued_token_for_token(name: str) -> None:
+    assert {trial.outcome for trial in asyncio.run(try_template(chat_format(*REAL[name])))} == {Outcome.EQUAL}
+
+
+@pytest.mark.parametrize("name", ONE_CALL_A_TURN)
+def test_only_what_the_template_itself_refuses_is_refused(name: str) -> None:
+    trials = asyncio.run(try_template(chat_format(*REAL[name])))
+    refused = {trial.conversation: trial.detail for trial in trials if trial.outcome is not Outcome.EQUAL}
+    assert refused == dict.fromkeys(
+        ("two calls", "answers in another order"), "This model only supports single tool-calls at once!"
+    )
+
+
+def test_harmony_ends_a_turn_in_two_ways_and_is_refused() -> None:
+    with pytest.raises(TemplateUnsuitable, match="only where the conversation ends"):
+        chat_format(*REAL["gpt-oss"])
