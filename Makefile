@@ -31,7 +31,7 @@ check: setup-dev
 
 # Tokenizers and chat templates of real models, for tests, into the user's cache. Tests without them are skipped, and say so.
 real-tokenizers: setup-dev
-	@PYTHONPATH=tests $(BIN)/python tests/real_tokenizers.py
+	@$(BIN)/python tests/real_models/real_tokenizers.py
 
 # The pictures in docs/screens: of a short quickstart, or of the run in RUN=...
 screens: setup-dev

@@ -1,4 +1,4 @@
-"""Writes the table of real chat templates in docs/models.md: ``PYTHONPATH=tests python tests/real_models/templates_table.py``."""
+"""Writes the table of real chat templates in docs/models.md: ``python tests/real_models/templates_table.py``."""
 
 import asyncio
 import sys
@@ -13,7 +13,7 @@ from generators.chat import ChatFormat, TemplateUnsuitable
 from generators.template_trial import CONVERSATIONS, Outcome, try_template
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-BEGIN, END = "<!-- table: PYTHONPATH=tests python tests/real_models/templates_table.py -->\n", "<!-- end -->"
+BEGIN, END = "<!-- table: python tests/real_models/templates_table.py -->\n", "<!-- end -->"
 REAL: dict[str, tuple[str, str]] = {
     "Qwen3": ("qwen3", ""),
     "Qwen3 2507 (Instruct)": ("qwen3", "qwen3_instruct_2507"),

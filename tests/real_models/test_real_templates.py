@@ -14,7 +14,7 @@ ONE_CALL_A_TURN = ("Llama 3.1", "Llama 3.2")
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_table_in_the_docs_says_what_comes_of_each_template(name: str) -> None:
-    assert row(name) in PAGE.read_text().splitlines(), "PYTHONPATH=tests python tests/real_models/templates_table.py"
+    assert row(name) in PAGE.read_text().splitlines(), "python tests/real_models/templates_table.py"
 
 
 @pytest.mark.parametrize("name", ALL_EQUAL)
