@@ -27,7 +27,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -50,7 +50,7 @@ from asyncrl.envs.tool_marks import MarkedMethod, marked_methods
 from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
 from asyncrl.envs.usage import choices
 
-_CALLS, _PROCESSES = "__asyncrl_calls__", "__asyncrl_processes__"
+_CALLS, _PROCESSES = "__asyncrl_calls__", "_asyncrl_processes"
 AT_ONCE = 16
 """The most calls of one turn that run at the same time."""
 
@@ -220,6 +220,16 @@ class ToolEnvironment(Environment):
             rewards=named,
         )
 
+    async def close(self) -> None:
+        """End the process that tools were run in outside a run."""
+        if self.provided.processes is None and _PROCESSES in self.__dict__:
+            self._asyncrl_processes.close()
+
+    @cached_property
+    def _asyncrl_processes(self) -> ToolProcesses:  # under a name that no subclass has
+        """The worker's processes for tools; outside a run, one of the environment's own."""
+        return self.provided.processes or ToolProcesses(type(self).__name__, most=1)
+
     async def _rewards(self, method: Callable[..., Any], returned: object) -> tuple[dict[str, float], float]:
         """Return the named rewards that ``method`` returned, if there are any, and their sum or the only reward."""
         value = await returned if inspect.isawaitable(returned) else returned
@@ -306,10 +316,8 @@ class ToolEnvironment(Environment):
         return _Answer(error_text(problem), CallRecord(tool.name, seconds, outcome, problem), raised)
 
     async def _run_in_process(self, tool: Tool, arguments: Mapping[str, Any], timeout_s: float) -> str | UsersError:
-        processes = self.provided.processes
-        if processes is None:  # outside a run
-            processes = self.__dict__.setdefault(_PROCESSES, ToolProcesses(type(self).__name__, most=1))
-        answer = await processes.call(Load(type(self).__module__, type(self).__qualname__), tool.name, arguments, timeout_s)
+        of = Load(type(self).__module__, type(self).__qualname__)
+        answer = await self._asyncrl_processes.call(of, tool.name, arguments, timeout_s)
         if isinstance(answer, Refused):
             raise ToolError(answer.problem)
         return answer.text if isinstance(answer, Answered) else answer.error

@@ -156,7 +156,7 @@ async def test_a_process_waits_and_lists_as_well(name: str, text: str):
     try:
         result = await call(environment, ToolCall(name, {"word": "ab"}))
     finally:
-        environment.__dict__["__asyncrl_processes__"].close()
+        await environment.close()
     assert result.observation.messages[0].content == text
 
 
@@ -165,7 +165,7 @@ async def test_what_has_no_text_in_a_process_is_an_error_of_its_tool():
     try:
         result = await call(environment, ToolCall("bytes_of", {"word": "ab"}))
     finally:
-        environment.__dict__["__asyncrl_processes__"].close()
+        await environment.close()
     (error,) = result.errors
     assert (error.method, error.problem) == ("bytes_of", "returned bytes, which are no text; decode them")
 

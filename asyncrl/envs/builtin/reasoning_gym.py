@@ -19,7 +19,7 @@ from asyncrl.core.text import writable
 from asyncrl.envs.builtin.reasoning_gym_families import MOST_ITEMS, Families, Family, Item, open_data_set
 from asyncrl.envs.builtin.splits import split_of
 from asyncrl.envs.hosting.contained import Overdue
-from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
+from asyncrl.envs.hosting.tool_processes import ProcessEnded
 from asyncrl.envs.tools import ToolEnvironment
 
 EVALUATED = 5
@@ -38,7 +38,6 @@ class ReasoningGym(ToolEnvironment):
 
     def __init__(self, families: dict[str, Family], system_prompt: str = "") -> None:
         self.system_prompt = system_prompt
-        self._own: ToolProcesses | None = None
 
     @classmethod
     @asynccontextmanager
@@ -54,20 +53,9 @@ class ReasoningGym(ToolEnvironment):
         data = msgspec.json.encode(task.data).decode()
         arguments = {"families": self.shared.described, "data": data, "answer": writable(answer.strip())}
         try:
-            return float(await Scoring.call(self._processes(), "score", arguments, SECONDS))
+            return float(await Scoring.call(self._asyncrl_processes, "score", arguments, SECONDS))
         except (Overdue, ProcessEnded):
             return 0.0
-
-    async def close(self) -> None:
-        """End the processes that were started outside a run."""
-        if self._own is not None:
-            self._own.close()
-
-    def _processes(self) -> ToolProcesses:
-        if self.provided.processes is not None:
-            return self.provided.processes
-        self._own = self._own or ToolProcesses(type(self).__name__, most=1)
-        return self._own
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:

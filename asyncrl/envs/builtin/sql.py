@@ -20,7 +20,6 @@ from asyncrl.envs.builtin.database import DatabaseError, QueryRefused
 from asyncrl.envs.builtin.made_tables import make_tasks
 from asyncrl.envs.builtin.task_database import DatabaseSource, TaskDatabase
 from asyncrl.envs.hosting.tool_messages import ToolError
-from asyncrl.envs.hosting.tool_processes import ToolProcesses
 from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tools import ToolEnvironment
 
@@ -42,12 +41,11 @@ class Sql(ToolEnvironment):
     ) -> None:
         self._path, self._max_rows, self._seconds = database, max_rows, query_timeout_s
         self._database: TaskDatabase | None = None
-        self._own: ToolProcesses | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Open the task's database."""
         try:
-            self._database = TaskDatabase(self._processes(), self._source(task))
+            self._database = TaskDatabase(self._asyncrl_processes, self._source(task))
             await self._database.check()
         except DatabaseError as error:
             raise EnvironmentBroken(f"task {task.id}: {error}") from error
@@ -72,21 +70,10 @@ class Sql(ToolEnvironment):
         except QueryRefused:
             return 0.0
 
-    async def close(self) -> None:
-        """End the process that was started outside a run."""
-        if self._own is not None:
-            self._own.close()
-
     @property
     def _opened(self) -> TaskDatabase:
         assert self._database is not None, "reset() opens the database"
         return self._database
-
-    def _processes(self) -> ToolProcesses:
-        if self.provided.processes is not None:
-            return self.provided.processes
-        self._own = self._own or ToolProcesses(type(self).__name__, most=1)
-        return self._own
 
     def _source(self, task: Task) -> DatabaseSource:
         script, path = task.data.get("script"), task.data.get("database") or self._path
