@@ -6,7 +6,7 @@ A filter decides by what is known when the group is complete; :mod:`buffers.stal
 from collections.abc import Sequence
 
 from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
-from asyncrl.core.spread import has_spread
+from asyncrl.core.reward_spread import has_spread
 
 Filter = ZeroVarianceFilterConfig | AccuracyWindowFilterConfig
 

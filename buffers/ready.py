@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.spread import has_spread
+from asyncrl.core.reward_spread import has_spread
 
 
 class ReadyGroup(msgspec.Struct, frozen=True, gc=False):

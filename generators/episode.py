@@ -27,7 +27,7 @@ from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajecto
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
 from generators.calls.reader import ToolCallReader
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from generators.completion import Sampler, Samplers
 from generators.episode_time import EpisodeTime
 from generators.loop_share import LoopShare

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat import ChatFormat, TemplateUnsuitable
+from generators.chat_format import ChatFormat, TemplateUnsuitable
 
 _ADD = ToolSpec(
     "add",

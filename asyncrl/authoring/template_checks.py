@@ -6,7 +6,7 @@ from asyncrl.authoring.findings import Findings
 from asyncrl.authoring.played import Played
 from asyncrl.core.messages import Message
 from asyncrl.core.text import short
-from generators.chat import ChatFormat, TemplateUnsuitable
+from generators.chat_format import ChatFormat, TemplateUnsuitable
 
 CHARACTERS_A_TOKEN = 4
 """Characters of an English text that make a token, where no tokenizer is at hand."""

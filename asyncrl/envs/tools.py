@@ -41,7 +41,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import describe_error, pluralize, short, text_of
 from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
-from asyncrl.envs.hosting.contained import Overdue, Raised, contained, contained_within
+from asyncrl.envs.hosting.guarded_calls import Overdue, Raised, contained, contained_within
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import Answered, Load, Refused, ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses

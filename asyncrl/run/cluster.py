@@ -25,7 +25,6 @@ from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.coming_up import ComingUp
 from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
@@ -47,6 +46,7 @@ from asyncrl.run.publications.routes import Routes, writers
 from asyncrl.run.publications.transport import TransportRun
 from asyncrl.run.publications.transports import transport_of
 from asyncrl.run.reward.reward_model_actor import RemoteRewardModel
+from asyncrl.run.startup_progress import ComingUp
 from asyncrl.weights.merge import merge
 from asyncrl.weights.tcp.chunk_wire import SECRET_BYTES
 from learners.step_report import StepReport

@@ -7,7 +7,7 @@ turns continue them. Only the text that is read as an action lacks the reasoning
 import logging
 from typing import TYPE_CHECKING
 
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 
 if TYPE_CHECKING:
     from vllm.reasoning import ReasoningParser

@@ -4,7 +4,7 @@ A group without spread (it has one member, or equal returns) says nothing about 
 compares within groups, its advantage is exactly 0. Two kinds normalise over the batch afterwards (reinforce_plus_plus
 with the group baseline, and gdpo); there, such a group gets minus the batch's mean, divided by the batch's deviation.
 Where a formula divides by the batch's deviation, a batch without spread has advantage 0. Values that differ only by
-rounding have no spread, see :mod:`asyncrl.core.spread`. Standard deviations are those of the population, and no epsilon
+rounding have no spread, see :mod:`asyncrl.core.reward_spread`. Standard deviations are those of the population, and no epsilon
 is added to them.
 """
 
@@ -29,7 +29,7 @@ from asyncrl.core.recipe.advantage import (
     RlooAdvantageConfig,
 )
 from asyncrl.core.recipe.custom import CustomAdvantageConfig
-from asyncrl.core.spread import has_spread, reaches
+from asyncrl.core.reward_spread import has_spread, reaches
 from learners.algorithm.segments import Segments
 
 

@@ -13,7 +13,7 @@ from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RankLost
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from learners.megatron.cpu.gloo_devices import shared_devices
 from learners.megatron.cpu.onednn_products import multiply_with_onednn
-from learners.megatron.meeting import meet
+from learners.megatron.rendezvous import meet
 from learners.rank import RankSpec
 
 _SEED_STRIDE = 100

@@ -14,7 +14,7 @@ from asyncrl.core.messages import Message, ToolCall
 from asyncrl.core.task import Task
 from asyncrl.core.text import KEPT_CHARACTERS
 from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, tool
-from asyncrl.envs.hosting import contained, threads
+from asyncrl.envs.hosting import guarded_calls, threads
 
 TASK = Task(id=TaskId("t"), prompt="Find it.")
 
@@ -168,7 +168,7 @@ async def test_a_tool_that_cancels_its_own_task_cancels_nothing_else():
 async def test_a_tool_that_ignores_its_cancellation_is_left_behind_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(contained, "CANCELLED_TOOL_S", 0.05)
+    monkeypatch.setattr(guarded_calls, "CANCELLED_TOOL_S", 0.05)
     environment = Hostile()
     environment.tool_timeout_s = 0.05
     result = await turn(environment, ToolCall("ignore_everything", {}), ToolCall("fine", {}))
@@ -177,7 +177,9 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_behind_and_named(
         "fine",
     ]
     assert environment.seen == ["cancelled"]
-    (said,) = [each.getMessage() for each in caplog.records if (each.levelno, each.name) == (logging.WARNING, contained.__name__)]
+    (said,) = [
+        each.getMessage() for each in caplog.records if (each.levelno, each.name) == (logging.WARNING, guarded_calls.__name__)
+    ]
     assert said.startswith("tool ignore_everything of Hostile ")
     assert "let asyncio.CancelledError out of it" in said
     environment.ends.set()

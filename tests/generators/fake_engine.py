@@ -13,7 +13,7 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling, VersionSpan
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from generators.completion import Completion, EngineUse
 from generators.concurrency import EngineLoad
 

@@ -15,7 +15,7 @@ from asyncrl.envs.base import Action, StepResult
 from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tools import ToolEnvironment
 from generators.calls.reader import ToolCallReader
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from generators.control_tokens import is_control
 
 FAMILY = {

@@ -22,7 +22,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
-from asyncrl.envs.hosting import contained, hosted
+from asyncrl.envs.hosting import guarded_calls, hosted
 from asyncrl.envs.rewards.base import RewardUnavailable
 from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -215,7 +215,9 @@ async def test_a_step_that_ignores_the_end_of_its_episode_is_left_behind(caplog:
     trajectory = await play(environment, episode_timeout_s=0.05)
     assert (trajectory.stop_reason, trajectory.reward, len(trajectory.turns)) == (StopReason.EPISODE_TIMEOUT, 0.0, 1)
     assert environment.calls == ["reset", "step", "step cancelled", "close"]
-    (said,) = [each.getMessage() for each in caplog.records if (each.levelno, each.name) == (logging.WARNING, contained.__name__)]
+    (said,) = [
+        each.getMessage() for each in caplog.records if (each.levelno, each.name) == (logging.WARNING, guarded_calls.__name__)
+    ]
     assert "task t" in said
     assert "Hostile.step" in said
     assert "let asyncio.CancelledError out of it" in said

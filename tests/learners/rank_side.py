@@ -236,7 +236,7 @@ def log_probabilities(
     import torch.distributed as dist
 
     from learners.megatron.layers.log_probabilities import Tile, token_log_probabilities
-    from learners.megatron.meeting import meet
+    from learners.megatron.rendezvous import meet
 
     dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.layout.ranks)
     states = torch.from_numpy(hidden).requires_grad_()

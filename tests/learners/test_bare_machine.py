@@ -32,7 +32,7 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 
 LEARNER = """
-import learners.learner, learners.megatron.meeting, learners.megatron.cpu.compat
+import learners.learner, learners.megatron.rendezvous, learners.megatron.cpu.compat
 learners.megatron.cpu.compat.install()
 import learners.megatron.trainer, learners.megatron.state.export
 import asyncrl.bench.gpu.run, asyncrl.weights.shm.shared_memory

@@ -12,7 +12,7 @@ from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.lessons.demonstrations import Demonstration, demonstrate
 from generators.calls.reader import ToolCallReader
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from learners.tiny.conversations import encode, messages, pad, render
 from learners.tiny.tokenizer import END_OF_TURN, TAG_TOKENS, fit_tokenizer
 

@@ -28,7 +28,7 @@ from asyncrl.core.trajectory import Sampling, Trajectory
 from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.hosting.hosted import make_hosted
 from generators.calls.reader import ToolCallReader
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from generators.evaluation import HeldOutTask, evaluate

@@ -18,7 +18,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import writable
 from asyncrl.envs.builtin.reasoning_gym_families import MOST_ITEMS, Families, Family, Item, open_data_set
 from asyncrl.envs.builtin.splits import split_of
-from asyncrl.envs.hosting.contained import Overdue
+from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.tool_processes import ProcessEnded
 from asyncrl.envs.tools import ToolEnvironment
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.envs.builtin.database import LARGEST_VALUE, Database, DatabaseError, QueryRefused, limit_memory
-from asyncrl.envs.hosting.contained import Overdue
+from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.process_functions import ProcessFunctions
 from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses

@@ -22,7 +22,7 @@ from types import CodeType, FrameType
 import msgspec
 
 from asyncrl.envs import tool_results, tools
-from asyncrl.envs.hosting import contained, hosted, shared_part
+from asyncrl.envs.hosting import guarded_calls, hosted, shared_part
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,16 @@ LOOK_S = 0.25
 LOGGED_S = 1.0
 """Seconds after which a blocked loop is logged."""
 
-_CONTAINED = contained.contained.__code__
+_CONTAINED = guarded_calls.contained.__code__
 _TOOL = tools.Tool.__call__.__code__
-_BETWEEN = {contained.__file__, contextlib.__file__, hosted.__file__, shared_part.__file__, tool_results.__file__, tools.__file__}
+_BETWEEN = {
+    guarded_calls.__file__,
+    contextlib.__file__,
+    hosted.__file__,
+    shared_part.__file__,
+    tool_results.__file__,
+    tools.__file__,
+}
 """Files whose frames lie between the contained call and the user's code."""
 _LOOPS = str(Path(asyncio.__file__).parent)
 

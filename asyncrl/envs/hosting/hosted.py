@@ -20,7 +20,7 @@ from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, Environment
 from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
-from asyncrl.envs.hosting.contained import Raised, contained, ended
+from asyncrl.envs.hosting.guarded_calls import Raised, contained, ended
 from asyncrl.envs.hosting.workspaces import remove_after_episode
 
 T = TypeVar("T")

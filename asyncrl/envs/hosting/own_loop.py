@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from asyncrl.envs.hosting.contained import Raised
+from asyncrl.envs.hosting.guarded_calls import Raised
 
 T = TypeVar("T")
 

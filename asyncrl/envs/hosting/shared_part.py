@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, ProcessDied
 from asyncrl.core.plug_ins.users_error import UsersError
-from asyncrl.envs.hosting.contained import Raised, contained
+from asyncrl.envs.hosting.guarded_calls import Raised, contained
 from asyncrl.envs.member import Member
 from asyncrl.envs.secrets import Secrets
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from asyncrl.envs.hosting.contained import Raised
+from asyncrl.envs.hosting.guarded_calls import Raised
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.text import describe_error
-from asyncrl.envs.hosting.contained import Overdue
+from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import HEADER_BYTES, LARGEST_MESSAGE, Answer, Answered, Call, Failed, Load, Request, frame
 

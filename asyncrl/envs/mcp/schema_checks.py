@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import ToolSpec
-from asyncrl.envs.hosting.contained import Overdue
+from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.process_functions import ProcessFunctions
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
 

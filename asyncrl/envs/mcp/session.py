@@ -21,7 +21,7 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError, EnvironmentLost
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.text import describe_error
-from asyncrl.envs.hosting.contained import Raised, contained
+from asyncrl.envs.hosting.guarded_calls import Raised, contained
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.mcp.errors_log import ErrorsLog

@@ -49,7 +49,7 @@ def check_model(path: Path) -> Iterator[Finding]:
 
 
 def _template(path: Path) -> Iterator[Finding]:
-    from generators.chat import ChatFormat, TemplateUnsuitable  # takes seconds
+    from generators.chat_format import ChatFormat, TemplateUnsuitable  # takes seconds
 
     try:
         chat = ChatFormat.load(str(path))

@@ -17,7 +17,6 @@ from statistics import fmean
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.coming_up import ComingUp
 from asyncrl.run.evaluation.folder import EvaluationFolder
 from asyncrl.run.evaluation.found_model import EvaluatedModel
 from asyncrl.run.evaluation.plan import EvaluationPlan, PlannedModel
@@ -38,6 +37,7 @@ from asyncrl.run.nodes.process_sizes import engine_bytes
 from asyncrl.run.nodes.remote_files import FarFiles
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.handle import GeneratorHandle, make_generator
+from asyncrl.run.startup_progress import ComingUp
 from asyncrl.run.views.live_view import LiveView
 from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, require_results
 from generators.first_error import first_error

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from asyncrl.core.spread import reaches
+from asyncrl.core.reward_spread import reaches
 from asyncrl.run.measures.intervals import Estimate, difference_interval, mean_interval
 
 

@@ -10,7 +10,7 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit, idle_in_pool
-from asyncrl.core.spread import has_spread
+from asyncrl.core.reward_spread import has_spread
 from asyncrl.run.measures import metrics
 from generators.finished_episodes import FinishedEpisodes
 from generators.scoring import ScoringUse

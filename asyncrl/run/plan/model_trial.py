@@ -22,7 +22,7 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 
 if TYPE_CHECKING:
-    from generators.chat import ChatFormat
+    from generators.chat_format import ChatFormat
 
 
 class TrialPrompt(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ def outcome_of(request: TrialRequest) -> TrialOutcome:
 
 
 def _try(request: TrialRequest, remarks: list[str]) -> None:
-    from generators.chat import DATE
+    from generators.chat_format import DATE
     from learners.supported_model import supported_config
 
     if request.path and request.learner is not None:
@@ -117,7 +117,7 @@ def _try(request: TrialRequest, remarks: list[str]) -> None:
 
 
 def _chat_format(request: TrialRequest) -> "ChatFormat":
-    from generators.chat import ChatFormat, TemplateUnsuitable
+    from generators.chat_format import ChatFormat, TemplateUnsuitable
 
     try:
         if request.path:

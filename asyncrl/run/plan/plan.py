@@ -17,7 +17,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.reward import ModelRewardConfig
-from asyncrl.core.recipe.rules.conflicts import conflicts
+from asyncrl.core.recipe.rules.advice import conflicts
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import Recipe

@@ -37,7 +37,7 @@ from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.reward.scorers import make_scoring
 from generators.calls.reader import ToolCallReader
 from generators.calls.reasoning import Reasoning
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from generators.completion import ScoredRow
 from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask

@@ -3,8 +3,8 @@
 What always holds:
 
 * a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
-* successors and newcomers lease nothing before they have loaded a publication. :mod:`asyncrl.weights.deliveries` says which one
-  each generator has, and who is waited for;
+* successors and newcomers lease nothing before they have loaded a publication. :mod:`asyncrl.weights.delivery_protocol` says
+  which one each generator has, and who is waited for;
 * a generator whose pool only evaluates leases nothing; :mod:`asyncrl.run.pool.evaluation` says who plays an evaluation;
 * a generator that is to end, because its pool shrinks or its process got SIGTERM, hands its episodes back first;
 * counters only grow, and include those of generators that died or ended;

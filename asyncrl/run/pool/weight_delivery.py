@@ -1,4 +1,5 @@
-"""Carries out the protocol of publications on the generators of a run; :mod:`asyncrl.weights.deliveries` says what always holds.
+"""Carries out the protocol of publications on the generators of a run; :mod:`asyncrl.weights.delivery_protocol` says what always
+holds.
 
 A generator that dies, misses a deadline or cannot do a step is reported as lost, and the others go on. If a generator proves that
 what it has loaded is not what was published, nothing is delivered any more, and everybody who waits here gets the error.
@@ -16,7 +17,7 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.publications.transport import PublicationTransport
-from asyncrl.weights.deliveries import Deliveries, Step
+from asyncrl.weights.delivery_protocol import Deliveries, Step
 from asyncrl.weights.shm.memory_file import MemoryFull
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from asyncrl.envs.lessons.demonstrations import SHARING_S
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
 from generators.calls.reader import ToolCallReader
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 

@@ -34,7 +34,8 @@ from asyncrl.weights.tcp.unknown_clients import UnknownClients
 logger = logging.getLogger(__name__)
 
 _VERSIONS = 4
-"""Versions that are known at once; engines ask for no older ones, see :data:`asyncrl.weights.deliveries.VERSIONS_IN_FILES`."""
+"""Versions that are known at once; engines ask for no older ones, see
+:data:`asyncrl.weights.delivery_protocol.VERSIONS_IN_FILES`."""
 
 
 class BroadcastSender:

@@ -7,7 +7,7 @@ from chat_tokenizers import delta_ids, prompt_ids
 from asyncrl.core.messages import Message, ToolCall
 from generators.calls.reader import ToolCallReader
 from generators.calls.reasoning import Reasoning
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 USER = (Message("user", "Well?"),)

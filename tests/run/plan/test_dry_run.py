@@ -16,7 +16,7 @@ from model_folders import SMALL, write_model
 
 import asyncrl.core.files.weight_files
 import asyncrl.run.tracking.tracker
-import generators.chat
+import generators.chat_format
 import generators.vllm.engine_arguments
 import learners.supported_model
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -30,7 +30,7 @@ from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.tracker import Tracker
-from generators.chat import ChatFormat
+from generators.chat_format import ChatFormat
 from generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
 from learners.supported_model import supported_config
 
@@ -332,16 +332,16 @@ ASKING_VLLM = {
 """Cases for which vLLM is imported, here and by the plan: that takes long."""
 
 REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
-    (generators.chat, "ChatFormat.__init__"): ("no template",),
-    (generators.chat, "ChatFormat.load"): ("no tokenizer", "cut tokenizer"),
-    (generators.chat, "ChatFormat._control_tokens"): ("slow tokenizer",),
-    (generators.chat, "ChatFormat._after_marker"): ("no content",),
-    (generators.chat, "ChatFormat._find_end_of_turn"): ("no syntax", "no end"),
-    (generators.chat, "ChatFormat._check_delta"): ("end at the end", "no start", "plain between"),
-    (generators.chat, "ChatFormat._check_reaches"): ("no tools", "no response", "tools left out", "system left out"),
-    (generators.chat, "ChatFormat.delta"): ("no tools",),
-    (generators.chat, "_named_ends"): ("ends",),
-    (generators.chat, "ChatFormat._check_tokens"): ("pieces",),
+    (generators.chat_format, "ChatFormat.__init__"): ("no template",),
+    (generators.chat_format, "ChatFormat.load"): ("no tokenizer", "cut tokenizer"),
+    (generators.chat_format, "ChatFormat._control_tokens"): ("slow tokenizer",),
+    (generators.chat_format, "ChatFormat._after_marker"): ("no content",),
+    (generators.chat_format, "ChatFormat._find_end_of_turn"): ("no syntax", "no end"),
+    (generators.chat_format, "ChatFormat._check_delta"): ("end at the end", "no start", "plain between"),
+    (generators.chat_format, "ChatFormat._check_reaches"): ("no tools", "no response", "tools left out", "system left out"),
+    (generators.chat_format, "ChatFormat.delta"): ("no tools",),
+    (generators.chat_format, "_named_ends"): ("ends",),
+    (generators.chat_format, "ChatFormat._check_tokens"): ("pieces",),
     (generators.vllm.engine_arguments, "check_cpu_arguments"): "the plan calls it",
     (generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
     (generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),

@@ -33,7 +33,7 @@ from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool import successors
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.slots import GeneratorSlot
-from asyncrl.weights.deliveries import VERSIONS_IN_FILES
+from asyncrl.weights.delivery_protocol import VERSIONS_IN_FILES
 from asyncrl.weights.shm.memory_file import MemoryFull
 from generators.evaluation import HeldOutTask
 from generators.scoring import ScoringUse

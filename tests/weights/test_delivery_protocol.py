@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication, WeightFile
-from asyncrl.weights.deliveries import VERSIONS_IN_FILES, Deliveries, Step
+from asyncrl.weights.delivery_protocol import VERSIONS_IN_FILES, Deliveries, Step
 
 PATIENCE_S = 10.0
 HOME, FAR = "home", "far"

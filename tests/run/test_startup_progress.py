@@ -1,4 +1,4 @@
-from asyncrl.run.coming_up import ComingUp
+from asyncrl.run.startup_progress import ComingUp
 
 
 def test_what_is_waited_for_is_named_until_all_is_up():

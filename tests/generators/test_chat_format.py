@@ -8,7 +8,7 @@ import pytest
 from chat_tokenizers import CHAT_ML, delta_ids, make_tokenizer, prompt_ids
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat import ChatFormat, TemplateUnsuitable
+from generators.chat_format import ChatFormat, TemplateUnsuitable
 
 TOOL = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 PROMPT = (Message("system", "Be brief."), Message("user", "1+2?"))

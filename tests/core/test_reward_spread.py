@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.spread import SPREAD_TOLERANCE, has_spread
+from asyncrl.core.reward_spread import SPREAD_TOLERANCE, has_spread
 
 SUMS = (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1)
 

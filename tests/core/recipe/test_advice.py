@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.core.recipe.rules.conflicts import conflicts
+from asyncrl.core.recipe.rules.advice import conflicts
 from asyncrl.run.recipe.compose import compose, shipped_recipes
 
 PLAIN = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
