@@ -108,8 +108,8 @@ def test_the_learner_s_figures_stay_where_the_plain_loop_fails():
     case = training._measured(Case(model="1.7B", rows="equal", options={}), time_one, 1, 0.0)
     assert (case.learner, case.plain, case.ratio, case.problem) == (speed, None, None, "the plain loop: out of memory")
     assert training._targets([case]) == {"1.7B: MFU 0.4": True}
-    assert "100 tokens/s" in run._of_case(case)
-    assert "out of memory" in run._of_case(case)
+    assert "100 tokens/s" in run._case_name(case)
+    assert "out of memory" in run._case_name(case)
 
 
 @pytest.mark.usefixtures("forked")

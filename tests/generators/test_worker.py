@@ -384,7 +384,7 @@ async def test_an_engine_that_hangs_ends_the_worker() -> None:
 
     shop = Shop([task("t")])
     shop.engine.gate.clear()
-    shop.engine.load = never
+    shop.engine.report_load = never
     with pytest.raises(ProcessDied, match=r"w waited 120 s for its vLLM engine to end a step; .* raise deadlines.publish"):
         await shop.worker.run(shop.stop)
     assert all(environment.closed == 1 for environment in shop.environments)

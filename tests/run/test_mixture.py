@@ -191,8 +191,8 @@ def test_what_is_counted_of_members_adds_up_to_the_whole(episodes: list[tuple[st
         call = CallRecord("look", 0.1, CallOutcome.ERROR if reward == 0 else CallOutcome.OK)
         finished.add(played(member, reward, call), source, 1.0, empty_answer=False, member=member)
     metrics = EpisodeMetrics(recipe().environment)
-    values = combine(list(metrics._of_members(finished)))
-    tools = combine([each for each in metrics._of_finished(finished) if each.metric.name.startswith("tool/")])
+    values = combine(list(metrics._member_readings(finished)))
+    tools = combine([each for each in metrics._finished_readings(finished) if each.metric.name.startswith("tool/")])
     for member in MEMBERS:
         own = [reward for source, reward in episodes if source.partition("/")[0] == member]
         assert values[f"member/{member}/episodes"] == len(own)

@@ -141,15 +141,19 @@ class Tracker:
             ) from None
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            if isinstance(self._failure, TrackingFailed):
-                raise self._failure
-            if isinstance(self._failure, OSError) and self._failure.filename is not None:
-                raise TrackingFailed(explained(self._failure)) from self._failure
+        failure = self._failure
+        if failure is None:
+            return
+        if isinstance(failure, TrackingFailed):
+            raise failure
+        if isinstance(failure, OSError) and failure.filename is not None:
+            problem = explained(failure)
+        else:
             remedy = "check tracking.uri, or leave it empty to track beside the run folder"
             if not self._recipe.tracking.uri:
                 remedy = f"put {self._folder.database} back as it was, or {elsewhere(self._folder)}"
-            raise TrackingFailed(f"MLflow at {self.uri}: {_first_said(self._failure)}; {remedy}") from self._failure
+            problem = f"MLflow at {self.uri}: {_first_said(failure)}; {remedy}"
+        raise TrackingFailed(problem) from failure
 
     def _work(self) -> None:
         try:

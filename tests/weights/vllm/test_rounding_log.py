@@ -14,6 +14,7 @@ from asyncrl.weights.vllm.rounding_log import explain_rounding
 def logger() -> Iterator[logging.Logger]:
     logger = logging.getLogger("vllm.model_executor.models.utils")
     before = [*logger.filters]
+    logger.filters.clear()  # the filter of an engine that this process has loaded may have passed its one warning on
     explain_rounding()
     yield logger
     logger.filters[:] = before
