@@ -117,6 +117,13 @@ class ToolCallReader:
     def read(self, text: str) -> Action:
         """Read the content and the calls from the text of a turn, which comes without the token that ended the turn."""
         text = self._spoken(text)
+        try:
+            return self._read_blocks(text)
+        except RecursionError:  # what can be parsed may still be too deep to be written again
+            return self._unreadable(text, "it is nested too deeply")
+
+    def _read_blocks(self, text: str) -> Action:
+        """Read each call by itself where the format marks each, and the turn at once where it does not."""
         if self._format is None or not self._format.single or self._begin not in text:
             return self._read_whole(text)
         content, calls = "", list[ToolCall | MalformedCall]()

@@ -84,3 +84,14 @@ def test_arguments_that_are_written_as_text_get_their_types(
     (read,) = readers[parser].read(WRITERS[parser]("say", {"t": text})).calls
     assert isinstance(read, ToolCall)
     assert read.arguments["t"].strip() == text.strip()
+
+
+@pytest.mark.parametrize("depth", [200, 400, 600, 800, 900, 950, 980])
+@pytest.mark.parametrize("parser", [parser for parser in WRITERS if parser != "pythonic"])
+def test_arguments_of_any_depth_are_a_call_or_malformed_and_never_an_error(
+    readers: dict[str, ToolCallReader], parser: str, depth: int
+) -> None:
+    """Some depths can be parsed, and are too deep for what comes after it."""
+    nested = "[" * depth + "]" * depth
+    text = WRITERS[parser]("book", {"seats": "NESTED"}).replace('"NESTED"', nested).replace("NESTED", nested)
+    assert readers[parser].read(text).calls
