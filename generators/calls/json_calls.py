@@ -28,7 +28,7 @@ class JsonCall(msgspec.Struct, frozen=True):
 
 def json_calls(text: str) -> tuple[str, list[JsonCall]] | None:
     """Return what is said before the first call, and the calls of a turn that ends with nothing but calls; None otherwise."""
-    start = re.search(r"^\s*[\[{]", text, re.MULTILINE)
+    start = re.search(r"^[ \t]*[\[{]", text, re.MULTILINE)
     if start is None:
         return None
     calls: list[JsonCall] = []

@@ -39,7 +39,7 @@ _LONG = 4_000
 """A turn of this many characters or more is read in a thread: the time of some of vLLM's parsers grows with the square of its
 length, and takes seconds for 100 KB."""
 _JSON_CALL = (
-    r"""^\s*(?:```(?:json)?\s*)?\[?\s*\{{(?:[^{{]*["'](?:parameters|arguments)["']\s*:"""
+    r"""^[ \t]*(?:```(?:json)?\s*)?(?:\[\s*)?\{{(?:[^{{]*["'](?:parameters|arguments)["']\s*:"""
     r"""|\s*["'](?:name|function)["']\s*:\s*["'](?:{names})["'])"""
 )
 _PYTHON_CALL = r"\[\s*[A-Za-z_][\w.]*\s*\(|(?:{names})\s*\("
