@@ -1,0 +1,229 @@
+"""Matches the requests of one episode to its token streams.
+
+A client sends its whole conversation with each request. The turns in it that were sampled here shall be the tokens that the
+engine sampled, never their text tokenized again. So a request goes on where the longest beginning of its conversation ends
+that was sampled here: in the stream itself, if that is where the stream ends; else in a new stream, a *branch*, which has the
+tokens up to there as context. A conversation without such a beginning is a new stream.
+
+What always holds:
+
+* a turn is in exactly one stream as sampled; in branches its tokens are context;
+* each turn of a stream follows exactly the tokens that the engine had before it when it sampled the turn;
+* nothing is added to a stream before its turn is whole. The last turn may be taken back as long as nobody has gone on from it;
+* a stream samples one turn at a time.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from generators.completion import Completion
+from generators.gateway.messages import ChatMessage, call_ids, chained, start_of_chain
+from generators.token_stream import TokenStream
+
+
+class Why(StrEnum):
+    """Why a stream begins."""
+
+    FIRST = "first"
+    REWRITTEN = "history rewritten"
+    PARALLEL = "parallel"
+    OTHER_TOOLS = "other tools"
+    OTHER_ROLE = "other role"
+
+
+class TooManyStreams(Exception):
+    """A request would begin one stream too many."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a request asks for.
+
+    Attributes:
+        role: who asks.
+        messages: the conversation, which ends with what the policy is to answer.
+        tools: the tools as the chat template gets them.
+        arguments: the template's further arguments.
+    """
+
+    role: str
+    messages: Sequence[ChatMessage]
+    tools: Sequence[Mapping[str, Any]] = ()
+    arguments: Mapping[str, Any] = {}
+
+
+class Stream:
+    """One token stream of an episode.
+
+    Attributes:
+        parent: the stream from which it branched off; None if from none.
+        shared: how many tokens it has from there.
+        tokens: its tokens, but those of a last turn that may still be taken back.
+        closed: whether ``tokens`` end with the token that ends a turn, if they end with a turn.
+        busy: whether a turn is being sampled.
+    """
+
+    def __init__(self, role: str, setting: str, why: Why, after: "Turn | None" = None) -> None:
+        self.role, self.setting, self.why = role, setting, why
+        self.tokens, self.closed, self.busy = TokenStream(), True, False
+        self.turns = list[Turn]()
+        self.parent = None if after is None else after.stream
+        self.shared = 0
+        if after is not None:
+            self.shared, self.closed = after.end, after.closed
+            self.tokens.append_given(after.stream.tokens.token_ids[: self.shared])
+
+    def settle(self) -> None:
+        """Keep the last turn: somebody goes on from it, or the episode is over."""
+        if self.turns:
+            self.turns[-1].settle()
+
+
+class Turn:
+    """A turn that was sampled. Until it is settled, its stream does not have its tokens.
+
+    Attributes:
+        tip: hash of the conversation that ends with it.
+        end: where it ends in its stream's tokens, once it is settled.
+        closed: whether its last token ends a turn.
+    """
+
+    def __init__(self, stream: Stream, tip: bytes, ids: frozenset[str], sampled: tuple[Sequence[int], Completion, float]) -> None:
+        self.stream, self.tip, self.call_ids = stream, tip, ids
+        self.end, self.closed = 0, sampled[1].finished_by_stop
+        self._sampled: tuple[Sequence[int], Completion, float] | None = sampled
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its stream ends with it."""
+        return self.stream.turns[-1] is self
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is in its stream's tokens for good."""
+        return self._sampled is None
+
+    def settle(self) -> None:
+        """Have its stream keep it."""
+        if self._sampled is None:
+            return
+        given, completion, seconds = self._sampled
+        self._sampled = None
+        self.stream.tokens.append_given(given)
+        self.stream.tokens.append_turn(completion, seconds)
+        self.end, self.stream.closed = len(self.stream.tokens), self.closed
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A request that has its place: its turn will be the next of ``stream``.
+
+    Attributes:
+        matched: how many messages of the conversation are in the stream already; the others are to be given.
+        tip: hash of the conversation.
+    """
+
+    stream: Stream
+    matched: int
+    tip: bytes
+
+
+class Streams:
+    """The token streams of one episode; ``most`` is how many there may be."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._streams: list[Stream] = []
+        self._turns: defaultdict[bytes, list[Turn]] = defaultdict(list)
+        self._asked: set[bytes] = set()
+
+    def begin(self, asked: Asked) -> Ask:
+        """Find the place of a request. Its stream is busy until :meth:`finish` or :meth:`give_up`.
+
+        Raises:
+            TooManyStreams: the request would begin another stream, and there may be no more.
+        """
+        setting = msgspec.json.encode((asked.tools, asked.arguments), order="deterministic").decode()
+        tip = start_of_chain((asked.role, setting))
+        found, matched = list[Turn](), 0
+        for number, message in enumerate(asked.messages, start=1):
+            tip = chained(tip, message)
+            if message["role"] == "assistant" and (here := self._turns.get(tip)):
+                found, matched = here, number
+        if found:
+            stream = self._continued(found, call_ids(asked.messages[matched - 1]), tip)
+        else:
+            stream = self._new(asked.role, setting, self._why(asked.role, setting, tip))
+        self._asked.add(tip)
+        stream.busy = True
+        return Ask(stream, matched, tip)
+
+    def _continued(self, found: Sequence[Turn], ids: frozenset[str], tip: bytes) -> Stream:
+        """Return the stream that goes on from one of the turns that were ``found``: its own if it ends there, else a branch."""
+
+        def rank(turn: Turn) -> tuple[bool, bool, int]:
+            return bool(ids) and turn.call_ids == ids, turn.is_last and not turn.stream.busy, self._streams.index(turn.stream)
+
+        best = max(found, key=rank)
+        if best.is_last and not best.stream.busy:
+            best.settle()
+            return best.stream
+        why = Why.PARALLEL if best.is_last or tip in self._asked else Why.REWRITTEN
+        best.settle()
+        return self._new(best.stream.role, best.stream.setting, why, best)
+
+    def _new(self, role: str, setting: str, why: Why, after: Turn | None = None) -> Stream:
+        if len(self._streams) >= self._most:
+            raise TooManyStreams
+        self._streams.append(Stream(role, setting, why, after))
+        return self._streams[-1]
+
+    def _why(self, role: str, setting: str, tip: bytes) -> Why:
+        """Say why a conversation of which nothing was sampled here begins a stream."""
+        if not self._streams:
+            return Why.FIRST
+        of_role = [stream for stream in self._streams if stream.role == role]
+        if not of_role:
+            return Why.OTHER_ROLE
+        if all(stream.setting != setting for stream in of_role):
+            return Why.OTHER_TOOLS
+        return Why.PARALLEL if tip in self._asked else Why.REWRITTEN
+
+    def finish(self, ask: Ask, given: Sequence[int], completion: Completion, seconds: float, message: ChatMessage) -> Turn:
+        """Add the turn that was sampled for a request after the tokens ``given``, in ``seconds``.
+
+        Args:
+            message: the turn as the client gets it, by which it will be found again.
+        """
+        turn = Turn(ask.stream, chained(ask.tip, message), call_ids(message), (given, completion, seconds))
+        ask.stream.settle()
+        ask.stream.turns.append(turn)
+        ask.stream.busy = False
+        self._turns[turn.tip].append(turn)
+        return turn
+
+    def give_up(self, ask: Ask) -> None:
+        """End a request without a turn: nothing of it remains."""
+        ask.stream.busy = False
+        self._forget_empty(ask.stream)
+
+    def take_back(self, turn: Turn) -> bool:
+        """Remove a turn that never reached the client; returns whether it could be: nobody has gone on from it."""
+        if turn.settled:
+            return False
+        turn.stream.turns.remove(turn)
+        self._turns[turn.tip].remove(turn)
+        self._forget_empty(turn.stream)
+        return True
+
+    def _forget_empty(self, stream: Stream) -> None:
+        if not stream.turns:
+            self._streams.remove(stream)
+
+    def settled(self) -> list[Stream]:
+        """End the episode: keep all turns, and return the streams in the order of their first requests, none without a turn."""
+        for stream in self._streams:
+            stream.settle()
+        return [stream for stream in self._streams if stream.turns]

@@ -1,0 +1,84 @@
+"""Compares chat messages by what they say, as a client that sends a conversation back may write it otherwise than it came.
+
+What always holds: a hash of a conversation depends on the messages up to its end and their order alone; two messages that differ
+in role, text or calls are different, and nothing else of a message counts.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+ChatMessage = Mapping[str, Any]
+"""A message of a chat completion, as chat templates take it, such as ``{"role": "user", "content": "Hello."}``."""
+
+_TEXTS = ("text", "input_text", "output_text")
+"""Types of a message's parts that are text."""
+
+
+def text_of(content: object) -> str:
+    """Return the text of a message's content: a string, a list of parts, or nothing."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        raise TypeError(f"a message's content is {content!r}; it must be a text or a list of parts")
+    return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content if _is_text(part))
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") in _TEXTS)
+
+
+def role_of(message: ChatMessage) -> str:
+    """Return the role of a message; developers have the role that chat templates know as system."""
+    role = str(message["role"])
+    return "system" if role == "developer" else role
+
+
+def calls_of(message: ChatMessage) -> list[Mapping[str, Any]]:
+    """Return the tool calls of a message of the assistant."""
+    return list(message.get("tool_calls") or ())
+
+
+def call_ids(message: ChatMessage) -> frozenset[str]:
+    """Return the names that the tool calls of a message have."""
+    return frozenset(str(call["id"]) for call in calls_of(message) if call.get("id"))
+
+
+def plain_arguments(arguments: object) -> object:
+    """Return the arguments of a call as an object, which clients may have as text; the text itself if it is not JSON."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def canonical(message: ChatMessage) -> bytes:
+    """Return what a message says. Two messages for which it is equal stand for the same tokens.
+
+    Of the assistant's messages, white space around the text does not count, nor how the arguments of calls are written, nor
+    reasoning and the names of calls, which not all clients send back.
+    """
+    role, text = role_of(message), text_of(message.get("content"))
+    if role != "assistant":
+        return msgspec.json.encode((role, text))
+    calls = [(call["function"]["name"], plain_arguments(call["function"].get("arguments"))) for call in calls_of(message)]
+    return json.dumps((role, text.strip(), calls), sort_keys=True).encode()
+
+
+def start_of_chain(key: Sequence[object]) -> bytes:
+    """Return the hash with which conversations of one ``key`` begin."""
+    return _digest(json.dumps(key, sort_keys=True).encode())
+
+
+def chained(before: bytes, message: ChatMessage) -> bytes:
+    """Return the hash of a conversation that goes on with ``message`` after the one whose hash is ``before``."""
+    return _digest(before + canonical(message))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
