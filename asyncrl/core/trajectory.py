@@ -173,31 +173,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise ``ValueError`` naming the broken invariant, if any."""
-        length = len(self.token_ids)
-        if not len(self.logprobs) == len(self.loss_mask) == length:
-            raise ValueError(
-                f"{length} tokens, {len(self.logprobs)} logprobs, {len(self.loss_mask)} mask entries: they must be equally long"
-            )
-        if self.loss_mask.dtype != bool:
-            raise ValueError(f"the loss mask has dtype {self.loss_mask.dtype}; it must be bool")
-        end = 0
-        for span in self.version_spans:
-            if span.start != end or span.end <= span.start:
-                raise ValueError(f"version span {span} does not continue at token {end}")
-            end = span.end
-        if end != length:
-            raise ValueError(f"version spans end at {end}, the trajectory at {length}")
-        # There are few stretches of sampled tokens, so stretches are compared, not tokens.
-        masked = _stretches(self.loss_mask)
-        if _joined((span.start, span.end) for span in self.version_spans if span.version != NOT_SAMPLED) != masked:
-            raise ValueError("the loss mask is not exactly the tokens with a policy version")
-        end = 0
-        for turn in self.turns:
-            if turn.start < end or turn.end > length or turn.end <= turn.start:
-                raise ValueError(f"turn {turn} is empty, out of order or outside the trajectory of {length} tokens")
-            end = turn.end
-        if _joined((turn.start, turn.end) for turn in self.turns) != masked:
-            raise ValueError("the loss mask is not exactly the tokens of the turns")
+        check_stream(self)
 
 
 FINAL_REWARD = "reward"
@@ -222,6 +198,35 @@ def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, 
                 f"the episode's reward {name!r} is {value}; it must be a number of at most {LARGEST_REWARD:g} in size"
             )
     return tuple(0.0 if value is None else value for value in found)
+
+
+def check_stream(stream: Any) -> None:
+    """Raise ``ValueError`` naming the invariant of a token stream that is broken, if any."""
+    length = len(stream.token_ids)
+    if not len(stream.logprobs) == len(stream.loss_mask) == length:
+        raise ValueError(
+            f"{length} tokens, {len(stream.logprobs)} logprobs, {len(stream.loss_mask)} mask entries: they must be equally long"
+        )
+    if stream.loss_mask.dtype != bool:
+        raise ValueError(f"the loss mask has dtype {stream.loss_mask.dtype}; it must be bool")
+    end = 0
+    for span in stream.version_spans:
+        if span.start != end or span.end <= span.start:
+            raise ValueError(f"version span {span} does not continue at token {end}")
+        end = span.end
+    if end != length:
+        raise ValueError(f"version spans end at {end}, the trajectory at {length}")
+    # There are few stretches of sampled tokens, so stretches are compared, not tokens.
+    masked = _stretches(stream.loss_mask)
+    if _joined((span.start, span.end) for span in stream.version_spans if span.version != NOT_SAMPLED) != masked:
+        raise ValueError("the loss mask is not exactly the tokens with a policy version")
+    end = 0
+    for turn in stream.turns:
+        if turn.start < end or turn.end > length or turn.end <= turn.start:
+            raise ValueError(f"turn {turn} is empty, out of order or outside the trajectory of {length} tokens")
+        end = turn.end
+    if _joined((turn.start, turn.end) for turn in stream.turns) != masked:
+        raise ValueError("the loss mask is not exactly the tokens of the turns")
 
 
 def _stretches(mask: np.ndarray) -> list[int]:
@@ -253,20 +258,22 @@ _EXTENSION_OF_DTYPE = {np.dtype(np.int32): 1, np.dtype(np.float32): 2, np.dtype(
 _DTYPE_OF_EXTENSION = {code: dtype for dtype, code in _EXTENSION_OF_DTYPE.items()}
 
 
-def _encode_array(value: Any) -> msgspec.msgpack.Ext:
+def encode_array(value: Any) -> msgspec.msgpack.Ext:
+    """Encode an array as an extension of MessagePack: a hook of its encoder."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in _EXTENSION_OF_DTYPE:
         return msgspec.msgpack.Ext(_EXTENSION_OF_DTYPE[value.dtype], np.ascontiguousarray(value).data.cast("B"))
     raise NotImplementedError(f"cannot encode {type(value).__name__}; arrays must be one-dimensional int32, float32 or bool")
 
 
-def _decode_array(code: int, data: memoryview) -> np.ndarray:
+def decode_array(code: int, data: memoryview) -> np.ndarray:
+    """Decode what :func:`encode_array` returned, as a view into ``data``: a hook of the decoder."""
     if code not in _DTYPE_OF_EXTENSION:
         raise ValueError(f"unknown array code {code}; known: {sorted(_DTYPE_OF_EXTENSION)}")
     return np.frombuffer(data, _DTYPE_OF_EXTENSION[code])
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_decoder = msgspec.msgpack.Decoder(Trajectory, ext_hook=_decode_array)
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
+_decoder = msgspec.msgpack.Decoder(Trajectory, ext_hook=decode_array)
 
 
 def encode(trajectory: Trajectory) -> bytes:

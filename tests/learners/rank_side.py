@@ -1,5 +1,6 @@
 """What test ranks do; forked from a server that has imported this."""
 
+import hashlib
 import threading
 import time
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ import torch
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import GroupId
+from asyncrl.core.recipe.algorithm import KlInRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
 from learners.learner import Learner
+from learners.preparation import MiniBatch
 from learners.rank import FileMeeting, RankSpec
 from learners.step_report import StepReport
 
@@ -430,3 +433,38 @@ def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, .
     assert output.dtype is dtype
     output.backward(grad.flatten(1))
     return [tensor.detach().float().numpy() for tensor in (output, *(operand.grad for operand in operands))]
+
+
+_PLANNED = ("token_ids", "positions", "targets", "in_buffer", "logp_behaviour", "mask", "share", "staleness")
+
+
+def prepare_and_train(
+    spec: RankSpec, recipes: dict[str, Recipe], folder: Path, batch: Batch, rows: Rows
+) -> dict[str, tuple[str, list[dict[str, float]], str]]:
+    """For each recipe: a digest of the prepared mini-batches, the readings of two steps, and a digest of the weights."""
+    found = {}
+    for name, recipe in recipes.items():
+        learner = new_learner(spec, recipe, folder)
+        by_model = isinstance(recipe.algorithm.kl, KlInRewardConfig)  # its advantages hold the last bits of the model's products
+        prepared = _digest(learner.preparation.mini_batches(batch, rows, learner._kl_coefficient), by_model=by_model)
+        reports = [learner.step(batch, rows) for _ in range(2)]
+        readings = [{each.metric.name: each.value for each in report.readings} for report in reports]
+        weights = hashlib.sha256()
+        for shard in learner.shards():
+            weights.update(shard.tensor.detach().float().numpy().tobytes())
+        learner.close()
+        found[name] = prepared, readings, weights.hexdigest()[:16]
+    return found
+
+
+def _digest(prepared: list[MiniBatch], *, by_model: bool) -> str:
+    """Digest of what is prepared without the model: what lies where, its shares and, unless ``by_model``, advantages."""
+    found = hashlib.sha256()
+    for mini_batch in prepared:
+        found.update(mini_batch.denominator.hex().encode())
+        for part in mini_batch.micro_batches:
+            found.update(repr((part.lengths, part.prefixes, part.preamble, [name[:2] for name in part.names])).encode())
+            arrays = [getattr(part, name) for name in _PLANNED] + [part.rows.index, part.turns.index]
+            for values in arrays if by_model else [*arrays, part.advantages]:
+                found.update(values.numpy().tobytes())
+    return found.hexdigest()[:16]
