@@ -171,6 +171,31 @@ class SetLimits(msgspec.Struct, frozen=True, array_like=True, tag=14):
         buffer.limit(self.limits)
 
 
+class LeaveOut(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """A worker has found that the prompt of a group's task leaves no room for a turn."""
+
+    group_id: GroupId
+    reason: str
+
+    def apply(self, buffer: ReplayBuffer) -> None:
+        """End the group, and never draw its task again."""
+        buffer.leave_out(self.group_id, self.reason)
+
+
+class SetTooLong(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """The tasks, by source, whose prompts were found too long for ``max_context`` before the run began or was resumed.
+
+    Those that were found before count no more if they were found with another context.
+    """
+
+    max_context: int
+    tasks: dict[str, list[int]]
+
+    def apply(self, buffer: ReplayBuffer) -> None:
+        """Never draw these tasks."""
+        buffer.tasks.set_too_long(self.max_context, self.tasks)
+
+
 Command = (
     IssueTickets
     | Commit
@@ -186,6 +211,8 @@ Command = (
     | Pace
     | HandBack
     | SetLimits
+    | LeaveOut
+    | SetTooLong
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,8 +1,15 @@
 """How many failures of each kind a run has had, and when they are too many."""
 
 from asyncrl.core.errors import BudgetExceeded, FailureKind
+from asyncrl.core.task import Task
 from buffers.group import Group
 from buffers.state import BufferState
+
+NOTHING_SAMPLED = "the policy sampled no token at all; does the prompt fit into the context?"
+NO_ANSWER_IN_TIME = (
+    "environment.episode_timeout_s was over before the policy's first answer; the engine is overloaded or frozen, or the "
+    "environment's reset is slow"
+)
 
 
 class Failures:
@@ -38,3 +45,9 @@ class Failures:
         """Count from 0 again."""
         self._state.failures = dict.fromkeys(FailureKind, 0)
         self._state.incident_leases = {}
+
+
+def of_task(task: Task, reason: str) -> str:
+    """Name the task before the reason, unless the reason does."""
+    name = f"task {task.id}: "
+    return reason if reason.startswith(name) else name + reason

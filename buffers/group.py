@@ -20,6 +20,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         source: name of the source that the task was drawn from.
+        task_index: the task's place in its source.
         attempt: how often its task broke the environment before.
         version: the published version when the group was last leased.
         birth: none of its tokens, sampled or still to be sampled, is older than this version.
@@ -40,6 +41,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     id: GroupId
     task: Task
     source: str
+    task_index: int
     size: int
     attempt: int
     version: PolicyVersion

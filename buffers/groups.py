@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from buffers.group import Group
@@ -58,14 +58,14 @@ class Groups:
         state = self._state
         if self.waiting_draws:
             draw = self.waiting_draws.popleft()
-            task, source, attempt = draw.task, draw.source, draw.attempt
+            task, source, index, attempt = draw.task, draw.source, draw.index, draw.attempt
             group_id = self.ledger.issue(self._size, drawn=False)
         else:
             drawn = tasks.next()
-            task, source, attempt = drawn.task, drawn.source, 0
+            task, source, index, attempt = drawn.task, drawn.source, drawn.index, 0
             group_id = self.ledger.issue(self._size, drawn=True)
-        indexes = list(range(self._size))
-        group = Group(group_id, task, source, self._size, attempt, state.version, state.version, worker, indexes, {}, [])
+        open_, version = list(range(self._size)), state.version
+        group = Group(group_id, task, source, index, self._size, attempt, version, version, worker, open_, {}, [])
         self._number_lease(group)
         state.groups[group_id] = group
         state.held.enter(group.birth, group.state, state.now)
@@ -138,7 +138,7 @@ class Groups:
         size = group.bytes()
         self._state.payload_bytes -= size
         if to is GroupState.EXPIRED:
-            self.waiting_draws.append(Draw(group.task, group.source, group.attempt))
+            self.waiting_draws.append(Draw(group.task, group.source, group.task_index, group.attempt))
         if group.kept:
             self._state.kept_bytes += size
         else:
@@ -175,6 +175,11 @@ class Groups:
             group.birth = group.oldest_finished()
             state.held.enter(group.birth, group.state, state.now)
         self.index.enter(group)
+
+    def blockers(self) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
+        """List unfinished groups, oldest tokens first: group, task, and the worker that generates it (None if nobody does)."""
+        groups = (self[group_id] for group_id in self.index.waited_for())
+        return [(g.id, g.task.id, g.worker if g.state is GroupState.RUNNING else None) for g in groups]
 
     def live_payload(self) -> Iterator[PayloadRef]:
         """Iterate over the references of all payload that is still needed, each once."""

@@ -17,16 +17,15 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.core.errors import FailureKind, LedgerError
-from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, BufferStatistics, GroupState
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
-from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from buffers.batches import Batches
-from buffers.failures import Failures
+from buffers.failures import NO_ANSWER_IN_TIME, NOTHING_SAMPLED, Failures, of_task
 from buffers.filters import left_out_by
 from buffers.group import Group
 from buffers.groups import Groups
@@ -40,17 +39,13 @@ from buffers.tasks.task_stream import TaskStream
 logger = logging.getLogger(__name__)
 
 EXPIRED_UNFINISHED = "over the staleness bound before it was finished"
-NOTHING_SAMPLED = "the policy sampled no token at all; does the prompt fit into the context?"
-NO_ANSWER_IN_TIME = (
-    "environment.episode_timeout_s was over before the policy's first answer; the engine is overloaded or frozen, or the "
-    "environment's reset is slow"
-)
 
 
 class ReplayBuffer:
     """Issues tickets, and takes in finished and failed episodes; :attr:`batches` hands out batches to train.
 
     Attributes:
+        tasks: the stream that tasks are drawn from.
         groups: the groups that have not ended, and their payload.
         batches: the batches that were handed out, and the choice of the next one.
 
@@ -61,7 +56,7 @@ class ReplayBuffer:
     """
 
     def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream, *, steps: int, seed: int) -> None:
-        self._batch, self._limits, self._tasks, self._seed = batch, limits, tasks, seed
+        self._batch, self._limits, self.tasks, self._seed = batch, limits, tasks, seed
         self._policy = StalenessPolicy(limits, batch)
         self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
         self._fingerprint = tasks.fingerprint()
@@ -139,7 +134,7 @@ class ReplayBuffer:
         """
         self._state.now = now
         room = range(min(limit, self.room()))
-        return [(self.groups.issue_again(worker) or self.groups.issue(worker, self._tasks)).ticket() for _ in room]
+        return [(self.groups.issue_again(worker) or self.groups.issue(worker, self.tasks)).ticket() for _ in room]
 
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
         """Return those of a worker's ``running`` groups that the buffer no longer expects from this worker."""
@@ -222,7 +217,23 @@ class ReplayBuffer:
         first = kind not in group.broken_by
         self._give_back(group, [sample_index], kind, reason)
         if first and self._failures.counts(incident, group):
-            self._failures.spend(kind, _of_task(group.task, reason))
+            self._failures.spend(kind, of_task(group.task, reason))
+
+    def leave_out(self, group_id: GroupId, reason: str) -> None:
+        """End a group whose task's prompt is too long, if it still runs. The task is not drawn again, and it is no failure.
+
+        Raises:
+            LedgerError: the group was never issued.
+        """
+        if not 0 <= group_id < self._ledger.groups.issued:
+            raise LedgerError(f"group {group_id} was never issued, so its task cannot be left out")
+        group = self.groups.get(group_id)
+        if group is None or group.state is not GroupState.RUNNING:
+            return
+        logger.warning("left out: %s", reason)
+        self.tasks.leave_out(group.source, group.task_index)
+        self._state.observed.too_long_tasks.append(group.task.id)
+        self.groups.end(group, GroupState.FILTERED, PROMPT_TOO_LONG, reason)
 
     def lost(self, worker: WorkerId) -> None:
         """Take back all episodes of a worker that was given up. Nothing happens if it had none.
@@ -261,7 +272,7 @@ class ReplayBuffer:
         if kind not in group.broken_by:
             group.broken_by.append(kind)
         if not group.open:
-            self._settle(group, _of_task(group.task, reason))
+            self._settle(group, of_task(group.task, reason))
 
     def _settle(self, group: Group, last_failure: str = "") -> None:
         """Decide what happens to a group when none of its episodes is being generated any more."""
@@ -296,7 +307,7 @@ class ReplayBuffer:
             group.newest_sampled = max([record.sampled[-1][0] for record in records if not record.greedy])
             group.advantage = mean_absolute_advantage(rewards)
             self.groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
-        self._tasks.observe(group.source, rewards)
+        self.tasks.observe(group.source, rewards)
 
     # Published version
 
@@ -347,18 +358,15 @@ class ReplayBuffer:
             lost_trajectories=observed.lost_trajectories,
             failures=dict(state.failures),
             filtered_tasks=tuple(observed.filtered_tasks),
-            skipped_rows=dict(self._tasks.skipped),
-            source_shares=dict(self._tasks.shares),
+            skipped_rows=dict(self.tasks.skipped),
+            too_long=dict(self.tasks.too_long),
+            too_long_tasks=tuple(observed.too_long_tasks),
+            source_shares=dict(self.tasks.shares),
             kept_from=state.forgotten,
             depth=self.depth,
             filtered_in_a_row=state.filtered_in_a_row,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
         )
-
-    def blockers(self) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
-        """List unfinished groups, oldest tokens first: group, task, and the worker that generates it (None if nobody does)."""
-        groups = (self.groups[group_id] for group_id in self._index.waited_for())
-        return [(g.id, g.task.id, g.worker if g.state is GroupState.RUNNING else None) for g in groups]
 
     # Snapshots
 
@@ -367,7 +375,7 @@ class ReplayBuffer:
         state = msgspec.structs.replace(
             self._state,
             waiting_draws=list(self.groups.waiting_draws),
-            tasks=self._tasks.state(),
+            tasks=self.tasks.state(),
             fingerprint=self._fingerprint,
         )
         return _encoder.encode(state)
@@ -382,15 +390,9 @@ class ReplayBuffer:
         state = _decoder.decode(data)
         if state.fingerprint != self._fingerprint:
             raise LedgerError("the tasks or the seed are not those the run was started with; put them back, or start a new run")
-        self._tasks.restore(state.tasks)
+        self.tasks.restore(state.tasks)
         self._adopt(state)
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BufferState)
-
-
-def _of_task(task: Task, reason: str) -> str:
-    """Name the task before the reason, unless the reason does."""
-    name = f"task {task.id}: "
-    return reason if reason.startswith(name) else name + reason

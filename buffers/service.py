@@ -131,6 +131,10 @@ class BufferService:
         """Take back an episode that failed."""
         await self._do(commands.Fail(group_id, sample_index, kind, reason, incident))
 
+    async def leave_out(self, group_id: GroupId, reason: str) -> None:
+        """End a group whose task's prompt leaves no room for a turn, and never draw the task again."""
+        await self._do(commands.LeaveOut(group_id, reason))
+
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Note that the worker is alive, and return those of its ``running`` groups that nobody waits for any more."""
         self._heartbeats.heard(worker)
@@ -181,7 +185,7 @@ class BufferService:
     def _overdue(self, version: PolicyVersion) -> DeadlineExceeded:
         statistics = self._buffer.statistics()
         counts = statistics.ledger
-        blockers = self._buffer.blockers()
+        blockers = self._buffer.groups.blockers()
         named = [
             f"group {group_id} (task {task_id}) on {worker or 'no worker: it waits to be issued again'}"
             for group_id, task_id, worker in blockers[:BLOCKERS_NAMED]
@@ -192,7 +196,9 @@ class BufferService:
         remedy = "see that worker's log, shorten environment.episode_timeout_s, or raise deadlines.batch"
         if counts.filtered and counts.filtered == counts.issued - counts.running - counts.failed:
             remedy = "every finished group was filtered: loosen buffer.filters, or give tasks of another difficulty"
-            if counts.left_out_by_filters * 2 < counts.filtered:
+            if statistics.too_long_tasks and not counts.left_out_by_filters:
+                remedy = "prompts of the tasks leave no room for a turn: raise model.max_context, or shorten them"
+            elif counts.left_out_by_filters * 2 < counts.filtered:
                 remedy = (
                     "every group was given up because its task breaks its environment: correct that; see the generators' logs"
                 )

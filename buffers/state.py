@@ -13,10 +13,14 @@ from buffers.statistics import Held, Observed
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True):
-    """A task whose group expired and that is issued again; ``attempt`` as in :class:`~buffers.group.Group`."""
+    """A task whose group expired and that is issued again: the ``index``-th of its source.
+
+    ``attempt`` is as in :class:`~buffers.group.Group`.
+    """
 
     task: Task
     source: str
+    index: int
     attempt: int
 
 

@@ -70,3 +70,4 @@ class Observed(msgspec.Struct):
     stale_tokens: StaleTokens = msgspec.field(default_factory=StaleTokens)
     lost_trajectories: int = 0
     filtered_tasks: list[TaskId] = []
+    too_long_tasks: list[TaskId] = []

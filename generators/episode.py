@@ -14,7 +14,7 @@ from numbers import Real
 import msgspec
 import numpy as np
 
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, PromptTooLong
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall
 from asyncrl.core.plug_ins.error_counts import ErrorCounts
@@ -163,8 +163,9 @@ async def run_episode(
     """Run one episode of ``task``, which waited for ``queued_s`` seconds; its reward is the sum of its turns' rewards.
 
     Raises:
-        EnvironmentBroken: the environment raised, hung in ``reset`` or while it scored the final answer, returned something
-            invalid, or its prompt leaves no room for a turn.
+        EnvironmentBroken: the environment raised, hung in ``reset`` or while it scored the final answer, or returned something
+            invalid.
+        PromptTooLong: the task's prompt leaves no room for a turn.
         ComponentFailed: the engine died.
     """
     stream = TokenStream()
@@ -225,10 +226,7 @@ async def _play(
         stream.append_given(await tools.chat.prompt(observation.messages, observation.tools))
         reader = tools.reader.knowing(observation.tools)
     if len(stream) >= limits.max_context:
-        raise EnvironmentBroken(
-            f"task {environment.task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; "
-            "raise model.max_context, or leave out such tasks"
-        )
+        raise PromptTooLong(environment.task.id, len(stream), limits.max_context)
     if limits.malformed_penalty is not None:
         metrics[MALFORMED_PENALTY] = 0.0
     calls = sampled_tokens = 0

@@ -1,6 +1,6 @@
 """Evaluation on a worker's engine: plays the episodes of held-out tasks, also while training goes on.
 
-An episode that breaks its environment gets no reward.
+An episode that breaks its environment, or whose prompt leaves no room for a turn, gets no reward.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, PromptTooLong
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize
@@ -61,7 +61,8 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
 
 class BrokenEpisode(msgspec.Struct, frozen=True):
-    """An episode of a held-out task that has no reward, because it broke its environment; ``problem`` says how."""
+    """An episode of a held-out task that has no reward, because it broke its environment or its prompt is too long; ``problem``
+    says how."""
 
     task_id: TaskId
     problem: str
@@ -89,7 +90,8 @@ async def evaluate(
 ) -> list[Trajectory | BrokenEpisode]:
     """Play the episodes of each task. The engine serves these episodes and all other requests at the same time.
 
-    An episode that breaks its environment ``attempts`` times has no trajectory. It is never counted as a reward of 0.
+    An episode that breaks its environment ``attempts`` times, or whose prompt leaves no room for a turn, has no trajectory. It is
+    never counted as a reward of 0.
 
     Args:
         limits: by member of the environment.
@@ -113,7 +115,7 @@ async def evaluate(
 async def _evaluate(
     task: Task, sample_index: int, limits: EpisodeLimits, tools: EpisodeTools, slots: asyncio.Semaphore, attempts: int
 ) -> Trajectory | BrokenEpisode:
-    broken: list[EnvironmentBroken | EnvironmentLost] = []
+    broken: list[EnvironmentBroken | EnvironmentLost | PromptTooLong] = []
     losses = 0
     while len(broken) < attempts:
         try:
@@ -127,6 +129,9 @@ async def _evaluate(
             logger.warning("an evaluation episode is played again: %s", lost)
         except EnvironmentBroken as error:
             broken.append(error)
+        except PromptTooLong as error:  # another try would find the same
+            broken.append(error)
+            break
     failure = broken[-1]
     logger.warning("an evaluation episode is left out of the result: %s", failure)
     return BrokenEpisode(task.id, str(failure))

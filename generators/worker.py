@@ -21,7 +21,15 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, EnvironmentLost, FailureKind, ProcessDied, ScoringFailed
+from asyncrl.core.errors import (
+    DeadlineExceeded,
+    EnvironmentBroken,
+    EnvironmentLost,
+    FailureKind,
+    ProcessDied,
+    PromptTooLong,
+    ScoringFailed,
+)
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.counters import snapshot
 from asyncrl.core.measures.time_split import GeneratorTime
@@ -270,6 +278,10 @@ class GeneratorWorker:
                 with self._time.doing(Doing.SCORE):
                     trajectory = await self._scoring.reward(ticket.task, trajectory)
             self._check_rewards(ticket.task, trajectory)
+        except PromptTooLong as too_long:
+            self._leases.played(lease, index)
+            if self._leases.holds(lease):
+                await self._ticket_client.leave_out(ticket.group_id, str(too_long))
         except (EnvironmentBroken, EnvironmentLost, ScoringFailed) as failure:
             logger.warning("group %d sample %d failed: %s", ticket.group_id, index, failure)
             if not self._leases.holds(lease):  # given up, and then its environment failed to close: report nothing

@@ -42,6 +42,9 @@ class BufferApi(Protocol):
             BudgetExceeded: this was one failure too many.
         """
 
+    async def leave_out(self, group_id: GroupId, reason: str) -> None:
+        """End a group whose task's prompt leaves no room for a turn, and never draw the task again. It is no failure."""
+
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Note that the worker is alive, and return those of its ``running`` groups that nobody waits for any more."""
 

@@ -86,6 +86,19 @@ class EnvironmentLost(AsyncRLError):
         super().__init__(problem)
 
 
+class PromptTooLong(AsyncRLError):
+    """A task's prompt leaves no room for a turn. The task is left out for the rest of the run, and nothing counts as a failure.
+
+    Args:
+        tokens: tokens of the prompt, with its tools.
+        most: what ``model.max_context`` is.
+    """
+
+    def __init__(self, task: str, tokens: int, most: int) -> None:
+        self.task, self.tokens, self.most = task, tokens, most
+        super().__init__(f"task {task}: its prompt has {tokens:,} tokens, and model.max_context is {most:,}: no turn fits")
+
+
 class ComponentFailed(AsyncRLError):
     """A component of the run (generator, learner, buffer) died; the run ends with this as its reason."""
 

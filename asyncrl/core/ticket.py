@@ -45,6 +45,9 @@ class TicketClient(Protocol):
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """Report that one episode failed."""
 
+    async def leave_out(self, group_id: GroupId, reason: str) -> None:
+        """Report that the prompt of a group's task leaves no room for a turn."""
+
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Report that the worker is alive and ``running`` these groups; return those that nobody waits for any more.
 

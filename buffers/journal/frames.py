@@ -12,10 +12,10 @@ import msgspec
 
 from asyncrl.core.files.file_formats import check_format
 
-FORMAT = 5
+FORMAT = 6
 """The format of these frames and of the records and snapshots in them; files of another are refused.
 
-It was 4 until the limits of a buffer became part of its state.
+It was 5 until tasks whose prompts are too long were left out.
 """
 
 _MARK = b"\xa7RL\x1e"

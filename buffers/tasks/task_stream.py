@@ -5,7 +5,7 @@ once in each epoch, and each epoch has its own order. Sources are mixed by weigh
 stream that is restored from its state goes on exactly as if it had never stopped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -13,12 +13,25 @@ from typing import Any, Protocol
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
 from buffers.tasks.curriculum import CheckedCurriculum, Curriculum
 from buffers.tasks.mixing import Mixer, shares_of
 from buffers.tasks.permutation import Permutation
+
+
+class NoTaskLeft(AsyncRLError):
+    """The prompts of all tasks of a source are too long, so that there is nothing to draw.
+
+    Args:
+        source: name of the source.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        problem = f"the prompts of all tasks of {source} are too long for model.max_context"
+        super().__init__(f"{problem}, and each is left out; raise it, or shorten the prompts")
 
 
 class Tasks(Protocol):
@@ -48,10 +61,11 @@ class TaskSource(msgspec.Struct, frozen=True):
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """A task, and the name of its source."""
+    """A task, the name of its source, and its place there."""
 
     task: Task
     source: str
+    index: int
 
 
 class TaskStream:
@@ -77,14 +91,15 @@ class TaskStream:
         self.skipped: Mapping[str, int] = {source.name: source.skipped for source in sources}
         self._seed = seed
         self._orders = [_Order(source, seed) for source in sources]
-        self._mixer = Mixer(len(sources))
+        self._by_name = {order.source.name: order for order in self._orders}
+        self._mixer, self._max_context = Mixer(len(sources)), 0
         self._shares = shares_of([source.weight for source in sources])
         self._curriculum = None if curriculum is None else CheckedCurriculum(curriculum, len(sources))
 
     @property
     def drawn(self) -> Mapping[str, int]:
         """Number of tasks drawn from each source."""
-        return {order.source.name: order.position for order in self._orders}
+        return {order.source.name: order.position - order.passed for order in self._orders}
 
     @property
     def shares(self) -> Mapping[str, float]:
@@ -97,11 +112,34 @@ class TaskStream:
 
         Raises:
             CurriculumBroken: the curriculum returned no valid weights; nothing was drawn.
+            NoTaskLeft: the prompts of all tasks of the source whose turn it is are too long.
         """
         if self._curriculum is not None:
             self._shares = shares_of(self._curriculum.weights())
         order = self._orders[self._mixer.draw(self._shares)]
-        return Drawn(order.next(), order.source.name)
+        index = order.next()
+        return Drawn(order.source.tasks[index], order.source.name, index)
+
+    def leave_out(self, source: str, index: int) -> None:
+        """Never draw a task again: its prompt is too long. A task that is left out already may be named again."""
+        self._by_name[source].too_long.add(index)
+
+    def set_too_long(self, max_context: int, tasks: Mapping[str, Iterable[int]]) -> None:
+        """Never draw these tasks: their prompts are too long for ``max_context``.
+
+        Tasks that were left out with another context are drawn again, unless they are among these.
+        """
+        if max_context != self._max_context:
+            self._max_context = max_context
+            for order in self._orders:
+                order.too_long.clear()
+        for source, indexes in tasks.items():
+            self._by_name[source].too_long.update(indexes)
+
+    @property
+    def too_long(self) -> Mapping[str, int]:
+        """How many tasks of each source are left out because their prompts are too long; sources without any are not named."""
+        return {order.source.name: len(order.too_long) for order in self._orders if order.too_long}
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:
         """Tell the curriculum, if there is one, the rewards of a finished group of ``source``.
@@ -120,6 +158,9 @@ class TaskStream:
         """
         state = _State(
             drawn=[order.position for order in self._orders],
+            passed=[order.passed for order in self._orders],
+            too_long=[sorted(order.too_long) for order in self._orders],
+            max_context=self._max_context,
             credit=self._mixer.credit,
             curriculum=None if self._curriculum is None else self._curriculum.state(),
         )
@@ -135,8 +176,10 @@ class TaskStream:
         if self._curriculum is not None and restored.curriculum is not None:
             self._curriculum.restore(restored.curriculum)
         self._mixer.credit = restored.credit
-        for order, drawn in zip(self._orders, restored.drawn, strict=True):
-            order.position = drawn
+        self._max_context = restored.max_context
+        places = zip(self._orders, restored.drawn, restored.passed, restored.too_long, strict=True)
+        for order, drawn, passed, too_long in places:
+            order.position, order.passed, order.too_long = drawn, passed, set(too_long)
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
@@ -156,31 +199,52 @@ class _State(msgspec.Struct, frozen=True):
     """The state that a stream is restored from.
 
     Attributes:
-        drawn: number of tasks drawn from each source.
+        drawn: number of tasks of each source that were drawn or passed over.
+        passed: how many of these were passed over, because their prompts are too long.
+        too_long: places of the tasks of each source that are never drawn any more.
+        max_context: the context for which their prompts are too long.
         credit: credit of the mixer.
         curriculum: state of the curriculum; None if there is none.
     """
 
     drawn: list[int]
+    passed: list[int]
+    too_long: list[list[int]]
+    max_context: int
     credit: list[int]
     curriculum: dict[str, Any] | None
 
 
 class _Order:
-    """The order of tasks within one source, epoch after epoch."""
+    """The order of tasks within one source, epoch after epoch.
+
+    Attributes:
+        position: how many tasks were drawn or passed over.
+        passed: how many were passed over.
+        too_long: places of the tasks that are passed over.
+    """
 
     def __init__(self, source: TaskSource, seed: int) -> None:
         self.source, self._seed = source, seed
-        self.position = 0
+        self.position = self.passed = 0
+        self.too_long: set[int] = set()
         self._epoch = -1
 
-    def next(self) -> Task:
+    def next(self) -> int:
+        """Draw the next task, and return its place in the source."""
+        if len(self.too_long) == len(self.source.tasks):
+            raise NoTaskLeft(self.source.name)
+        while (index := self._next()) in self.too_long:
+            self.passed += 1
+        return index
+
+    def _next(self) -> int:
         epoch, index = divmod(self.position, len(self.source.tasks))
         if epoch != self._epoch:
             self._epoch = epoch
             self._shuffled = Permutation(len(self.source.tasks), f"{self._seed}/{self.source.name}/{epoch}")
         self.position += 1
-        return self.source.tasks[self._shuffled[index]]
+        return self._shuffled[index]
 
 
 def _digest(source: TaskSource) -> str:

@@ -48,6 +48,7 @@ OFTEN = {
     "take": 2,
     "lease": 2,
     "fail": 1,
+    "leave_out": 0.7,
     "lose": 0.7,
     "renew": 1,
     "expire": 1,
@@ -221,6 +222,25 @@ class BufferMachine(RuleBasedStateMachine):
             self.do("fail", group, index, rng.choice(list(FailureKind)), "simulated", rng.choice(["", "incident"]))
 
     @rule(rng=st.randoms(use_true_random=False))
+    def leave_out(self, rng):
+        """The prompt of a task is found too long: its group ends at once, and a second report changes nothing."""
+        awaited = [(worker, group) for worker in WORKERS for group in self.open[worker]]
+        if not awaited:
+            return
+        _, group = rng.choice(awaited)
+        runs, failures = self.is_running(group), self.buffer.statistics().failures
+        before = self.buffer.statistics().too_long
+        self.do("leave_out", group, "simulated")
+        assert self.buffer.statistics().failures == failures
+        assert self.buffer.statistics().too_long == ({"source": sum(before.values()) + 1} if runs else before)
+        assert not self.is_running(group)
+        self.do("leave_out", group, "simulated")
+        assert self.buffer.statistics().too_long == ({"source": sum(before.values()) + 1} if runs else before)
+
+    def is_running(self, group):
+        return group in self.buffer._state.groups and self.buffer._state.groups[group].state is GroupState.RUNNING
+
+    @rule(rng=st.randoms(use_true_random=False))
     def lose(self, rng):
         """A worker was silent for too long; one that comes back goes on with what it has until it hears that it must not."""
         self.lose_worker(rng.choice(WORKERS), "lost", comes_back=rng.random() < 0.5)
@@ -387,7 +407,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert len({*live, *waiting}) == len(live) + len(waiting)
         counts = self.buffer.statistics().ledger.tasks
         assert (counts.running, counts.waiting) == (len(live), len(waiting))
-        assert counts.issued == len(set(self.tasks.values())) == sum(self.buffer._tasks.drawn.values())
+        assert counts.issued == len(set(self.tasks.values())) == sum(self.buffer.tasks.drawn.values())
         ended = set(self.tasks.values()) - {*live, *waiting}
         assert counts.trained == len(ended & self.trained_tasks)
         assert counts.filtered == len(ended - self.trained_tasks)

@@ -21,7 +21,7 @@ SIZE = 3
 
 def make_group(ledger, drawn=True):
     group_id = ledger.issue(SIZE, drawn=drawn)
-    return Group(group_id, Task(id=str(group_id), prompt=""), "s", SIZE, 0, 0, 0, "w", list(range(SIZE)), {}, [])
+    return Group(group_id, Task(id=str(group_id), prompt=""), "s", group_id, SIZE, 0, 0, 0, "w", list(range(SIZE)), {}, [])
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -6,7 +6,7 @@ from made_buffers import restored
 from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
-from asyncrl.core.measures.buffer_statistics import GroupState
+from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, GroupState
 from asyncrl.core.recipe.buffer import ZeroVarianceFilterConfig
 from asyncrl.core.trajectory import StopReason
 
@@ -269,7 +269,7 @@ def test_under_wait_a_batch_waits_for_the_group_that_would_cross_the_bound():
         finish(buffer, ticket, versions=(1,))
     assert len(buffer._index.ready) == 3
     assert not buffer.batches.takeable(1, 2), "group 0 was born at version 0 and must be trained at version 1, at most"
-    assert buffer.blockers() == [(0, tickets[0].task.id, "w")]
+    assert buffer.groups.blockers() == [(0, tickets[0].task.id, "w")]
     finish(buffer, tickets[0], versions=(0, 1))
     batch = step(buffer, 1, 2)
     assert sorted(groups_of(batch)) == [0, 3]
@@ -332,6 +332,23 @@ def test_a_partial_group_is_trained_if_enough_finished():
     assert [row.sample_index for row in buffer.batches.take(0, 1).rows] == [0, 2]
     counts = buffer.statistics().ledger.trajectories
     assert (counts.taken, counts.missing) == (2, 1)
+
+
+def test_a_task_whose_prompt_is_too_long_is_left_out_by_name_and_is_no_failure():
+    buffer = make_buffer(groups_per_step=1, max_failures=1)
+    first, *_ = buffer.lease("w", 1, 0.0)
+    rows = sample(first, 0)
+    buffer.commit([rows], 0.0)
+    buffer.leave_out(first.group_id, f"task {first.task.id}: its prompt has 600 tokens")
+    statistics = buffer.statistics()
+    assert (statistics.too_long_tasks, statistics.too_long, statistics.filtered_tasks) == ((first.task.id,), {"source": 1}, ())
+    assert sum(statistics.failures.values()) == 0
+    assert (statistics.ledger.filtered, statistics.ledger.left_out_by_filters, statistics.filtered_in_a_row) == (1, 0, 0)
+    assert statistics.ledger.examples == {f"filtered: {PROMPT_TOO_LONG}": f"task {first.task.id}: its prompt has 600 tokens"}
+    assert buffer.drain_freed() == [rows.payload]
+    assert buffer.unwanted("w", [first.group_id]) == [first.group_id]
+    with pytest.raises(LedgerError, match="group 99 was never issued"):
+        buffer.leave_out(99, "")
 
 
 def test_a_task_that_breaks_its_environment_is_filtered_and_named():
@@ -535,7 +552,7 @@ def test_statistics_tell_what_is_held_and_since_when():
     ]
     statistics = buffer.statistics()
     assert {b: n for b, n in enumerate(statistics.lengths_issued) if n} == {11: 2}
-    assert buffer._tasks.drawn == {"source": 3}
+    assert buffer.tasks.drawn == {"source": 3}
 
 
 @pytest.mark.parametrize(

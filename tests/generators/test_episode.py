@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from scripted_environment import Scripted, task
 from virtual_time import in_virtual_time
 
-from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
+from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, PromptTooLong
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.messages import CallOutcome, Message
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
@@ -273,13 +273,18 @@ async def test_a_timeout_keeps_the_reward_so_far_and_drops_the_unfinished_turn()
         (task(metrics={1: 1.0}), {}, r"it reports a metric named 1, but the name must be a string"),
         (task(metrics={"tool_output_cut": 1.0}), {}, r"it reports a metric 'tool_output_cut', .*; rename it"),
         (task(reply=None, rewards=[0.0, 1.0]), {}, r"Scripted\.step raised TypeError"),
-        (task("long " * 100), {"max_context": 64}, r"prompt has \d+ tokens, and model\.max_context is 64"),
     ],
 )
 @in_virtual_time
 async def test_a_broken_environment_fails_the_attempt(what: Task, limits: dict[str, object], problem: str) -> None:
     with pytest.raises(EnvironmentBroken, match=problem):
         await Stage(lambda row: "a").run(what, **limits)
+
+
+async def test_a_prompt_that_leaves_no_room_breaks_nothing() -> None:
+    with pytest.raises(PromptTooLong, match=r": its prompt has \d+ tokens, and model\.max_context is 64") as raised:
+        await Stage(lambda row: "a").run(task("long " * 100), max_context=64)
+    assert raised.value.most == 64 < raised.value.tokens
 
 
 async def test_an_environment_that_cannot_be_made_fails_the_attempt() -> None:

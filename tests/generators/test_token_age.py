@@ -78,6 +78,9 @@ class Tickets:
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         return await self._service.renew(worker, running)
 
+    async def leave_out(self, group_id: GroupId, reason: str) -> None:
+        raise AssertionError(reason)
+
     async def hand_back(self, worker: WorkerId) -> None:
         await self._service.hand_back(worker, "was told to end")
 

@@ -60,6 +60,7 @@ class FakeTicketClient:
         self.renewals: list[tuple[GroupId, ...]] = []
         self.unwanted: set[GroupId] = set()
         self.handed_back = 0
+        self.left_out: dict[GroupId, list[str]] = {}
         self.commits, self.answers = asyncio.Event(), asyncio.Event()
         self.commits.set()
         self.answers.set()
@@ -79,6 +80,10 @@ class FakeTicketClient:
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         self.failures[group_id, sample_index] = (kind, reason)
+        await self.notify()
+
+    async def leave_out(self, group_id: GroupId, reason: str) -> None:
+        self.left_out.setdefault(group_id, []).append(reason)
         await self.notify()
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
@@ -164,6 +169,28 @@ async def test_every_sample_of_every_ticket_is_handed_in_once() -> None:
         assert shop.ticket_client.finished(group_id) == [0, 1, 2, 3]
         assert {row.task_id for row in rows} == {f"t{group_id}"}
     assert shop.worker.statistics().finished_episodes == 36
+
+
+async def test_a_task_whose_prompt_leaves_no_room_is_left_out_and_fails_nothing() -> None:
+    shop = Shop([task("long " * 2_000), task("t")])
+    async with shop.open():
+        await shop.ticket_client.until(
+            lambda: len(shop.ticket_client.finished(1)) == 4 and len(shop.ticket_client.left_out.get(GroupId(0), [])) == 4
+        )
+    assert shop.ticket_client.finished(0) == [], "no episode of it was played"
+    assert not shop.ticket_client.failures
+    assert "prompt has 10,0" in shop.ticket_client.left_out[GroupId(0)][0]
+    assert shop.held == ()
+
+
+async def test_a_held_out_task_whose_prompt_leaves_no_room_is_looked_at_once() -> None:
+    shop = Shop([])
+    async with shop.open():
+        long, short = await shop.worker.evaluate([held(task("long " * 2_000)), held(task("t"))], PolicyVersion(0))
+    assert isinstance(long, BrokenEpisode)
+    assert "no turn fits" in long.problem
+    assert isinstance(short, EvaluationResult)
+    assert len(shop.environments) == 2
 
 
 async def test_a_ticket_that_lacks_some_samples_gets_just_those() -> None:

@@ -8,6 +8,9 @@ import msgspec
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId
 
+PROMPT_TOO_LONG = "its prompt leaves no room for a turn in model.max_context"
+"""The reason of a group that was filtered because of its task's prompt."""
+
 
 class GroupState(StrEnum):
     """State of a group."""
@@ -73,8 +76,12 @@ class LedgerCounts(msgspec.Struct, frozen=True):
 
     @property
     def left_out_by_filters(self) -> int:
-        """How many groups ``buffer.filters`` left out; others are filtered because their task breaks its environment."""
-        return self.filtered - self.reasons.get(f"{GroupState.FILTERED}: {FailureKind.DATA.description}", 0)
+        """How many groups ``buffer.filters`` left out.
+
+        Others are filtered because their task breaks its environment, or because its prompt is too long.
+        """
+        others = (FailureKind.DATA.description, PROMPT_TOO_LONG)
+        return self.filtered - sum(self.reasons.get(f"{GroupState.FILTERED}: {why}", 0) for why in others)
 
 
 class StaleTokens(msgspec.Struct):
@@ -123,6 +130,9 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
             a lost worker counts once however many groups it had.
         filtered_tasks: tasks that were given up because they break their environment.
         skipped_rows: malformed rows of each task source.
+        too_long: how many tasks of each source are left out because their prompts leave no room for a turn, those that were
+            found before the run among them; sources without any are not named.
+        too_long_tasks: the tasks that were found when they were played.
         source_shares: the share of each task source in the draws, as it was at the last draw; a curriculum may change it.
         paused: why the run is paused; empty if it is not.
         filtered_in_a_row: groups that filters have left out since one was last kept.
@@ -147,6 +157,8 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     filtered_tasks: tuple[TaskId, ...]
     skipped_rows: Mapping[str, int]
     source_shares: Mapping[str, float] = {}
+    too_long: Mapping[str, int] = {}
+    too_long_tasks: tuple[TaskId, ...] = ()
     paused: str = ""
     filtered_in_a_row: int = 0
     in_vain: str = ""

@@ -95,6 +95,10 @@ class BufferClient:
         """Take back an episode that failed."""
         await self._call(BufferApi.fail, group_id, sample_index, kind, reason, incident)
 
+    async def leave_out(self, group_id: GroupId, reason: str) -> None:
+        """End a group whose task's prompt leaves no room for a turn, and never draw the task again."""
+        await self._call(BufferApi.leave_out, group_id, reason)
+
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Note that the worker is alive, and return those of its ``running`` groups that nobody waits for any more."""
         return await self._call(BufferApi.renew, worker, running)

@@ -68,6 +68,10 @@ class RemoteTicketClient:
         """Give one episode back as failed."""
         await self._buffer.fail(group_id, sample_index, kind, reason, incident)
 
+    async def leave_out(self, group_id: GroupId, reason: str) -> None:
+        """Tell the buffer that the prompt of a group's task leaves no room for a turn."""
+        await self._buffer.leave_out(group_id, reason)
+
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Tell the buffer that the worker is alive; returns the groups that nobody waits for any more."""
         return await self._buffer.renew(worker, running)

@@ -23,11 +23,13 @@ from buffers.commands import (
     Fail,
     HandBack,
     IssueTickets,
+    LeaveOut,
     Lost,
     Pace,
     Recovered,
     SetLimits,
     SetSteps,
+    SetTooLong,
     Take,
     Trained,
     decode,
@@ -56,6 +58,8 @@ def some_command(chance, buffer, tickets):
             *[IssueTickets(worker, chance.randrange(1, 5), float(buffer.version))] * 3,
             *[Commit(samples, 1.5)] * 12,
             Fail(group, chance.randrange(3), kind, "it broke"),
+            LeaveOut(group, "its prompt is too long"),
+            SetTooLong(chance.choice([512, 1024]), {"only": [chance.randrange(97)]}),
             Lost(worker),
             HandBack(worker, "is out of reach"),
             SetLimits(Limits.of(BufferConfig(max_failures=chance.choice([2, 3]), max_attempts=chance.choice([1, 2])))),
@@ -107,4 +111,4 @@ def test_a_command_of_a_finished_episode_is_small():
 
 
 def test_every_change_of_the_buffer_is_a_command():
-    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 15))
+    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 17))

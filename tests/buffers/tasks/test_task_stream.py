@@ -12,7 +12,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
 from buffers.tasks.permutation import Permutation
-from buffers.tasks.task_stream import TaskSource, TaskStream, source_names
+from buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream, source_names
 
 
 def source(name: str, count: int, weight: float = 1.0, prompt: str = "") -> TaskSource:
@@ -47,6 +47,43 @@ weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6)
 sources = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 100)), min_size=1, max_size=4).map(
     lambda drawn: [source(f"s{index}", count, weight) for index, (count, weight) in enumerate(drawn)]
 )
+
+
+@given(sources, st.data())
+def test_tasks_that_are_too_long_are_passed_over_in_every_epoch_and_after_a_resume(sources, data):
+    left_out = {}
+    for each in sources:
+        last = len(each.tasks) - 1
+        left_out[each.name] = data.draw(st.sets(st.integers(0, last), max_size=last))
+    stream, twin = TaskStream(sources, seed=3), TaskStream(sources, seed=3)
+    before = ids(stream, data.draw(st.integers(0, 20)))
+    stream.set_too_long(512, left_out)
+    twin.restore(stream.state())
+    later = ids(stream, 60)
+    assert later == ids(twin, 60)
+    assert not {f"{name}/{index}" for name, indexes in left_out.items() for index in indexes} & set(later)
+    of_source = Counter(task.partition("/")[0] for task in [*before, *later])
+    assert stream.drawn == twin.drawn == {each.name: of_source[each.name] for each in sources}
+    assert stream.too_long == twin.too_long == {name: len(indexes) for name, indexes in left_out.items() if indexes}
+
+
+def test_a_larger_context_brings_tasks_back_and_the_same_one_forgets_none():
+    stream = TaskStream([source("s", 3)], seed=3)
+    stream.set_too_long(512, {"s": [0]})
+    stream.leave_out("s", 1)
+    stream.set_too_long(512, {"s": [0]})
+    assert stream.too_long == {"s": 2}, "a resume does not know what was met in play"
+    assert set(ids(stream, 9)) == {"s/2"}
+    stream.set_too_long(1024, {"s": [2]})
+    assert set(ids(stream, 9)) == {"s/0", "s/1"}
+
+
+def test_a_source_of_which_all_tasks_are_too_long_says_so():
+    stream = TaskStream([source("s", 2)], seed=3)
+    stream.leave_out("s", 0)
+    stream.leave_out("s", 1)
+    with pytest.raises(NoTaskLeft, match=r"all tasks of s are too long for model\.max_context.*raise it"):
+        stream.next()
 
 
 @given(sizes, st.text())
