@@ -278,7 +278,7 @@ async def _play(
                 messages, cut = cut_tool_outputs(result.observation.messages, limits.max_tool_output)
                 if cut:
                     metrics[TOOL_OUTPUT_CUT] = metrics.get(TOOL_OUTPUT_CUT, 0.0) + cut
-                delta = await tools.chat.delta(messages)
+                delta = await tools.chat.delta(messages, observation.tools, after=stream.token_ids[-1])
             if len(stream) + len(delta) >= limits.max_context:
                 return StopReason.CONTEXT_LENGTH
             stream.append_given(delta)

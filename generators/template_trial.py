@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat_format import ChatFormat, TemplateUnsuitable
+from generators.chat_format import ChatFormat
+from generators.chat_template import TemplateUnsuitable
 
 _ADD = ToolSpec(
     "add",
@@ -129,11 +130,11 @@ async def _grown(chat: ChatFormat, messages: Sequence[Mapping[str, Any]], tools:
         if message["role"] != "assistant":
             given.append(Message(message["role"], message["content"]))
             continue
-        row += await (chat.delta(given) if row else chat.prompt(given, tools))
+        row += await (chat.delta(given, tools) if row else chat.prompt(given, tools))
         given = []
         start = chat.rendered(messages[:number], tools)
         written = chat.rendered(messages[: number + 1], tools, generation=False)
         if not written.startswith(start):
             raise _StartRewritten
-        row += [*chat.encode(chat.until_end(written[len(start) :])), chat.end_of_turn]
-    return row + await chat.delta(given)
+        row += [*chat.encode(chat.until_end(written[len(start) :], tools)), chat.end_of_turn]
+    return row + await chat.delta(given, tools)

@@ -20,7 +20,7 @@ from asyncrl.authoring.task_checks import check_tasks
 from asyncrl.authoring.template_checks import check_size, check_template
 from asyncrl.core.errors import AsyncRLError, EnvironmentBroken, RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import describe_error
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
@@ -71,14 +71,15 @@ def check(recipe: Recipe, model: str | None, note: Callable[[str], None]) -> tup
         RecipeError: an environment cannot be loaded, or a model of the hub not found, so nothing was checked.
     """
     load_members(recipe.environment)
-    if model is None and recipe.model.path != TINY:
-        model = recipe.model.path
-    if model is not None:
-        model = str(tokenizer_folder(model, "model.path"))
-    return tuple(_check(subject, model, note) for subject in subjects_of(recipe))
+    looked_through = recipe.model if model is None else ModelConfig(path=model)
+    if looked_through.path == TINY:
+        return tuple(_check(subject, None, note) for subject in subjects_of(recipe))
+    folder = str(tokenizer_folder(looked_through.path, "model.path"))
+    looked_through = msgspec.structs.replace(looked_through, path=folder)
+    return tuple(_check(subject, looked_through, note) for subject in subjects_of(recipe))
 
 
-def _check(subject: Subject, model: str | None, note: Callable[[str], None]) -> Checked:
+def _check(subject: Subject, model: ModelConfig | None, note: Callable[[str], None]) -> Checked:
     findings = Findings()
     if isinstance(subject.spec, ClassEnvironmentConfig):
         note(f"{subject.name}: reading its source")
@@ -97,7 +98,7 @@ def _check(subject: Subject, model: str | None, note: Callable[[str], None]) -> 
 class _Stage:
     """Plays the episodes in a thread, which is left behind if the environment does not let it end."""
 
-    def __init__(self, subject: Subject, tasks: list[Task], model: str | None, findings: Findings) -> None:
+    def __init__(self, subject: Subject, tasks: list[Task], model: ModelConfig | None, findings: Findings) -> None:
         self._subject, self._tasks, self._model, self._findings = subject, tasks, model, findings
         self._checks: EpisodeChecks | None = None
         self._figures: EpisodeFigures | None = None

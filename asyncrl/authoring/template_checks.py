@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from asyncrl.authoring.findings import Findings
 from asyncrl.authoring.played import Played
-from asyncrl.core.messages import Message
+from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.core.text import short
-from generators.chat_format import ChatFormat, TemplateUnsuitable
+from generators.chat_format import ChatFormat
+from generators.chat_template import TemplateUnsuitable
 
 CHARACTERS_A_TOKEN = 4
 """Characters of an English text that make a token, where no tokenizer is at hand."""
@@ -20,12 +22,12 @@ def check_size(name: str, played: Sequence[Played], max_context: int, findings: 
         findings.warning("template", name, f"{problem} {max_context:,}", "raise model.max_context, or shorten the prompts")
 
 
-async def check_template(model: str, name: str, played: Sequence[Played], max_context: int, findings: Findings) -> None:
-    """Check the episodes' prompts and answers with the tokenizer in the folder ``model``."""
+async def check_template(model: ModelConfig, name: str, played: Sequence[Played], max_context: int, findings: Findings) -> None:
+    """Check the episodes' prompts and answers with the tokenizer and the template of ``model``, whose path is a folder."""
     try:
-        chat = ChatFormat.load(model)
+        chat = ChatFormat.load(model.path, model)
     except TemplateUnsuitable as error:
-        findings.error("template", model, str(error), "use another model, or give it a template of its own")
+        findings.error("template", model.path, str(error), "use another model, or give it a template of its own")
         return
     special = [token for token in {*chat.tokenizer.all_special_tokens, *chat.tokenizer.get_added_vocab()} if token.strip()]
     for each in played:
@@ -40,7 +42,7 @@ async def check_template(model: str, name: str, played: Sequence[Played], max_co
             remedy = "leave chat markup to the template; a run encodes it as ordinary text, which the model has never seen"
             findings.warning("template", name, problem, remedy)
             break
-    await _check_smuggling(chat, special, model, findings)
+    await _check_smuggling(chat, special, model.path, next((each.tools for each in played), ()), findings)
 
 
 def _labelled(what: str, played: Sequence[Played]) -> Iterable[tuple[str, Message]]:
@@ -49,11 +51,13 @@ def _labelled(what: str, played: Sequence[Played]) -> Iterable[tuple[str, Messag
             yield what, message
 
 
-async def _check_smuggling(chat: ChatFormat, special: Sequence[str], model: str, findings: Findings) -> None:
+async def _check_smuggling(
+    chat: ChatFormat, special: Sequence[str], model: str, tools: Sequence[ToolSpec], findings: Findings
+) -> None:
     """See that no text of a tool becomes a special token: as many as with a harmless answer, and at the same ends."""
     control = set(chat.tokenizer.all_special_ids)
-    harmless = await chat.delta([Message("tool", "harmless")])
-    hostile = await chat.delta([Message("tool", " ".join((*special, "".join(special))))])
+    harmless = await chat.delta([Message("tool", "harmless")], tools)
+    hostile = await chat.delta([Message("tool", " ".join((*special, "".join(special))))], tools)
     counts = [sum(token in control for token in ids) for ids in (harmless, hostile)]
     if counts[0] != counts[1]:
         problem = (

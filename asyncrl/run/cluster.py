@@ -29,6 +29,7 @@ from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
 from asyncrl.run.learner_actor import RemoteLearner
+from asyncrl.run.models.chat_template import write_templates
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.certificates import keys_of
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
@@ -314,6 +315,7 @@ class Cluster:
         shutil.rmtree(new, ignore_errors=True)
         saving = self._call("save_pretrained", new)
         await self._all(saving, "learner rank to export the model", self._deadlines.step, "see its log")
+        write_templates(new, self._recipe.model)
         old = model.with_name(f".{model.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):

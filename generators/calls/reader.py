@@ -93,7 +93,8 @@ class ToolCallReader:
         if key not in self._knowing:
             if len(self._knowing) >= _TOOL_SETS:
                 self._knowing.pop(next(iter(self._knowing)))
-            self._knowing[key] = ToolCallReader(self._tokenizer, self._name, self._reasoning, tools)
+            reasoning = None if self._reasoning is None else self._reasoning.knowing(tools)
+            self._knowing[key] = ToolCallReader(self._tokenizer, self._name, reasoning, tools)
         return self._knowing[key]
 
     async def action(self, text: str) -> Action:

@@ -27,6 +27,8 @@ _FILE_BYTES = 4 * 2**30
 _SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
 """Kinds of files that are copied from the source folder: configuration, tokenizer and chat template, but never
 weights."""
+_TEMPLATES = "additional_chat_templates"
+"""A folder with further chat templates, by name."""
 
 
 class HuggingFaceTensors(contextlib.ExitStack):
@@ -186,6 +188,8 @@ def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Pat
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in _SOURCE_SUFFIXES and path.name != _INDEX:
             shutil.copy(path, partial / path.name)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, partial / _TEMPLATES)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
     _write_json(partial / "config.json", {**config, "dtype": dtype})

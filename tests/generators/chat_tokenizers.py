@@ -53,5 +53,7 @@ def prompt_ids(chat: ChatFormat, messages: Sequence[Message], tools: Sequence[To
     return asyncio.run(chat.prompt(messages, tools))
 
 
-def delta_ids(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
-    return asyncio.run(chat.delta(messages))
+def delta_ids(
+    chat: ChatFormat, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), after: int | None = None
+) -> list[int]:
+    return asyncio.run(chat.delta(messages, tools, after=after))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat_format import ChatFormat, TemplateUnsuitable
+from generators.chat_format import ChatFormat
+from generators.chat_template import TemplateUnsuitable
 from generators.control_tokens import RESERVED
 
 TOOL = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer", "description": "A number."}}})

@@ -9,7 +9,8 @@ from pathlib import Path
 from real_tokenizers import template_of, tokenizer_of
 from transformers import AutoTokenizer
 
-from generators.chat_format import ChatFormat, TemplateUnsuitable
+from generators.chat_format import ChatFormat
+from generators.chat_template import TemplateUnsuitable
 from generators.template_trial import CONVERSATIONS, Outcome, try_template
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from templates_table import PAGE, REAL, chat_format, row
 
-from generators.chat_format import TemplateUnsuitable
+from generators.chat_template import TemplateUnsuitable
 from generators.template_trial import Outcome, try_template
 
 ALL_EQUAL = ("Qwen3 2507 (Instruct)", "Qwen2.5")

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from asyncrl.cli.main import main
 from asyncrl.core.files.cache_folder import CACHE_VARIABLE, cache_folder
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.doctor import building, device, examine, packages, system
 from asyncrl.run.doctor.device import Probed, judge, probed
 from asyncrl.run.doctor.finding import Finding, Level, fine
@@ -178,16 +179,37 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch, tmp_path)
     assert levels(system.check_folders(tmp_path))["cache"] is Level.PROBLEM
 
 
+def model(folder, **keys):
+    return ModelConfig(path=str(folder), **keys)
+
+
 def test_weights_that_are_cut_off_are_a_problem(tmp_path):
     weights = write_model(tmp_path, SMALL) / "model.safetensors"
-    assert not [finding for finding in check_model(tmp_path) if finding.level is not Level.FINE]
+    assert not [finding for finding in check_model(model(tmp_path)) if finding.level is not Level.FINE]
     weights.write_bytes(weights.read_bytes()[:-2])
-    (finding,) = [finding for finding in check_model(tmp_path) if finding.level is not Level.FINE]
+    (finding,) = [finding for finding in check_model(model(tmp_path)) if finding.level is not Level.FINE]
     assert "is not a whole safetensors file" in str(finding)
 
 
+def test_a_template_is_looked_at_as_a_recipe_would_have_it(tmp_path, capsys):
+    folder = write_model(tmp_path / "model", SMALL)
+    own = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(own + "{{ mood }}")
+    said = (
+        main(["doctor", "--model", str(folder), "--chat-template-kwargs", '{"mood": "glad"}', "--json"]),
+        capsys.readouterr().out,
+    )
+    assert "model.chat_template_kwargs can set mood ('glad' here)" in said[1]
+    (finding,) = [each for each in check_model(model(folder, chat_template_kwargs={"moo": 1})) if each.level is Level.PROBLEM]
+    assert (finding.topic, "reads no variable 'moo'; it reads mood" in finding.found) == ("chat template", True)
+    another = check_model(model(folder, chat_template=own.replace("<tool_call>", "<call>").replace("</tool_call>", "</call>")))
+    assert not [each for each in another if "can set" in each.found]
+    with pytest.raises(SystemExit):
+        main(["doctor", "--chat-template-kwargs", "mood"])
+
+
 def test_a_folder_that_holds_no_model_is_a_problem(tmp_path):
-    (finding,) = check_model(tmp_path)
+    (finding,) = check_model(model(tmp_path))
     assert finding.level is Level.PROBLEM
 
 

@@ -3,7 +3,7 @@
 docs/recipe.md is generated from here.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -33,12 +33,18 @@ class ModelConfig(Section, frozen=True):
             template; docs/episodes.md has the table.
         reasoning_parser: name of the vLLM reasoning parser of a model that thinks before it speaks. Reasoning stays in the
             trajectory, and is cut from what tool parser and environment read. null cuts nothing.
+        chat_template: a file with a Jinja template that takes the place of all the model's own, or the text of one. The run keeps
+            the text, and exports it with the model. null leaves those of the model's tokenizer.
+        chat_template_kwargs: values of variables that the chat template reads, such as ``{enable_thinking: false}``, wherever it
+            is rendered: prompts, tool answers, and by default whoever renders the exported model's.
     """
 
     path: Text
     max_context: Count = 512
     tool_parser: Annotated[Text, AUTOMATIC] = "hermes"
     reasoning_parser: Text | None = None
+    chat_template: Text | None = None
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 LEAST_TEMPERATURE = 0.01

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.doctor import device, model, packages, system
 from asyncrl.run.doctor.finding import Finding, Level, problem
 
 
-def examine(run_dir: Path, model_folder: Path | None) -> Iterator[Finding]:
+def examine(run_dir: Path, looked_at: ModelConfig | None) -> Iterator[Finding]:
     """Yield what each check finds, as soon as it is found. A check that breaks is a finding, too.
 
     Args:
         run_dir: where runs are to be written.
-        model_folder: a model to look at, if there is one.
+        looked_at: a model to look at, whose path is a folder, if there is one.
     """
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("packages", packages.check_packages),
@@ -24,8 +25,8 @@ def examine(run_dir: Path, model_folder: Path | None) -> Iterator[Finding]:
         ("folders", lambda: system.check_folders(run_dir)),
         ("Ray", system.check_ray),
     ]
-    if model_folder is not None:
-        checks.append(("model", lambda: model.check_model(model_folder)))
+    if looked_at is not None:
+        checks.append(("model", lambda: model.check_model(looked_at)))
     for topic, check in checks:
         yield from contained(topic, check)
 

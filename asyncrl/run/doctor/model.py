@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -10,10 +10,12 @@ from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.weight_files import check_weights, stored_tensors
 from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.model_shape import read_shape
 from generators.template_trial import Outcome, Trial, try_template
+from generators.templates import FOR_TOOLS, variables_of
 from learners.supported_model import supported_config
 
 _PAGE = 'see "What a chat template must do" in docs/models.md'
@@ -23,8 +25,9 @@ _DIFFERS = {
 }
 
 
-def check_model(path: Path) -> Iterator[Finding]:
-    """Look at the model in a Hugging Face folder."""
+def check_model(model: ModelConfig) -> Iterator[Finding]:
+    """Look at the model in a Hugging Face folder, as a recipe with this section would use it."""
+    path = Path(model.path)
     try:
         shape = read_shape(str(path))
     except AsyncRLError as error:
@@ -45,25 +48,42 @@ def check_model(path: Path) -> Iterator[Finding]:
             f"two versions of the weights take {memory(needed)}, and {memory(free)} are free at {folder}",
             "make it larger (--shm-size for a container, else mount -o remount,size=...)",
         )
-    yield from _template(path)
+    yield from _template(model)
 
 
-def _template(path: Path) -> Iterator[Finding]:
-    from generators.chat_format import ChatFormat, TemplateUnsuitable  # takes seconds
+def _template(model: ModelConfig) -> Iterator[Finding]:
+    from generators.chat_format import ChatFormat  # takes seconds
+    from generators.chat_template import TemplateUnsuitable
 
     try:
-        chat = ChatFormat.load(str(path))
+        chat = ChatFormat.load(model.path, model)
     except TemplateUnsuitable as error:
         yield problem("chat template", str(error), _PAGE)
+        return
+    except RecipeError as error:
+        yield problem("chat template", error.problem, error.remedy)
         return
     ends = " or ".join(chat.decode([end]) for end in chat.ends_of_turn)
     yield fine("chat template", f"it marks where each turn begins and ends; sampling stops at {ends}")
     try:
-        parser, seen = tool_parser_of(str(path))
+        parser, seen = tool_parser_of(model.path, model.chat_template)
         yield fine("tool calls", f"model.tool_parser: auto is {parser}, because {seen}")
     except RecipeError as error:
         yield note("tool calls", error.problem, error.remedy)
+    yield from _variables(chat.templates, model)
     yield from _conversations(asyncio.run(try_template(chat)))
+
+
+def _variables(templates: Mapping[str, str], model: ModelConfig) -> Iterator[Finding]:
+    """Say which templates there are, and which of their variables a recipe can set."""
+    if len(templates) > 1:
+        yield fine(
+            "chat template", f"there are {', '.join(templates)}; an episode with tools has {FOR_TOOLS}, if that is among them"
+        )
+    if variables := sorted(set[str]().union(*map(variables_of, templates.values()))):
+        values = model.chat_template_kwargs
+        named = [f"{name} ({values[name]!r} here)" if name in values else name for name in variables]
+        yield fine("chat template", f"model.chat_template_kwargs can set {', '.join(named)}")
 
 
 def _conversations(trials: Sequence[Trial]) -> Iterator[Finding]:

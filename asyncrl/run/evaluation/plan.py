@@ -203,7 +203,7 @@ def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], ma
     if model.run is not None and model.weights is not Weights.FOLDER:
         trained_by = recipe_that_trained(model.run)
         path = trained_by.model.path
-    composed = _one_pool(compose_for(machine, recipe, overrides, path)[0])
+    composed = _with_template_of(trained_by, _one_pool(compose_for(machine, recipe, overrides, path)[0]))
     _check_model(composed)
     if machine.gpus:
         place_on(machine, composed, pools_of(composed, on_gpus=True))
@@ -211,6 +211,18 @@ def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], ma
     tracking = msgspec.structs.replace(composed.tracking, trajectories=AllTrajectoriesConfig())
     buffer = msgspec.structs.replace(composed.buffer, journal=NoJournalConfig())
     return PlannedModel(model, msgspec.structs.replace(composed, tracking=tracking, buffer=buffer), trained_by)
+
+
+def _with_template_of(trained_by: Recipe | None, recipe: Recipe) -> Recipe:
+    """Return a recipe with the chat template that a run trained with, as its exported model has, unless it names another."""
+    model = recipe.model
+    if trained_by is None or model.chat_template is not None or model.chat_template_kwargs:
+        return recipe
+    own = trained_by.model
+    model = msgspec.structs.replace(model, chat_template=own.chat_template, chat_template_kwargs=own.chat_template_kwargs)
+    if own.chat_template is not None:
+        model = msgspec.structs.replace(model, tool_parser=own.tool_parser)
+    return msgspec.structs.replace(recipe, model=model)
 
 
 def _one_pool(recipe: Recipe) -> Recipe:

@@ -14,6 +14,7 @@ from asyncrl.run.evaluation.export import export_checkpoint
 from asyncrl.run.evaluation.found_model import EvaluatedModel, Weights, recipe_that_trained
 from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.models.chat_template import write_templates
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.views.live_view import LiveView
 
@@ -59,7 +60,9 @@ def export_version(model: EvaluatedModel, folder: Path, view: LiveView) -> None:
         in_launch_directory(RunFolder.find(model.run)),
     ):
         made = Path(making).resolve() / "model"
-        weights = asyncio.run(weights_of(model, recipe_that_trained(model.run), made, view))
+        trained_by = recipe_that_trained(model.run)
+        weights = asyncio.run(weights_of(model, trained_by, made, view))
         if weights != made:
             shutil.copytree(weights, made)
+        write_templates(made, trained_by.model)
         made.rename(folder)

@@ -1,15 +1,22 @@
-"""Chooses the tool parser of a model from its chat template, read from the files of its tokenizer and without loading it."""
+"""The chat templates of a model, read from the files of its tokenizer without loading it: which tool parser they ask for, and how
+they are written to the folder of an exported model."""
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.models.hub import is_hub_id, model_file
+from asyncrl.core.files.file_errors import naming
+from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY
 from generators.calls.formats import FORMATS, format_of
+from generators.templates import DEFAULT, templates_of
 
-_KEY = "model.tool_parser"
+_KEY, _PATH = "model.chat_template", "model.path"
+_FILE, _FURTHER = "chat_template.jinja", "additional_chat_templates"
+"""Where a tokenizer's folder has its template, and the folder with further ones by name."""
+_CONFIG = "tokenizer_config.json"
 
 
 class _NamedTemplate(msgspec.Struct):
@@ -24,7 +31,7 @@ class _AddedToken(msgspec.Struct):
 class _TokenizerConfig(msgspec.Struct):
     """What is needed of ``tokenizer_config.json``."""
 
-    chat_template: str | list[_NamedTemplate] | None = None
+    chat_template: str | list[_NamedTemplate] | dict[str, str] | None = None
     added_tokens_decoder: dict[str, _AddedToken] = {}
 
 
@@ -34,59 +41,119 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def tool_parser_of(path: str) -> tuple[str, str]:
+def template_text(named: str) -> str:
+    """Return the text of the template that a recipe names: of a file, or what it names itself, which then holds Jinja.
+
+    Raises:
+        RecipeError: there is no such file, or it holds no template.
+    """
+    if _is_template(named):
+        return named
+    try:
+        text = Path(named).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        problem = f"{named!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise RecipeError(_KEY, problem, "name a file with a Jinja template, or write the template itself") from error
+    if not _is_template(text):
+        raise RecipeError(_KEY, f"{named!r} holds no Jinja template: there is neither {{{{ nor {{% in it", "name another file")
+    return text
+
+
+def _is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
+def tool_parser_of(path: str, template: str | None = None) -> tuple[str, str]:
     """Return the name of the tool parser that fits a model, and why it does.
 
     Args:
         path: a folder, an id on the hub, or ``tiny``.
+        template: the text of the template that takes the place of the model's own; None if none does.
 
     Raises:
         RecipeError: the model has a chat template, and it is of no known format.
     """
-    if path == TINY:
+    if path == TINY and template is None:
         return "hermes", "the tiny model learns to call tools in this format"
-    config = _config(path)
-    template = "\n".join(_templates(path, config))
-    if not template:
+    folder = _folder(path)
+    config = _config(folder)
+    text = template or "\n".join(found_templates(folder).values())
+    if not text:
         return "hermes", "the model's chat template is not known"  # whoever loads its tokenizer refuses it
-    found = format_of(template) or format_of(template, _added_tokens(path, config))
+    found = format_of(text) or format_of(text, _added_tokens(folder, config))
     if found is None:
         known = ", ".join(dict.fromkeys(each.parser for each in FORMATS))
+        whose = f"the chat template of {path}" if template is None else "the chat template that the recipe names"
         raise RecipeError(
-            _KEY,
-            f"auto, but the chat template of {path} shows none of the known formats of tool calls ({known})",
+            "model.tool_parser",
+            f"auto, but {whose} shows none of the known formats of tool calls ({known})",
             "name the vLLM parser that reads the model's calls (docs/episodes.md); hermes will do if no tools are called",
         )
     format_, seen = found
     return format_.parser, seen
 
 
-def _config(path: str) -> _TokenizerConfig:
+def found_templates(folder: Path) -> dict[str, str]:
+    """Return the templates in a tokenizer's folder by name. Files of their own take the place of what the configuration has."""
+    files = {DEFAULT: folder / _FILE} if (folder / _FILE).is_file() else {}
+    files |= {file.stem: file for file in sorted((folder / _FURTHER).glob("*.jinja"))}
+    if files:
+        return {name: file.read_text(encoding="utf-8", errors="replace") for name, file in files.items()}
+    match _config(folder).chat_template:
+        case str(template):
+            return {DEFAULT: template}
+        case list(several):
+            return {each.name: each.template for each in several}
+        case dict(several):
+            return several
+    return {}
+
+
+def write_templates(folder: Path, model: ModelConfig) -> None:
+    """Give the exported model in ``folder``, which has the templates that it began with, those that it was trained with.
+
+    Raises:
+        OSError: the disk refuses.
+        RecipeError: the recipe sets a variable that no template reads.
+    """
+    if model.chat_template is None and not model.chat_template_kwargs:
+        return
+    templates = templates_of(found_templates(folder), model)
+    for file in (folder / _FURTHER).glob("*.jinja"):
+        if file.stem not in templates:
+            file.unlink()
+    for name, text in templates.items():
+        file = folder / (_FILE if name == DEFAULT else f"{_FURTHER}/{name}.jinja")
+        file.parent.mkdir(exist_ok=True)
+        with naming(file):
+            file.write_text(text, encoding="utf-8")
+    config = folder / _CONFIG
+    if config.is_file():
+        with naming(config):
+            content = msgspec.json.decode(config.read_bytes())
+            content.pop("chat_template", None)  # some programs read it before the files
+            config.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+
+
+def _folder(path: str) -> Path:
+    """Return the folder of a model's tokenizer; one that does not exist if the hub cannot be asked, which the plan says."""
     try:
-        return msgspec.json.decode(model_file(path, "tokenizer_config.json", _KEY).read_bytes(), type=_TokenizerConfig)
-    except (OSError, ValueError, RecursionError, RecipeError):
+        return tokenizer_folder(path, _PATH)
+    except RecipeError:
+        return Path(path)
+
+
+def _config(folder: Path) -> _TokenizerConfig:
+    try:
+        return msgspec.json.decode((folder / _CONFIG).read_bytes(), type=_TokenizerConfig)
+    except (OSError, ValueError, RecursionError):
         return _TokenizerConfig()
 
 
-def _added_tokens(path: str, config: _TokenizerConfig) -> set[str]:
+def _added_tokens(folder: Path, config: _TokenizerConfig) -> set[str]:
     """Return the added tokens of a vocabulary: releases of Hugging Face transformers write them to one file or the other."""
     try:
-        tokenizer = msgspec.json.decode(model_file(path, "tokenizer.json", _KEY).read_bytes(), type=_Tokenizer)
-    except (OSError, ValueError, RecursionError, RecipeError):
+        tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_Tokenizer)
+    except (OSError, ValueError, RecursionError):
         tokenizer = _Tokenizer()
     return {token.content for token in (*config.added_tokens_decoder.values(), *tokenizer.added_tokens)}
-
-
-def _templates(path: str, config: _TokenizerConfig) -> Iterator[str]:
-    """Yield the templates of a model: a file of its own takes the place of what the configuration has."""
-    if not is_hub_id(path) or config.chat_template is None:
-        try:
-            yield model_file(path, "chat_template.jinja", _KEY).read_text()
-            return
-        except (OSError, ValueError, RecipeError):
-            pass
-    match config.chat_template:
-        case str(template):
-            yield template
-        case list(several):
-            yield from (each.template for each in several)

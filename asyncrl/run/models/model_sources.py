@@ -1,4 +1,5 @@
-"""The models that a recipe names, and where their files are: ids on the hub are pinned to a commit, and fetched for a run."""
+"""The models that a recipe names, and where their files are: ids on the hub are pinned to a commit, and fetched for a run; a
+template of the recipe's own is read."""
 
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.recipe.algorithm import NoKlConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.run.models.chat_template import template_text
 from asyncrl.run.models.hub import is_hub_id, model_folder, pinned
 
 REFERENCE = "algorithm.kl.reference"
@@ -21,13 +23,17 @@ def named_reference(recipe: Recipe) -> str:
 
 
 def with_pinned_models(recipe: Recipe) -> Recipe:
-    """Return the recipe with the commit of each model that it names by an id on the hub, so that a resume has the same model.
+    """Return the recipe with the commit of each model that it names by an id on the hub, and the text of a chat template that it
+    names by a file: a resume then has the same model and the same prompts.
 
     Raises:
-        RecipeError: the hub has no such model, or cannot be asked and the model is not in this machine's cache.
+        RecipeError: the hub has no such model, or cannot be asked and the model is not in this machine's cache; or there is no
+            such template.
     """
     path = pinned(recipe.model.path, "model.path")
-    recipe = msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=path))
+    template = None if recipe.model.chat_template is None else template_text(recipe.model.chat_template)
+    model = msgspec.structs.replace(recipe.model, path=path, chat_template=template)
+    recipe = msgspec.structs.replace(recipe, model=model)
     return _with_reference(recipe, pinned(named_reference(recipe), REFERENCE))
 
 

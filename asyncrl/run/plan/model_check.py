@@ -15,11 +15,11 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.recipe.rules.placement import pool_place
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY, ModelShape
-from asyncrl.run.plan.model_trial import TrialOutcome, TrialPrompt, TrialRequest, written
+from asyncrl.run.plan.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOutcome, TrialPrompt, TrialRequest, written
 from asyncrl.run.tiny.lessons import players_of
 from learners.tiny.cache import found_tiny_model
 
@@ -41,6 +41,7 @@ class ModelCheck:
         path, tiny, model = recipe.model.path, {}, recipe.model
         vllm = find_spec("vllm") is not None
         if path == TINY:
+            _check_template_of_tiny(model)
             tiny = {member: player.environment for member, player in players_of(recipe).items()}
             found = found_tiny_model(tiny, recipe.seed)
             path = "" if found is None else str(found)
@@ -50,12 +51,11 @@ class ModelCheck:
             path=path,
             tiny=tiny,
             seed=recipe.seed,
-            max_context=model.max_context,
+            model=model,
             vocabulary=None if model.path == TINY or shape is None else shape.vocab_size,
             learner=None if shape is None else recipe.learner,
             prompts=[],
-            tool_parser=model.tool_parser if vllm and not _fits_the_template(recipe) else None,
-            reasoning_parser=model.reasoning_parser if vllm else None,
+            parsers=_parsers_to_try(recipe) if vllm else {},
             pools={pool_place(name): pool for name, pool in recipe.generators.by_pool.items() if vllm and path and pool.engine},
         )
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,7 +81,7 @@ class ModelCheck:
                 prompt of a source leaves no room for a turn, cannot be rendered, or has tokens that the model does not know.
         """
         if self._process is None:
-            if all(_longest(prompt) < self._request.max_context for prompt in prompts):
+            if all(_longest(prompt) < self._request.model.max_context for prompt in prompts):
                 return ()  # the tiny model's tokenizer is not made yet, and there is no need to make it now
             self._process = self._start()
         request = msgspec.structs.replace(self._request, prompts=list(prompts))
@@ -121,10 +121,23 @@ class ModelCheck:
         )
 
 
+def _check_template_of_tiny(model: ModelConfig) -> None:
+    for key, value in (("chat_template", model.chat_template), ("chat_template_kwargs", model.chat_template_kwargs)):
+        if value:
+            problem = f"the model `{TINY}` is warmed up with a template of its own, which reads no variables"
+            raise RecipeError(f"model.{key}", problem, "leave it out, or name another model")
+
+
+def _parsers_to_try(recipe: Recipe) -> dict[str, str]:
+    model = recipe.model
+    tool = {} if _fits_the_template(recipe) else {TOOL_PARSER: model.tool_parser}
+    return tool if model.reasoning_parser is None else {**tool, REASONING_PARSER: model.reasoning_parser}
+
+
 def _fits_the_template(recipe: Recipe) -> bool:
     """Whether the recipe's tool parser is the one that the model's template asks for."""
     try:
-        return tool_parser_of(recipe.model.path)[0] == recipe.model.tool_parser
+        return tool_parser_of(recipe.model.path, recipe.model.chat_template)[0] == recipe.model.tool_parser
     except RecipeError:
         return False
 

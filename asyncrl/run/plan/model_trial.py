@@ -20,9 +20,13 @@ from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.schema import ModelConfig
 
 if TYPE_CHECKING:
     from generators.chat_format import ChatFormat
+
+
+TOOL_PARSER, REASONING_PARSER = "model.tool_parser", "model.reasoning_parser"
 
 
 class TrialPrompt(msgspec.Struct, frozen=True):
@@ -50,31 +54,30 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: the model's folder; empty for the tiny model, while it has not been made.
+        model: the recipe's section.
         tiny: the environments that the tiny model will be made for, by member.
         seed: the run's seed.
-        max_context: most tokens of an episode.
         vocabulary: how many tokens the model has embeddings of; None if that is not known yet.
         learner: the recipe's section ``learner``; None if the model is only played.
         prompts: prompts to be turned into tokens.
-        tool_parser, reasoning_parser: vLLM's parsers to try with the tokenizer; None for none.
+        parsers: which of vLLM's parsers to try with the tokenizer, by their keys in the recipe.
         pools: pools of engines, by their place in the recipe, whose arguments vLLM is to check.
     """
 
     path: str
+    model: ModelConfig
     tiny: dict[str, ClassEnvironmentConfig]
     seed: int
-    max_context: int
     vocabulary: int | None
     learner: LearnerConfig | None
     prompts: list[TrialPrompt]
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
+    parsers: dict[str, str] = {}
     pools: dict[str, GeneratorsConfig] = {}
 
     @property
     def asks_vllm(self) -> bool:
         """Whether vLLM has to be imported, which takes many seconds."""
-        return bool(self.tool_parser or self.reasoning_parser or self.pools)
+        return bool(self.parsers or self.pools)
 
 
 class TrialOutcome(msgspec.Struct, frozen=True):
@@ -95,7 +98,7 @@ def outcome_of(request: TrialRequest) -> TrialOutcome:
 
 
 def _try(request: TrialRequest, remarks: list[str]) -> None:
-    from generators.chat_format import DATE
+    from generators.chat_template import DATE
     from learners.supported_model import supported_config
 
     if request.path and request.learner is not None:
@@ -109,7 +112,7 @@ def _try(request: TrialRequest, remarks: list[str]) -> None:
         if len(refusals) == len(prompts):
             raise refusals[0]
         remarks += [f"{found.problem}; in a run, such tasks are tried again and then left out" for found in refusals[:1]]
-    if "strftime_now" in chat.tokenizer.get_chat_template():
+    if any("strftime_now" in template for template in chat.templates.values()):
         problem = "the chat template asks for the date, and prompts must not change with the day"
         remarks.append(f"model.path: {problem}: in a run, it is always {DATE:%-d %B %Y}")
     if request.asks_vllm:
@@ -117,14 +120,15 @@ def _try(request: TrialRequest, remarks: list[str]) -> None:
 
 
 def _chat_format(request: TrialRequest) -> "ChatFormat":
-    from generators.chat_format import ChatFormat, TemplateUnsuitable
+    from generators.chat_format import ChatFormat
+    from generators.chat_template import TemplateUnsuitable
 
     try:
         if request.path:
-            return ChatFormat.load(request.path)
+            return ChatFormat.load(request.path, request.model)
         from learners.tiny.tokenizer_alone import tiny_tokenizer
 
-        return ChatFormat(tiny_tokenizer(request.tiny, request.seed))
+        return ChatFormat(tiny_tokenizer(request.tiny, request.seed), request.model)
     except TemplateUnsuitable as error:
         problem, _, remedy = str(error).rpartition("; ")
         raise RecipeError("model.path", problem, remedy) from error
@@ -132,6 +136,8 @@ def _chat_format(request: TrialRequest) -> "ChatFormat":
 
 def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> RecipeError | None:
     """Say why an episode that begins with ``prompt`` cannot be played; None if it can."""
+    from generators.chat_template import TemplateUnsuitable
+
     what = f"the prompt of task {prompt.task} of {prompt.source}"
     if not prompt.messages:
         return RecipeError("environment", f"{what} has no messages", "have reset return an observation with at least one")
@@ -140,11 +146,12 @@ def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> 
         ids = asyncio.run(chat.prompt(messages, tools))
     except Exception as error:  # noqa: BLE001 - a template may raise anything, also what its author wrote for a user
         roles = ", ".join(dict.fromkeys(str(message.role) for message in messages))
-        problem = f"the model's chat template cannot render {what}: {str(error) or type(error).__name__}"
+        why = error.problem if isinstance(error, TemplateUnsuitable) else str(error) or type(error).__name__
+        problem = f"the model's chat template cannot render {what}: {why}"
         with_tools = f" and {len(tools)} tools" if tools else ""
         return RecipeError("model.path", problem, f"use a template that takes the roles {roles}{with_tools}, or other prompts")
-    if len(ids) >= request.max_context:
-        tokens = f"{what} has {len(ids):,} tokens with this model, and model.max_context is {request.max_context:,}"
+    if len(ids) >= request.model.max_context:
+        tokens = f"{what} has {len(ids):,} tokens with this model, and model.max_context is {request.model.max_context:,}"
         return RecipeError(
             "model.max_context", f"{tokens}, so that no turn fits", "raise it, shorten prompts and tools, or leave out such tasks"
         )
@@ -160,15 +167,13 @@ def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
     from generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
 
     refused = "name the parser that reads what this model writes (docs/episodes.md)"
-    for key, name in (("model.tool_parser", request.tool_parser), ("model.reasoning_parser", request.reasoning_parser)):
-        if name is None:
-            continue
+    for key, name in request.parsers.items():
         try:
-            ToolCallReader(chat.tokenizer, name) if key == "model.tool_parser" else Reasoning(chat, name)
+            ToolCallReader(chat.tokenizer, name) if key == TOOL_PARSER else Reasoning(chat, name)
         except Exception as error:
             raise RecipeError(key, f"vLLM's parser {name!r} does not take this model's tokenizer: {error}", refused) from error
     for place, pool in request.pools.items():
-        try_engine_arguments(EngineSettings(pool, request.path, request.max_context, request.seed), place)
+        try_engine_arguments(EngineSettings(pool, request.path, request.model.max_context, request.seed), place)
 
 
 def asked(data: bytes) -> TrialRequest:

@@ -124,7 +124,7 @@ class GeneratorActor:
         environments = WorkerEnvironments(load_members(recipe.environment), self._secrets, self._id)
         with ExitStack() as loading:
             model_path = str(await asyncio.to_thread(loading.enter_context, self._model.loading()))
-            chat = ChatFormat.load(model_path)  # before the engine, which takes longer: it may refuse the template
+            chat = ChatFormat.load(model_path, recipe.model)  # before the engine, which takes longer: it may refuse the template
             if self._buffer is not None and recipe.generators.role != "evaluation":
                 self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
             engine_settings = EngineSettings(

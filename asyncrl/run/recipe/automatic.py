@@ -262,7 +262,7 @@ def _have_room(learner: LearnerConfig, nodes: Nodes, shape: ModelShape | None, *
 
 
 def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
-    return tool_parser_of(recipe.model.path)
+    return tool_parser_of(recipe.model.path, recipe.model.chat_template)
 
 
 _Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | float | str, str]]

@@ -3,6 +3,7 @@
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,25 @@ def test_without_a_recipe_it_is_that_of_the_run(run):
     assert [each.trained_by is None for each in plan.models] == [True, False, False]
     with pytest.raises(RecipeError, match="no recipe is named, and none of the models is of a run"):
         plan_evaluation(EvaluationRequest(models=("tiny",)))
+
+
+def test_a_version_of_a_run_has_the_chat_template_that_it_was_trained_with(run, tmp_path):
+    model = write_model(run.path / "began-with", SMALL)
+    template = (model / "chat_template.jinja").read_text() + "{% if mood %}{% endif %}"
+    values = {"mood": "glad"}
+    recipe = compose("quickstart", [f"model.path={model}", "tasks.evaluation=3"])
+    recipe = msgspec.structs.replace(
+        recipe, model=msgspec.structs.replace(recipe.model, chat_template=template, chat_template_kwargs=values)
+    )
+    run.keep_recipe(recipe)
+    for asked in (EvaluationRequest(models=(str(run.path),), versions=(0,)), request(str(run.path), versions=(20,))):
+        (planned,) = plan_evaluation(asked).models
+        assert (planned.recipe.model.chat_template, planned.recipe.model.chat_template_kwargs) == (template, values)
+    template += "{# another #}"
+    named = request(str(run.path), versions=(0,), overrides=(f"model.chat_template='{tmp_path}/other.jinja'",))
+    (tmp_path / "other.jinja").write_text(template)
+    (planned,) = plan_evaluation(named).models
+    assert (planned.recipe.model.chat_template, planned.recipe.model.chat_template_kwargs) == (template, {})
 
 
 def test_a_model_is_evaluated_once_and_models_of_one_name_are_told_apart(run, tmp_path):

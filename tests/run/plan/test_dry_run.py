@@ -17,12 +17,15 @@ from model_folders import SMALL, write_model
 import asyncrl.core.files.weight_files
 import asyncrl.run.tracking.tracker
 import generators.chat_format
+import generators.chat_template
+import generators.templates
 import generators.vllm.engine_arguments
 import learners.supported_model
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.models.model_shape import read_shape
@@ -65,6 +68,14 @@ class Case(NamedTuple):
 
 def template(text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "chat_template.jinja").write_text(text)
+
+
+def template_for_tools(text: str) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(text)
+
+    return write
 
 
 def config(**changes: Any) -> Callable[[Path], object]:
@@ -236,6 +247,15 @@ CASES = {
         be_told,
         FROM_FILES,
     ),
+    "no template for tools": Case(
+        both(template_for_tools("{# <tool_call> #}{{ messages }}"), template(ML + START)), "exactly once", call_tools
+    ),
+    "no such variable": Case(
+        template(ML + START + "{{ date_of_birth }}"),
+        "reads no variable 'thinking'; it reads date_of_birth",
+        lambda folder: ChatFormat.load(str(folder), ModelConfig(path="m", chat_template_kwargs={"thinking": False})),
+        ("+model.chat_template_kwargs={thinking: false}",),
+    ),
     "ends": Case(
         lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}'),
         "must be a token id",
@@ -335,13 +355,15 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (generators.chat_format, "ChatFormat.__init__"): ("no template",),
     (generators.chat_format, "ChatFormat.load"): ("no tokenizer", "cut tokenizer"),
     (generators.chat_format, "ChatFormat._control_tokens"): ("slow tokenizer",),
-    (generators.chat_format, "ChatFormat._after_marker"): ("no content",),
-    (generators.chat_format, "ChatFormat._find_end_of_turn"): ("no syntax", "no end"),
-    (generators.chat_format, "ChatFormat._check_delta"): ("end at the end", "no start", "plain between"),
-    (generators.chat_format, "ChatFormat._check_reaches"): ("no tools", "no response", "tools left out", "system left out"),
-    (generators.chat_format, "ChatFormat.delta"): ("no tools",),
+    (generators.chat_format, "ChatFormat._of"): ("no template for tools",),
+    (generators.chat_template, "ChatTemplate._after_marker"): ("no content",),
+    (generators.chat_template, "ChatTemplate._find_end_of_turn"): ("no syntax", "no end"),
+    (generators.chat_template, "ChatTemplate._check_delta"): ("end at the end", "no start", "plain between"),
+    (generators.chat_template, "ChatTemplate.check_reaches"): ("no tools", "no response", "tools left out", "system left out"),
+    (generators.chat_template, "ChatTemplate.check_follows"): ("no tools",),
     (generators.chat_format, "_named_ends"): ("ends",),
-    (generators.chat_format, "ChatFormat._check_tokens"): ("pieces",),
+    (generators.chat_template, "ChatTemplate._check_tokens"): ("pieces",),
+    (generators.templates, "templates_of"): ("no such variable",),
     (generators.vllm.engine_arguments, "check_cpu_arguments"): "the plan calls it",
     (generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
     (generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),

@@ -188,6 +188,14 @@ def test_adapters_are_counted(model, targets, ends):
     assert read_shape(recipe.model.path).adapter_parameters(recipe.learner.lora) == expected
 
 
+@pytest.mark.parametrize(
+    "override", ["+model.chat_template_kwargs={enable_thinking: false}", "+model.chat_template='{{ messages }}'"]
+)
+def test_the_tiny_model_keeps_its_own_template(override):
+    with pytest.raises(RecipeError, match="is warmed up with a template of its own"):
+        make_plan(compose("quickstart", [override, "model.tool_parser=hermes"]), ROOMY)
+
+
 def test_remarks_on_what_is_probably_not_meant(model):
     roomy = make_plan(compose("quickstart", ["generators.kv_cache_mb=1024"]), ROOMY)
     assert roomy.remarks == ()

@@ -254,6 +254,17 @@ def test_an_unreadable_override_is_named(override):
     assert "a value with spaces in quotes" in error.remedy
 
 
+def test_a_chat_template_is_read_where_it_is_named_and_kept_as_text(write, tmp_path):
+    text = "{% for m in messages %}\n'${m}' \\ \"<|im_end|>\" é{% endfor %} <tool_call>\n"
+    write("mine.jinja", text)
+    recipe = compose("quickstart", ["model.path=m", f"model.chat_template={tmp_path}/mine.jinja"])
+    assert (recipe.model.chat_template, recipe.model.tool_parser) == (text, "hermes")
+    assert compose(write("again.yaml", resolved_yaml(recipe))) == recipe, (
+        "a resume has the template, whatever the file holds by then"
+    )
+    assert refused("quickstart", "model.chat_template=nowhere.jinja").place == "model.chat_template"
+
+
 def test_a_sweep_is_refused():
     error = refused("quickstart", "learner.lr=1e-4,1e-5")
     assert error.place == "learner.lr"
