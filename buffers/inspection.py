@@ -68,6 +68,8 @@ class BufferReport(msgspec.Struct, frozen=True):
     lost_trajectories: int
     failures: Mapping[FailureKind, int]
     filtered_tasks: tuple[TaskId, ...]
+    too_long: Mapping[str, int]
+    too_long_tasks: tuple[TaskId, ...]
 
 
 def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) -> BufferReport:

@@ -15,6 +15,7 @@ def restored(recipe, tasks, data):
     return buffer
 
 
-def recovered(recipe, tasks, folder, stores, wait_s=0.0):
+def recovered(recipe, tasks, folder, stores, wait_s=0.0, too_long=None):
     buffer = buffer_of(recipe, tasks)
-    return recover(buffer, Identity.of(recipe, tasks), recipe.buffer.journal, folder, stores, wait_s=wait_s)
+    identity = Identity.of(recipe, tasks)
+    return recover(buffer, identity, recipe.buffer.journal, folder, stores, too_long=too_long, wait_s=wait_s)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.measures.summary import Summary
     from asyncrl.run.plan.plan import Plan
+    from asyncrl.run.plan.prompt_lengths import TooLong
     from asyncrl.run.resume import Reached
     from asyncrl.run.views.live_view import LiveView
 
@@ -179,14 +180,14 @@ def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:
             console.print(Text(f"  {choice.key} {choice.value}", "dim"), soft_wrap=True)
     for remark in plan.remarks:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
-    run = partial(_launch, reached=reached)
+    run = partial(_launch, reached=reached, too_long=plan.too_long)
     return run_to_end(run, accepted.recipe, folder, console, before=reached.summary if reached else None)
 
 
-def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:
+def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None, too_long: Sequence[TooLong]) -> Summary:
     from asyncrl.run.launch import launch
 
-    return launch(recipe, folder, view, reached)[0]
+    return launch(recipe, folder, view, reached, too_long)[0]
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:

@@ -9,7 +9,7 @@ import logging
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,6 +68,7 @@ class Cluster:
     Args:
         note: shows a line to the user.
         advance: shows how far the start is, as :meth:`asyncrl.run.views.live_view.LiveView.advance` does.
+        too_long: places of the training tasks that are left out because of their prompts, by source.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Cluster:
         model_path: str,
         note: Callable[[str], None],
         advance: Callable[[float, str], None],
+        too_long: Mapping[str, Sequence[int]] = {},
     ) -> None:
         self._recipe, self._deadlines, self._folder, self._note = recipe, recipe.deadlines, folder, note
         sizes = sizes_of(recipe, read_shape(model_path))
@@ -96,7 +98,7 @@ class Cluster:
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
         tls = keys_of(recipe.network)
-        buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log", tls)
+        buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log", tls, too_long)
         self._buffer_actor = buffer
         self._buffer: BufferClient | None = None
 

@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -41,6 +41,7 @@ from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
 from asyncrl.run.models.model_sources import with_local_reference
 from asyncrl.run.models.model_weights import check_model_weights
+from asyncrl.run.plan.prompt_lengths import TooLong, left_out
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resolve_model import resolve_model
@@ -62,13 +63,16 @@ TRACKING_FLUSH_S = 60.0
 """How long the driver waits for MLflow to store the last records of a run that completed."""
 
 
-def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None) -> tuple[Summary, SavedTotals]:
+def launch(
+    recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None, too_long: Sequence[TooLong] = ()
+) -> tuple[Summary, SavedTotals]:
     """Run ``recipe`` to its end, from where the run in ``folder`` is, and write ``summary.json`` there.
 
     Errors of the run end up in the summary and are not raised.
 
     Args:
         reached: how far the run had come, if it is resumed; whatever happens, the new summary reports no less.
+        too_long: the tasks that the plan leaves out because of their prompts.
 
     Returns:
         the summary, and the running totals, which say more.
@@ -82,9 +86,10 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     tracker = Tracker(recipe, folder)
     adopt_orphans()
     tracker.start()
-    running = partial(_run, recipe, folder, view, totals, tracker, reached is not None and reached.changed)
+    changed = reached is not None and reached.changed
+    running = partial(_run, recipe, folder, view, totals, tracker, changed, too_long)
     status, reason = asyncio.run(supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
-    summary = summarize(totals, status, reason, recipe.buffer)
+    summary = summarize(totals, status, reason, recipe.buffer).leaving_out(left_out(too_long, "evaluation"))
     if reached is not None:
         summary = summary.going_on_from(reached.summary, totals.seconds)
     summary = summary.recorded(folder.summary)  # before anything else can go wrong
@@ -144,6 +149,7 @@ async def _run(
     totals: Totals,
     tracker: Tracker,
     changed: bool,
+    too_long: Sequence[TooLong],
     ending: asyncio.Event,
 ) -> None:
     own_recipe = recipe
@@ -156,7 +162,7 @@ async def _run(
     recipe = await with_local_reference(recipe)
     here = msgspec.structs.replace(recipe.model, path=str(model_path))
     check_model_weights(msgspec.structs.replace(recipe, model=here))  # of a model of the hub, the plan may not have seen them
-    async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
+    async with _cluster(recipe, folder, view, str(model_path), totals, too_long, ending) as cluster:
         journaled = isinstance(recipe.buffer.journal, AppendOnlyJournalConfig)
         config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators
         checkpointer = Checkpointer(config, recipe.steps, folder, cluster, buffer, totals, view)
@@ -169,7 +175,7 @@ async def _run(
         forget_steps_after(folder.trajectories, begin)
         folder.summary.unlink(missing_ok=True)  # it says how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
-        tasks, pinned = load_held_out_tasks(recipe), recipe.evaluation.pinned
+        tasks, pinned = load_held_out_tasks(recipe, left_out(too_long, "evaluation")), recipe.evaluation.pinned
         recorder.resumed(published_version)
         evaluator = Evaluator(generators, tasks, pinned, recorder, checkpointer, folder.trajectories, cluster.far_files)
         publisher = Publisher(cluster, generators, buffer, totals, published_version)
@@ -203,7 +209,13 @@ async def _run(
 
 @asynccontextmanager
 async def _cluster(
-    recipe: Recipe, folder: RunFolder, view: LiveView, model_path: str, totals: Totals, ending: asyncio.Event
+    recipe: Recipe,
+    folder: RunFolder,
+    view: LiveView,
+    model_path: str,
+    totals: Totals,
+    too_long: Sequence[TooLong],
+    ending: asyncio.Event,
 ) -> AsyncIterator[Cluster]:
     """Start the run's processes, and end them whatever happens."""
     view.phase("Starting Ray")
@@ -213,7 +225,7 @@ async def _cluster(
         await ray_up(ray_started, recipe.deadlines.start)
         async with ending_with(own_daemons()):
             view.phase(f"Starting {pluralize(recipe.generators.engines, 'generator')} and the learner")
-            cluster = Cluster(recipe, folder, model_path, view.note, view.advance)
+            cluster = Cluster(recipe, folder, model_path, view.note, view.advance, left_out(too_long, "train"))
             async with cluster.watching_learners():
                 await cluster.start()
                 yield cluster

@@ -62,7 +62,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 def _keys_of(recipe: Recipe) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
-    del values["buffer"]["journal"], values["tasks"]["evaluation"]
+    del values["buffer"]["journal"], values["tasks"]["evaluation"], values["tasks"]["too_long"]
     for name in Limits.__struct_fields__:  # a resume may change these
         del values["buffer"][name]
     if isinstance(recipe.tasks, FileTasksConfig):

@@ -25,7 +25,7 @@ from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from buffers import commands
-from buffers.commands import Command
+from buffers.commands import Command, SetTooLong
 from buffers.journal.identity import Identity, JournalOfAnotherRun
 from buffers.journal.journal import Journal
 from buffers.journal.journal_files import JournalGone, Recovery
@@ -136,6 +136,7 @@ def recover(
     folder: Path,
     stores: Mapping[int, Store],
     *,
+    too_long: SetTooLong | None = None,
     wait_s: float = 10.0,
 ) -> Takeover:
     """Bring ``buffer`` to the state that the journal in ``folder`` records, and check it. A new run leaves it new.
@@ -143,6 +144,7 @@ def recover(
     Args:
         buffer: a new buffer with the run's recipe and tasks.
         stores: stores of all shards, by number. Nobody may write payload there yet.
+        too_long: the tasks that are left out because of their prompts.
         wait_s: how long to wait for the journal's last writer to die.
 
     Raises:
@@ -165,7 +167,7 @@ def recover(
         if found.is_empty:
             _check_new(folder, stores)
         rebuild(buffer, identity, folder, found)
-        return _taken_over(buffer, steps, limits, journal, found, stores)
+        return _taken_over(buffer, steps, limits, too_long, journal, found, stores)
     except BaseException:
         journal.close()
         raise
@@ -201,7 +203,13 @@ def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
 
 
 def _taken_over(
-    buffer: ReplayBuffer, steps: int, limits: Limits, journal: Journal, found: Recovery, stores: Mapping[int, Store]
+    buffer: ReplayBuffer,
+    steps: int,
+    limits: Limits,
+    too_long: SetTooLong | None,
+    journal: Journal,
+    found: Recovery,
+    stores: Mapping[int, Store],
 ) -> Takeover:
     """Take back all running episodes, check which payload is lost, and set aside the payload that is not needed.
 
@@ -227,6 +235,9 @@ def _taken_over(
         set_limits = commands.SetLimits(limits)
         set_limits.apply(buffer)
         changes.append(set_limits)
+    if too_long is not None:
+        too_long.apply(buffer)
+        changes.append(too_long)
     statistics = buffer.statistics()
     report = RecoveryReport(
         resumed=resumed,

@@ -9,7 +9,8 @@ from made_buffers import recovered
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import FailureKind
-from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer.tasks import make_task_stream
@@ -87,6 +88,21 @@ def test_as_tables_it_shows_lengths_side_by_side(run, capsys, monkeypatch):
         "generated",
     ):
         assert expected in shown
+
+
+def test_it_names_the_tasks_whose_prompts_are_too_long(tmp_path, capsys, monkeypatch):
+    recipe, folder = launched(tmp_path)
+    taken = recovered(recipe, make_task_stream(recipe), BufferFolder.of(recipe.buffer, folder.path, folder.run_id).journal, {})
+    taken.begin()
+    taken.journal.append(commands.encode(commands.SetTooLong(512, {"generated": [1, 2]})))
+    for command in (commands.IssueTickets(WorkerId("generator-0"), 1, 1e9), commands.LeaveOut(GroupId(0), "it has 600 tokens")):
+        taken.journal.append(commands.encode(command))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["buffer", str(folder.path)]) == ExitCode.COMPLETED
+    shown = capsys.readouterr().out
+    assert "Tasks left out because their prompts leave no room for a turn: 3 of generated; met when they were played: " in shown
+    assert f"filtered: {PROMPT_TOO_LONG}" in shown
+    taken.journal.close()
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path, capsys):

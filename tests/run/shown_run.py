@@ -27,7 +27,7 @@ WARNING = (
 BOTTLENECK = Bottleneck(Kind.GENERATION, 0.3, SENTENCE)
 
 
-def play(recipe: Recipe, folder: RunFolder, view: LiveView, reached: None) -> Summary:
+def play(recipe: Recipe, folder: RunFolder, view: LiveView, reached: None, too_long: tuple[()]) -> Summary:
     """Play the run: two phases, notes and training steps, up to the signal that the test sends."""
     view.phase("Making the tiny model")
     view.phase("Training steps 1 to 60")

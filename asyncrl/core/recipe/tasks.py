@@ -27,12 +27,15 @@ class GeneratedTasksConfig(Section, frozen=True, tag_field="kind", tag="generate
             epoch; more tasks belong in files.
         evaluation: how many held-out tasks to make, in a mixture of each member; none of them is ever trained on.
         weights: how often tasks of each member of a mixture are drawn, relative to the others; 1 where nothing is said.
+        too_long: ``leave_out`` tasks whose prompts leave no room for a turn in ``model.max_context``, which are counted, or
+            ``refuse`` them at launch. What is found only when it is played is always left out.
         curriculum: changes the weights while training.
     """
 
     train: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     evaluation: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
     weights: dict[str, Positive] = {}
+    too_long: Literal["leave_out", "refuse"] = "leave_out"
     curriculum: CurriculumConfig | None = None
 
 
@@ -63,10 +66,13 @@ class FileTasksConfig(Section, frozen=True, tag_field="kind", tag="files"):
         train: sources of training tasks, mixed by weight; each is reshuffled every epoch.
         evaluation: sources of held-out tasks; their weights are not used.
         on_malformed: ``refuse`` a file with a row that is not a task, or ``skip`` such rows, counted and named in the log.
+        too_long: ``leave_out`` tasks whose prompts leave no room for a turn in ``model.max_context``, which are counted, or
+            ``refuse`` them at launch. What is found only when it is played is always left out.
         curriculum: changes the weights while training.
     """
 
     train: Annotated[tuple[TaskFileConfig, ...], Meta(min_length=1)]
     evaluation: Annotated[tuple[TaskFileConfig, ...], Meta(min_length=1)]
     on_malformed: Literal["refuse", "skip"] = "refuse"
+    too_long: Literal["leave_out", "refuse"] = "leave_out"
     curriculum: CurriculumConfig | None = None

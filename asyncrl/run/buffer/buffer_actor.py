@@ -22,6 +22,7 @@ from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN, ask, this_node
+from buffers.commands import SetTooLong
 from buffers.journal.identity import Identity
 from buffers.journal.journal import Journal
 from buffers.journal.recovery import Store, Takeover, recover
@@ -39,12 +40,22 @@ class BufferActor:
         run_id: unique among the runs on this host.
         log_file: this process's log file; the other shards' log files are made beside it.
         tls: the run's keys if its connections are encrypted.
+        too_long: places of the training tasks that are left out because of their prompts, by source.
     """
 
     service_type = BufferService
 
-    def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path, tls: TlsKeys | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Path,
+        run_id: str,
+        log_file: Path,
+        tls: TlsKeys | None = None,
+        too_long: Mapping[str, Sequence[int]] = {},
+    ) -> None:
         route_output(log_file)
+        self._too_long = SetTooLong(recipe.model.max_context, {name: list(places) for name, places in too_long.items()})
         self._recipe, self._log_file, self._tls = recipe, log_file, tls
         self._run_id, self._memory = run_id, MemoryOwner(run_id)
         self._folder = BufferFolder.of(recipe.buffer, run, run_id)
@@ -82,9 +93,10 @@ class BufferActor:
         recipe, tasks = self._recipe, make_task_stream(self._recipe)
         buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
         if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig) or self._folder.journal is None:
+            self._too_long.apply(buffer)
             return buffer, None, None
         identity = Identity.of(recipe, tasks)
-        self._takeover = recover(buffer, identity, recipe.buffer.journal, self._folder.journal, stores)
+        self._takeover = recover(buffer, identity, recipe.buffer.journal, self._folder.journal, stores, too_long=self._too_long)
         return buffer, self._takeover.journal, self._takeover.sweep
 
     async def take_over(self) -> str:

@@ -1,7 +1,7 @@
 """Loads the tasks that a recipe names, from files or from the environment itself."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -66,17 +66,31 @@ def _in_mixture(task: Task, member: str) -> Task:
     return msgspec.structs.replace(task, id=TaskId(f"{member}/{task.id}"), environment=member)
 
 
-def load_held_out_tasks(recipe: Recipe) -> list[HeldOutTask]:
-    """Return all tasks for evaluation, in the order of their sources. Raises what :func:`load_sources` raises."""
-    return held_out_tasks(load_sources(recipe, "evaluation"), recipe.evaluation.samples or 1)
+def load_held_out_tasks(recipe: Recipe, left_out: Mapping[str, Sequence[int]] = {}) -> list[HeldOutTask]:
+    """Return the tasks for evaluation, in the order of their sources, but for those ``left_out``.
+
+    Raises what :func:`load_sources` raises.
+    """
+    return held_out_tasks(load_sources(recipe, "evaluation"), recipe.evaluation.samples or 1, left_out)
 
 
-def held_out_tasks(sources: Sequence[TaskSource], samples: int = 1) -> list[HeldOutTask]:
+def held_out_tasks(
+    sources: Sequence[TaskSource], samples: int = 1, left_out: Mapping[str, Sequence[int]] = {}
+) -> list[HeldOutTask]:
     """Return the tasks of ``sources`` in their order, to be evaluated on with ``samples`` episodes of each.
+
+    Those whose places ``left_out`` names, by source, are not among them.
 
     The id of a task that another source has a task with, too, begins with the name of its own: results go by id.
     """
-    tasks = [(source.tasks[index], source.name) for source in sources for index in range(len(source.tasks))]
+    none: frozenset[int] = frozenset()
+    without = {name: frozenset(places) for name, places in left_out.items()}
+    tasks = [
+        (source.tasks[index], source.name)
+        for source in sources
+        for index in range(len(source.tasks))
+        if index not in without.get(source.name, none)
+    ]
     often = Counter(task.id for task, _ in tasks)
     return [HeldOutTask(task if often[task.id] == 1 else _in_source(task, source), source, samples) for task, source in tasks]
 

@@ -33,6 +33,7 @@ from asyncrl.run.nodes.process_kinds import pools_of
 from asyncrl.run.plan.model_check import ModelCheck
 from asyncrl.run.plan.plan import place_on
 from asyncrl.run.plan.preflight import play_first_tasks
+from asyncrl.run.plan.prompt_lengths import TooLong
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.run.tiny.lessons import remarks_on
 from buffers.tasks.task_files import remarks_on_skipped
@@ -136,17 +137,31 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     with ExitStack() as checking:
         checks = [checking.enter_context(ModelCheck(each.recipe, None)) for each in planned]
         rehearsed = play_first_tasks(first, (("evaluation", sources),), note)
-        tried = [remark for check in checks for remark in check.remarks(rehearsed.prompts, note)]
-    remarks = list(dict.fromkeys([*skipped, *rehearsed.remarks, *remarks_on(first), *tried]))
+        tried = [check.tried(rehearsed, note) for check in checks]
+    too_long = [each for one in tried for each in one.too_long]
+    found = [remark for one in tried for remark in one.remarks] + [f"{each}; no model plays such tasks" for each in too_long]
+    remarks = list(dict.fromkeys([*skipped, *rehearsed.remarks, *remarks_on(first), *found]))
     if greedy and samples > 1:
         remarks.append(
             f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
             "rounding does; set evaluation.temperature=1 to sample"
         )
-    tasks = held_out_tasks(sources, samples)
+    without = {name: sorted(places) for name, places in _of_any(too_long).items()}
+    tasks = held_out_tasks(sources, samples, without)
+    if not tasks:
+        problem = f"each held-out task has a prompt that leaves no room for a turn, with one of {len(models)} models"
+        raise RecipeError("model.max_context", problem, "raise it, or evaluate the models apart")
     if request.tasks is not None:
         tasks = _in_turn(tasks)[: request.tasks]
     return EvaluationPlan(models=planned, tasks=tasks, samples=samples, remarks=tuple(remarks))
+
+
+def _of_any(found: Sequence[TooLong]) -> dict[str, set[int]]:
+    """Return the places of tasks, by source, that are too long for one of the models: all models play the same tasks."""
+    places: dict[str, set[int]] = {}
+    for each in found:
+        places.setdefault(each.name, set()).update(each.indexes)
+    return places
 
 
 def _in_turn(tasks: Sequence[HeldOutTask]) -> list[HeldOutTask]:

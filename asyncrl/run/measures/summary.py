@@ -1,6 +1,6 @@
 """The summary of how a run ended: ``summary.json`` for programs; :mod:`asyncrl.run.views.end_view` shows it to people."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -161,6 +161,7 @@ class Summary(RecordedSummary, frozen=True, kw_only=True):
         warnings: what was seen in training that a person should look at, a sentence each; see
             :mod:`asyncrl.run.measures.warnings`.
         errors: errors of the environments' own code, by place.
+        too_long: how many tasks of each source were left out because their prompts leave no room for a turn.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 
@@ -177,8 +178,14 @@ class Summary(RecordedSummary, frozen=True, kw_only=True):
     versions_published: int = 0
     ledger: LedgerCounts = NO_GROUPS
     errors: tuple[CountedError, ...] = ()
+    too_long: dict[str, int] = {}
     resumes: int = 0
     warnings: tuple[str, ...] = ()
+
+    def leaving_out(self, held_out: Mapping[str, Sequence[int]]) -> "Summary":
+        """Return the summary with the held-out tasks that were left out, too, by source."""
+        counts = {f"tasks.evaluation ({name})": len(places) for name, places in held_out.items()}
+        return msgspec.structs.replace(self, too_long=self.too_long | counts)
 
     def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
         """Return the summary of a resumed run, which reports no less than the run had reached before.

@@ -212,4 +212,7 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         warnings=tuple(now.warnings.values()),
         errors=now.errors,
     )
-    return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)
+    if totals.buffer is None:
+        return summary
+    too_long = {f"tasks.train ({name})": tasks for name, tasks in totals.buffer.too_long.items()}
+    return msgspec.structs.replace(summary, ledger=totals.buffer.ledger, too_long=too_long)

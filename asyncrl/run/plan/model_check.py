@@ -6,7 +6,7 @@ of a :class:`ModelCheck` has.
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from types import TracebackType
 
@@ -19,7 +19,9 @@ from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY, ModelShape
-from asyncrl.run.plan.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOutcome, TrialPrompt, TrialRequest, written
+from asyncrl.run.plan.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOutcome, TrialRequest, written
+from asyncrl.run.plan.preflight import Rehearsed
+from asyncrl.run.plan.prompt_lengths import PromptSet, TooLong, judged, most_tokens
 from asyncrl.run.tiny.lessons import players_of
 from learners.tiny.cache import found_tiny_model
 
@@ -29,8 +31,15 @@ _PER_MESSAGE = 64
 """Most bytes that the tiny model's template adds to each message and each tool."""
 
 
+class Tried(msgspec.Struct, frozen=True):
+    """What came of trying a model: remarks for the user, and the tasks whose prompts are too long."""
+
+    remarks: tuple[str, ...]
+    too_long: tuple[TooLong, ...]
+
+
 class ModelCheck:
-    """A context manager, within which the prompts are to be handed to :meth:`remarks`.
+    """A context manager, within which the prompts are to be handed to :meth:`tried`.
 
     Args:
         shape: the shape of the recipe's model; None if it is only played, as models may be that the learner does not take.
@@ -70,21 +79,23 @@ class ModelCheck:
             self._process.kill()
             self._process.communicate()
 
-    def remarks(self, prompts: Sequence[TrialPrompt], note: Callable[[str], None]) -> tuple[str, ...]:
-        """Wait for what came of trying the model with ``prompts``, and return remarks for the user.
+    def tried(self, rehearsed: Rehearsed, note: Callable[[str], None]) -> Tried:
+        """Wait for what came of trying the model with the prompts of the first tasks.
 
         Args:
             note: shows the user a line if this takes long.
 
         Raises:
             RecipeError: the model, its tokenizer or its template is not suitable; vLLM refuses a parser or argument; or each
-                prompt of a source leaves no room for a turn, cannot be rendered, or has tokens that the model does not know.
+                prompt of a source leaves no room for a turn, cannot be rendered, or has tokens that the model does not know; or
+                one leaves none, and ``tasks.too_long`` is ``refuse``.
         """
+        prompts, sets = rehearsed.prompts, rehearsed.sets
         if self._process is None:
-            if all(_longest(prompt) < self._request.model.max_context for prompt in prompts):
-                return ()  # the tiny model's tokenizer is not made yet, and there is no need to make it now
+            if all(_longest(each) < self._request.model.max_context for each in sets):
+                return Tried((), ())  # the tiny model's tokenizer is not made yet, and there is no need to make it now
             self._process = self._start()
-        request = msgspec.structs.replace(self._request, prompts=list(prompts))
+        request = msgspec.structs.replace(self._request, prompts=list(prompts), sets=list(sets))
         seconds = self._recipe.deadlines.start
         try:
             try:
@@ -108,7 +119,7 @@ class ModelCheck:
         outcome = msgspec.json.decode(output.splitlines()[-1], type=TrialOutcome)
         if outcome.refusal is not None:
             raise RecipeError(*outcome.refusal)
-        return outcome.remarks
+        return Tried(outcome.remarks, judged(sets, outcome.found, self._recipe.tasks.too_long, self._request.model.max_context))
 
     def _start(self) -> "subprocess.Popen[bytes]":
         light = [] if self._request.asks_vllm else ["light"]
@@ -142,9 +153,12 @@ def _fits_the_template(recipe: Recipe) -> bool:
         return False
 
 
-def _longest(prompt: TrialPrompt) -> int:
-    """Most tokens that a prompt may have with the tiny model, whose tokens are of at least a byte."""
-    described = msgspec.json.encode([ToolSpec(**tool).as_template_input() for tool in prompt.tools])
-    parts = len(prompt.messages) + len(prompt.tools) + 1
-    texts = sum(len(message["content"].encode(errors="replace")) for message in prompt.messages)
-    return texts + len(described) + parts * _PER_MESSAGE
+def _longest(prompts: PromptSet) -> float:
+    """Most tokens that a prompt of a set may have with the tiny model, whose tokens are of at least a byte."""
+    described = [
+        len(msgspec.json.encode([ToolSpec(**tool).as_template_input() for tool in tools])) + len(tools) * _PER_MESSAGE
+        for tools in prompts.tools
+    ]
+    return max(
+        most_tokens(each.messages) + described[each.tools] + (len(each.messages) + 1) * _PER_MESSAGE for each in prompts.openings
+    )

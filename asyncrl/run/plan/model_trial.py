@@ -21,6 +21,7 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.run.plan.prompt_lengths import Found, PromptSet, count
 
 if TYPE_CHECKING:
     from generators.chat_format import ChatFormat
@@ -60,6 +61,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
         vocabulary: how many tokens the model has embeddings of; None if that is not known yet.
         learner: the recipe's section ``learner``; None if the model is only played.
         prompts: prompts to be turned into tokens.
+        sets: prompts whose tokens are to be counted.
         parsers: which of vLLM's parsers to try with the tokenizer, by their keys in the recipe.
         pools: pools of engines, by their place in the recipe, whose arguments vLLM is to check.
     """
@@ -71,6 +73,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int | None
     learner: LearnerConfig | None
     prompts: list[TrialPrompt]
+    sets: list[PromptSet] = []
     parsers: dict[str, str] = {}
     pools: dict[str, GeneratorsConfig] = {}
 
@@ -81,23 +84,30 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialOutcome(msgspec.Struct, frozen=True):
-    """What came of a trial: place, problem and remedy of the refusal, if there is one, and remarks for the user."""
+    """What came of a trial.
+
+    Attributes:
+        refusal: place, problem and remedy, if there is one.
+        remarks: sentences for the user.
+        found: the prompts that are too long.
+    """
 
     refusal: tuple[str, str, str] | None
     remarks: tuple[str, ...]
+    found: tuple[Found, ...] = ()
 
 
 def outcome_of(request: TrialRequest) -> TrialOutcome:
     """Try everything that is asked for, up to the first refusal."""
     remarks: list[str] = []
     try:
-        _try(request, remarks)
+        found = _try(request, remarks)
     except RecipeError as error:
         return TrialOutcome((error.place, error.problem, error.remedy), tuple(remarks))
-    return TrialOutcome(None, tuple(remarks))
+    return TrialOutcome(None, tuple(remarks), tuple(found))
 
 
-def _try(request: TrialRequest, remarks: list[str]) -> None:
+def _try(request: TrialRequest, remarks: list[str]) -> list[Found]:
     from generators.chat_template import DATE
     from learners.supported_model import supported_config
 
@@ -117,6 +127,7 @@ def _try(request: TrialRequest, remarks: list[str]) -> None:
         remarks.append(f"model.path: {problem}: in a run, it is always {DATE:%-d %B %Y}")
     if request.asks_vllm:
         _try_vllm(chat, request)
+    return count(chat, request.sets, request.model.max_context)
 
 
 def _chat_format(request: TrialRequest) -> "ChatFormat":
@@ -150,11 +161,6 @@ def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> 
         problem = f"the model's chat template cannot render {what}: {why}"
         with_tools = f" and {len(tools)} tools" if tools else ""
         return RecipeError("model.path", problem, f"use a template that takes the roles {roles}{with_tools}, or other prompts")
-    if len(ids) >= request.model.max_context:
-        tokens = f"{what} has {len(ids):,} tokens with this model, and model.max_context is {request.model.max_context:,}"
-        return RecipeError(
-            "model.max_context", f"{tokens}, so that no turn fits", "raise it, shorten prompts and tools, or leave out such tasks"
-        )
     if request.vocabulary is not None and (largest := max(ids)) >= request.vocabulary:
         problem = f"{what} has token {largest} ({chat.decode([largest])!r}), and the model has embeddings of {request.vocabulary}"
         return RecipeError("model.path", problem, "use the tokenizer that belongs to the model's weights")

@@ -37,6 +37,7 @@ from asyncrl.run.nodes.process_sizes import Processes, beside_learner, gpu_bytes
 from asyncrl.run.nodes.shared_folders import FolderOnNodes, look_at_folders
 from asyncrl.run.plan.model_check import ModelCheck
 from asyncrl.run.plan.preflight import play_first_tasks
+from asyncrl.run.plan.prompt_lengths import TooLong
 from asyncrl.run.publications.routes import GpuRoom, Routes, writers
 from asyncrl.run.publications.slices import WeightSlices, weight_slices
 from asyncrl.run.publications.transports import transport_of
@@ -53,6 +54,12 @@ from learners.supported_model import check_megatron, fp8_refusal
 
 CHECKED_TASKS = 20_000
 """If an environment makes its tasks, the plan makes and checks at most this many, so that it is ready at once."""
+
+LEFT_OUT = (
+    "such tasks are left out, those that were not looked at when they are met; raise model.max_context, or set "
+    "tasks.too_long=refuse to be refused"
+)
+"""What becomes of tasks whose prompts are too long."""
 
 _Splits = tuple[tuple[Split, Sequence[TaskSource]], ...]
 """Each split with its sources."""
@@ -82,6 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         processes: the run's processes, in the order in which experience passes through them.
         sources: the sources of tasks, training first.
+        too_long: the tasks that are left out because their prompts leave no room for a turn.
         parameters: number of the model's weights.
         episodes_per_step: what one training step trains on.
         episodes_in_all: what the whole run trains on.
@@ -101,6 +109,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: tuple[Processes, ...]
     sources: tuple[Source, ...]
+    too_long: tuple[TooLong, ...]
     parameters: int
     episodes_per_step: int
     episodes_in_all: int
@@ -180,11 +189,14 @@ def make_plan(
     check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # a parser of a plug-in takes seconds
     with ModelCheck(recipe, shape) as model:
         rehearsed = play_first_tasks(recipe, splits, note)
-        played = (*skipped, *rehearsed.remarks, *remarks_on(recipe), *model.remarks(rehearsed.prompts, note))
+        tried = model.tried(rehearsed, note)
+    too_long = tuple(_known(recipe, each) for each in tried.too_long)
+    played = (*skipped, *rehearsed.remarks, *remarks_on(recipe), *tried.remarks, *(f"{each}; {LEFT_OUT}" for each in too_long))
     lora, adapters = recipe.learner.lora, AdapterSettings.of(recipe)
     plan = Plan(
         processes=_with_gpus(recipe, machine, shape),
         sources=tuple(_describe(recipe, splits)),
+        too_long=too_long,
         parameters=shape.parameters,
         episodes_per_step=episodes,
         episodes_in_all=episodes * recipe.steps,
@@ -254,6 +266,12 @@ def _describe(recipe: Recipe, splits: _Splits) -> Iterator[Source]:
                 yield Source(split, source.name, getattr(recipe.tasks, split), source.skipped, counted=False)
             else:
                 yield Source(split, source.name, tasks, source.skipped)
+
+
+def _known(recipe: Recipe, found: TooLong) -> TooLong:
+    """Return what was found as a run may use it: of an environment that makes more tasks than were looked at, without places."""
+    made = getattr(recipe.tasks, found.split) if isinstance(recipe.tasks, GeneratedTasksConfig) else 0
+    return msgspec.structs.replace(found, indexes=(), of=made) if found.of == CHECKED_TASKS < made else found
 
 
 def _remarks_on_gpus(recipe: Recipe, shape: ModelShape, machine: Machine) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """Plays a task of each split and source before anything starts, so that a bug in the environment's code costs a second, and reads
-the prompts of two more.
+the prompts of two more, and of all tasks where the environment adds nothing of its own to them.
 
 What always holds: an environment that a run could use is not refused. A source is refused only if none of its first, middle
 and last tasks can be played; slow methods have the deadlines that they have in a run; and if the generators will be on other
@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,11 +26,13 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import describe_error
 from asyncrl.envs.base import Observation
 from asyncrl.envs.hosting.blocking import BlockingWatch, find_place
-from asyncrl.envs.hosting.hosted import CANCELLED_ENVIRONMENT_S
+from asyncrl.envs.hosting.hosted import CANCELLED_ENVIRONMENT_S, HostedEnvironment
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
+from asyncrl.envs.tools import ToolEnvironment
 from asyncrl.run.plan.model_trial import TrialPrompt
+from asyncrl.run.plan.prompt_lengths import PromptSet, chosen
 from buffers.tasks.task_stream import TaskSource
 from generators.dry_episode import play_dry_episode
 from generators.episode import EpisodeLimits
@@ -46,10 +48,17 @@ Broken = EnvironmentBroken | EnvironmentLost | DeadlineExceeded | ComponentFaile
 
 
 class Rehearsed(msgspec.Struct, frozen=True):
-    """What came of playing the first tasks: remarks for the user, and the prompts of up to three tasks of each source."""
+    """What came of playing the first tasks.
+
+    Attributes:
+        remarks: sentences for the user.
+        prompts: the prompts of up to three tasks of each source.
+        sets: the prompts whose tokens are to be counted, of each source.
+    """
 
     remarks: tuple[str, ...]
     prompts: tuple[TrialPrompt, ...]
+    sets: tuple[PromptSet, ...]
 
 
 def play_first_tasks(
@@ -69,6 +78,7 @@ def play_first_tasks(
     """
     remarks: dict[str, None] = {}
     prompts: list[TrialPrompt] = []
+    sets: list[PromptSet] = []
     with users_code("playing a task raised", _place(recipe, ""), "correct the environment"), _quiet_logging():
         stage = _Stage(recipe, note)
         try:
@@ -76,11 +86,26 @@ def play_first_tasks(
                 for source in sources:
                     if stage.stuck:
                         stage = _Stage(recipe, note)
-                    name = f"tasks.{split} ({source.name})"
-                    remarks |= dict.fromkeys(_play_source(name, source, stage, recipe, prompts))
+                    shown: dict[int, Observation] = {}
+                    remarks |= dict.fromkeys(_play_source(split, source, stage, recipe, shown))
+                    prompts += [_prompt(split, source, index, each) for index, each in shown.items()]
+                    sets.append(_prompt_set(split, source, stage, shown))
         finally:
             stage.close()
-    return Rehearsed(tuple(remarks), tuple(prompts))
+    return Rehearsed(tuple(remarks), tuple(prompts), tuple(each for each in sets if each.openings))
+
+
+def _prompt(split: str, source: TaskSource, index: int, shown: Observation) -> TrialPrompt:
+    return TrialPrompt.of(f"tasks.{split} ({source.name})", source.tasks[index].id, shown.messages, shown.tools)
+
+
+def _prompt_set(split: str, source: TaskSource, stage: "_Stage", shown: Mapping[int, Observation]) -> PromptSet:
+    """Return all prompts of a source that are known without playing its tasks, or else those that were ``shown``."""
+    places = chosen(len(source.tasks)) if shown and not stage.stuck else ()
+    opened = stage.openings([source.tasks[index] for index in places]) if places else None
+    known = shown if opened is None else {index: each for index, each in zip(places, opened, strict=True) if each is not None}
+    each = ((index, source.tasks[index].id, seen.messages, seen.tools) for index, seen in known.items())
+    return PromptSet.of_shown(split, source.name, len(source.tasks), each)
 
 
 def _place(recipe: Recipe, member: str) -> str:
@@ -89,22 +114,23 @@ def _place(recipe: Recipe, member: str) -> str:
     return f"{member_place(member)}.name" if isinstance(spec, ClassEnvironmentConfig) else member_place(member)
 
 
-def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe, prompts: list[TrialPrompt]) -> Iterator[str]:
-    """Play the first task that can be played to its end, and the others up to their prompts, which are added to ``prompts``."""
+def _play_source(split: str, source: TaskSource, stage: "_Stage", recipe: Recipe, shown: dict[int, Observation]) -> Iterator[str]:
+    """Play the first task that can be played to its end, and the others up to their prompts, which are added to ``shown``."""
+    name = f"tasks.{split} ({source.name})"
     first: Broken | None = stage.broken
     indexes = (0, len(source.tasks) // 2, len(source.tasks) - 1) if first is None else ()
-    member, before = source.tasks[0].environment, len(prompts)
+    member = source.tasks[0].environment
     for index in dict.fromkeys(indexes):
         task = source.tasks[index]
-        outcome = stage.play(task, to_end=len(prompts) == before)
+        outcome = stage.play(task, to_end=not shown)
         yield from stage.blocked_by
         if isinstance(outcome, Observation):
-            prompts.append(TrialPrompt.of(name, task.id, outcome.messages, outcome.tools))
+            shown[index] = outcome
         else:
             first = first or outcome
         if stage.stuck:
             break
-    if len(prompts) > before:
+    if shown:
         if first is not None:
             yield f"{name}: {first}; in a run, tasks that break their environment are tried again and then left out"
         return
@@ -163,6 +189,29 @@ class _Stage:
         broken = self._do(play, seconds, f"task {task.id}", f"playing task {task.id} once, to check the environment")
         return shown[0] if broken is None else broken
 
+    def openings(self, tasks: Sequence[Task]) -> list[Observation | None] | None:
+        """Return what the model would be shown at the start of tasks; None if only playing them tells.
+
+        What cannot be made is None too: such a task breaks its environment when it is played.
+        """
+        shown: list[Observation | None] = []
+        limits = EpisodeLimits.of(self._recipe, tasks[0].environment)
+
+        async def open_all() -> None:
+            environment = self._environments.make(tasks[0])
+            if not isinstance(environment, ToolEnvironment) or not _adds_nothing(type(environment)):
+                return
+            hosted = HostedEnvironment(environment, tasks[0])
+            try:
+                await hosted.ready()
+                shown.extend([await _opening(environment, task) for task in tasks])
+            finally:
+                await hosted.close(limits.close_timeout_s)
+
+        seconds = limits.episode_timeout_s + self._recipe.deadlines.start
+        broken = self._do(open_all, seconds, "", "making the prompts of tasks, to count their tokens")
+        return shown if broken is None and len(shown) == len(tasks) else None
+
     def close(self) -> None:
         """Tear down what the episodes share."""
         if not self.stuck:
@@ -220,6 +269,18 @@ class _Stage:
 
     def _now_at(self, method: str) -> None:
         self._at = method
+
+
+def _adds_nothing(environment: type[ToolEnvironment]) -> bool:
+    """Whether prompts are those of :class:`ToolEnvironment`: a ``reset`` of the user's own may make others."""
+    return environment.reset.__module__.startswith(("asyncrl.envs.tools", "asyncrl.envs.builtin."))
+
+
+async def _opening(environment: ToolEnvironment, task: Task) -> Observation | None:
+    try:
+        return await ToolEnvironment.reset(environment, task)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        return None
 
 
 @contextmanager

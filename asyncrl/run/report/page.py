@@ -127,6 +127,7 @@ _FACTS: dict[str, Callable[[Summary], str]] = {
     "tokens": lambda s: f"{quantity(s.tokens.generated)} generated, {quantity(s.tokens.trained)} trained",
     "idle": lambda s: f"generators {percent(s.idle.generators)}, learner {percent(s.idle.learner)}",
     "groups": lambda s: f"{s.ledger.issued:,} issued, {s.ledger.trained:,} trained",
+    "tasks left out, prompt too long": lambda s: ", ".join(f"{count:,} of {source}" for source, count in s.too_long.items()),
     "bottleneck": lambda s: "" if s.bottleneck is None else s.bottleneck.sentence,
 }
 

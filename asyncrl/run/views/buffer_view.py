@@ -1,6 +1,6 @@
 """Shows a report on a replay buffer to the user."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -96,9 +96,11 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
             f"Over the staleness bound: {quantity(stale.masked)} tokens masked, {quantity(stale.dropped)} dropped", "yellow"
         )
     if report.filtered_tasks:
-        named = ", ".join(report.filtered_tasks[:TASKS_NAMED])
-        more = len(report.filtered_tasks) - TASKS_NAMED
-        yield Text(f"Tasks that break their environment: {named}{f' and {more} more' if more > 0 else ''}", "yellow")
+        yield Text(f"Tasks that break their environment: {_named(report.filtered_tasks)}", "yellow")
+    if report.too_long:
+        left_out = ", ".join(f"{count:,} of {source}" for source, count in report.too_long.items())
+        met = f"; met when they were played: {_named(report.too_long_tasks)}" if report.too_long_tasks else ""
+        yield Text(f"Tasks left out because their prompts leave no room for a turn: {left_out}{met}", "yellow")
     if report.late_samples:
         yield Text(f"Handed in too late, when nobody waited for them any more: {report.late_samples:,} episodes")
     if report.lost_trajectories:
@@ -106,3 +108,8 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
             f"Destroyed by crashes, and generated again unless already trained: {report.lost_trajectories:,} trajectories",
             "yellow",
         )
+
+
+def _named(tasks: Sequence[str]) -> str:
+    more = len(tasks) - TASKS_NAMED
+    return ", ".join(tasks[:TASKS_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -119,6 +119,9 @@ def _table(summary: Summary, name: str) -> Table:
     if summary.bottleneck is not None:
         table.add_row("bottleneck", summary.bottleneck.sentence)
     table.add_row("groups", _groups(summary.ledger))
+    if summary.too_long:
+        left_out = ", ".join(f"{count:,} of {source}" for source, count in summary.too_long.items())
+        table.add_row("tasks left out", f"{visible(left_out)}: their prompts leave no room for a turn in model.max_context")
     return table
 
 

@@ -23,7 +23,8 @@ from buffers.journal.journal import JournalInUse
 from buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 from buffers.journal.recovery import RecoveryReport, rebuild
 from buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
-from buffers.tasks.task_stream import TaskSource, TaskStream
+from buffers.tasks.recorded_tasks import recorded_sources, recorded_stream
+from buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream
 
 RECIPE = recipe(filters=())
 
@@ -31,9 +32,9 @@ RECIPE = recipe(filters=())
 class Life:
     """A process's part: recovers, does things, and is gone without closing anything properly."""
 
-    def __init__(self, folder, recipe=RECIPE, tasks=None):
+    def __init__(self, folder, recipe=RECIPE, tasks=None, too_long=None):
         self.stores = self.stores_of(folder)
-        self.taken = recovered(recipe, tasks or stream(), folder / "journal", self.stores)
+        self.taken = recovered(recipe, tasks or stream(), folder / "journal", self.stores, too_long=too_long)
         self.taken.begin()
         self.buffer, self.journal, self.report = self.taken.buffer, self.taken.journal, self.taken.report
         self.writers = [
@@ -139,6 +140,41 @@ def test_a_recovery_is_part_of_the_history(tmp_path):
     assert life.report.records == 2 + 2 + 3 * 3
     life.die()
     assert before != life.buffer.snapshot()
+
+
+def test_a_resumed_run_leaves_out_what_was_too_long_before_the_run_and_what_was_met_in_play(tmp_path):
+    def draw(life, groups):
+        """Draw tasks, and have their groups end, so that more of them may be drawn."""
+        drawn = []
+        for _ in range(groups):
+            (ticket,) = life.lease(1)
+            drawn.append(ticket.task.id)
+            life.do(commands.LeaveOut(ticket.group_id, "too long"))
+        return drawn
+
+    before = commands.SetTooLong(512, {"only": list(range(0, TASKS - 8))})
+    life = Life(tmp_path, too_long=before)
+    met = draw(life, 3)
+    assert not {f"task-{index}" for index in before.tasks["only"]} & set(met)
+    assert sum(life.buffer.statistics().failures.values()) == 0
+    life.journal.snapshot(life.buffer.snapshot())
+    met += draw(life, 2)
+    life.die()
+    life = Life(tmp_path, too_long=before)
+    assert life.buffer.statistics().too_long == {"only": TASKS - 3}
+    assert life.buffer.statistics().too_long_tasks == tuple(met)
+    later = draw(life, 3)
+    assert sorted([*met, *later]) == [f"task-{index}" for index in range(TASKS - 8, TASKS)]
+    with pytest.raises(NoTaskLeft):
+        life.lease(1)
+    life.die()
+    without = recovered(RECIPE, recorded_stream(recorded_sources(stream()), 3, None), tmp_path / "journal", life.stores)
+    assert without.buffer.statistics().too_long == {"only": TASKS}, "no task files are needed to know that"
+    without.journal.close()
+    life = Life(tmp_path, too_long=commands.SetTooLong(1024, {}))
+    assert life.buffer.statistics().too_long == {}, "with a larger context they fit"
+    life.lease(1)
+    life.die()
 
 
 def test_trajectories_that_are_gone_or_damaged_are_generated_again(tmp_path):

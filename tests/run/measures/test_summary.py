@@ -46,6 +46,13 @@ def test_a_disk_that_refuses_the_summary_is_told(tmp_path):
     assert stopped.reason.startswith("stopped by the user; ")
 
 
+def test_tasks_that_were_left_out_are_counted_by_source(folder):
+    summary = msgspec.structs.replace(SUMMARY, too_long={"tasks.train (a.jsonl)": 1_200}).leaving_out({"b.jsonl": [3, 4]})
+    said = "1,200 of tasks.train (a.jsonl), 2 of tasks.evaluation (b.jsonl): their prompts leave no room"
+    assert any(said in line for line in shown(summary, folder))
+    assert not any("left out" in line for line in shown(SUMMARY, folder))
+
+
 def test_the_file_has_these_keys_and_no_others(tmp_path):
     path = tmp_path / "summary.json"
     SUMMARY.write(path)
@@ -67,6 +74,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "versions_published",
         "ledger",
         "errors",
+        "too_long",
         "resumes",
         "warnings",
     ]

@@ -62,6 +62,11 @@ def test_errors_of_the_users_code_are_listed(tmp_path):
     assert nothing in page_of(make_run(tmp_path, **calm))
 
 
+def test_it_says_how_many_tasks_were_left_out(tmp_path):
+    left_out = make_run(tmp_path, rows=[row()], too_long={"tasks.train (a.jsonl)": 1_200})
+    assert "1,200 of tasks.train (a.jsonl)" in Checked(page_of(left_out)).text
+
+
 def test_it_shows_the_metrics_that_have_values(page):
     checked = Checked(page)
     labels = [value for name, value in checked.attributes if name == "aria-label"]
