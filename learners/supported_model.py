@@ -7,7 +7,7 @@ import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.core.architecture import WITH_BIASES
+from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.rules.experts import expert_layers
@@ -55,8 +55,11 @@ def fp8_refusal(fp8: str, lacking: str) -> RecipeError:
     )
 
 
-def supported_config(folder: Path, learner: LearnerConfig) -> "PreTrainedConfig":
+def supported_config(folder: Path, learner: LearnerConfig, *, quantised: bool = False) -> "PreTrainedConfig":
     """Read the configuration in ``folder``, and check it for the parallel layout and data type of ``learner``.
+
+    Args:
+        quantised: whether its weights may be quantised, because the learner will be given the folder of them dequantised.
 
     Raises:
         RecipeError: if the architecture, or a variant of it that the folder asks for, is not supported; or if the
@@ -72,7 +75,7 @@ def supported_config(folder: Path, learner: LearnerConfig) -> "PreTrainedConfig"
             f"{folder} holds no readable Hugging Face config.json: {error}",
             "name the folder of a Hugging Face model",
         ) from error
-    _check_supported(source)
+    _check_supported(source, quantised)
     check_layout(
         learner,
         heads=source.num_attention_heads,
@@ -100,31 +103,48 @@ def head_size_of(source: "PreTrainedConfig") -> int:
     return channels
 
 
-def _check_supported(source: "PreTrainedConfig") -> None:
-    architecture = check_architecture(source.architectures, getattr(source, "quantization_config", None))
+def _check_supported(source: "PreTrainedConfig", quantised: bool) -> None:
+    quantization = None if quantised else getattr(source, "quantization_config", None)
+    architecture = check_architecture(source.architectures, quantization)
     check_positive({name: getattr(source, name, None) for name in _SIZES})
     if architecture == WITH_EXPERTS:
         check_routing(source.num_experts, source.moe_intermediate_size, source.num_experts_per_tok)
+    found = [variant for variant, asked in _variants(source, architecture).items() if asked]
+    if found:
+        raise RecipeError(
+            "model.path",
+            f"{architecture} with {', '.join(found)} is not supported",
+            "choose a model with hidden_act silu, no biases (except Qwen2's own), full attention everywhere, rope_type default, "
+            "linear or llama3 over whole heads, and, if it has experts, several of them per token or norm_topk_prob false",
+        )
+
+
+def _variants(source: "PreTrainedConfig", architecture: str) -> dict[str, bool]:
+    """For each variant that engines compute and the learner does not, whether the configuration asks for it."""
     rope = source.rope_parameters.get("rope_type", "default")
-    unsupported = {
+    rotary = source.rope_parameters.get("partial_rotary_factor", 1.0)
+    layers = set(getattr(source, "layer_types", None) or ()) - {"full_attention"}
+    scale = getattr(source, "logit_scale", 1.0)
+    own_biases = architecture in WITH_BIASES
+    return {
         f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
-        "attention_bias": architecture not in WITH_BIASES and bool(source.attention_bias),
+        "attention_bias": not own_biases and bool(source.attention_bias),
         "mlp_bias": bool(getattr(source, "mlp_bias", False)),
+        **{key: not own_biases and bool(getattr(source, key, False)) for key in ("bias", "qkv_bias")},
+        "qk_norm": architecture not in WITH_HEAD_NORMS and bool(getattr(source, "qk_norm", False)),
         "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
+        f"layer_types {', '.join(sorted(layers))}": bool(layers),
+        "dual_chunk_attention_config": getattr(source, "dual_chunk_attention_config", None) is not None,
+        "is_causal false": not getattr(source, "is_causal", True),
         f"rope_type {rope}": rope not in ("default", *SCALED_ROPE),
+        f"partial_rotary_factor {rotary}": rotary not in (None, 1.0),
+        f"logit_scale {scale}": scale != 1.0,
+        "shared_expert_intermediate_size": bool(getattr(source, "shared_expert_intermediate_size", 0)),
         # The weight of the one expert would be 1 whatever the router computes, so the router would not learn.
         "norm_topk_prob with a single expert per token": any(expert_layers_of(source))
         and source.norm_topk_prob
         and source.num_experts_per_tok == 1,
     }
-    found = [variant for variant, asked in unsupported.items() if asked]
-    if found:
-        raise RecipeError(
-            "model.path",
-            f"{architecture} with {', '.join(found)} is not supported",
-            "choose a model with hidden_act silu, no biases (except Qwen2's own), no sliding windows, rope_type default, linear "
-            "or llama3, and, if it has experts, several of them per token or norm_topk_prob false",
-        )
 
 
 def expert_layers_of(source: "PreTrainedConfig") -> list[bool]:

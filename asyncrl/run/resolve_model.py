@@ -1,4 +1,5 @@
-"""Finds the model that a recipe names: a Hugging Face folder, or the tiny model, which is made if it is not there.
+"""Finds the model that a recipe names: a Hugging Face folder, whose weights are dequantised if they are quantised, or the tiny
+model, which is made if it is not there.
 
 The tiny model is made in a separate process: training it in the driver would load torch there, and could not be
 interrupted.
@@ -11,6 +12,7 @@ import msgspec
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.host.helper_process import run_helper
+from asyncrl.run.models.dequantised import plain_folder, quantisation
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.models.model_sources import fetch_model, is_remote
 from asyncrl.run.tiny.lessons import players_of
@@ -19,19 +21,22 @@ from asyncrl.run.views.live_view import LiveView
 
 
 async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
-    """Return the path of the model's Hugging Face folder; the tiny model is made first if it is not there.
+    """Return the path of a Hugging Face folder with the model's unquantised weights, which is made first if it is not there.
 
     Raises:
-        ComponentFailed: the tiny model could not be made.
+        ComponentFailed: the tiny model could not be made, or quantised weights could not be dequantised.
         RecipeError: a model of the hub could not be fetched.
-        DeadlineExceeded: fetching it took too long.
+        DeadlineExceeded: making or fetching it took too long.
     """
     if is_remote(recipe):
         view.phase("Fetching the model from the Hugging Face hub")
     if recipe.model.path == TINY:
         request = Request(players_of(recipe), recipe.model.tool_parser, recipe.seed)
         return await _make_tiny(request, recipe.deadlines.start, view)
-    return await fetch_model(recipe.model.path, "model.path", recipe.deadlines.start)
+    folder = await fetch_model(recipe.model.path, "model.path", recipe.deadlines.start)
+    if quantisation(folder):
+        view.phase("Dequantising the model")
+    return await plain_folder(folder, recipe.deadlines.start)
 
 
 async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:

@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from safetensors import safe_open
-
 from asyncrl.core.adapters import PEFT_PREFIX, AdapterSettings
-from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.architecture import OUTPUT
+from asyncrl.core.errors import RecipeError, WeightMismatch
+from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.publication import ShardRecord
 
 _NAMED = 4
@@ -27,22 +27,18 @@ class Checkpoint:
         adapters: what is published are adapters with these settings; None if it is whole weights.
 
     Raises:
-        WeightMismatch: the folder has no safetensors files, so there is nothing to compare with.
+        WeightMismatch: the folder has no safetensors files that can be read, so there is nothing to compare with.
     """
 
     def __init__(self, folder: str, adapters: AdapterSettings | None = None) -> None:
         self._folder, self._adapters = folder, adapters
-        files = sorted(Path(folder).glob("*.safetensors"))
-        if not files:
-            raise WeightMismatch(
-                f"{folder} has no *.safetensors file to compare publications with; save the model in that format"
-            )
+        try:
+            stored = stored_tensors(Path(folder), "model.path")
+        except RecipeError as error:
+            raise WeightMismatch(f"publications have nothing to be compared with: {error.problem}; {error.remedy}") from error
         config = json.loads((Path(folder) / "config.json").read_text())
-        self._optional = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for file in files:
-            with safe_open(file, "pt") as tensors:
-                self.shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        self._optional = {OUTPUT} if config.get("tie_word_embeddings") else set()
+        self.shapes = {name: tensor.shape for name, tensor in stored.items()}
         if adapters is not None:
             self.shapes = _shapes_of_adapters(self.shapes, adapters)
 

@@ -1,17 +1,19 @@
 """The safetensors files of a Hugging Face folder by their headers: which tensors there are, and of what shape and type.
 
-What always holds: no weight is read; a file that is shorter or longer than its header says is refused; and whoever reads the
-weights refuses what :func:`check_weights` refuses, in the same words.
+What always holds: no weight is read, but those of an output layer that should be the embedding, to compare the two; a file that
+is shorter or longer than its header says is refused; and a folder that :func:`check_weights` takes is read alike by the learner,
+which looks for the tensors that it knows, and by vLLM, which loads every tensor of every file that the index names, or of all
+files if there is no index.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from asyncrl.core.architecture import ModelTensor
+from asyncrl.core.architecture import EMBEDDING, OUTPUT, ModelTensor
 from asyncrl.core.errors import RecipeError
 
 _SINGLE = "model.safetensors"
@@ -19,6 +21,10 @@ _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _POINTER = b"version https://git-lfs"
 _AGAIN = "download or save the model again"
+_FITTING = "name a folder whose weights fit its config.json"
+_COMPUTED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Ends of the names of tensors that old releases stored, and that every reader computes instead."""
+_PIECE_BYTES = 2**24
 
 
 class StoredTensor(NamedTuple):
@@ -41,21 +47,46 @@ def stored_tensors(folder: Path, place: str) -> dict[str, StoredTensor]:
     """
     if not (folder / _INDEX).is_file():
         if not (folder / _SINGLE).is_file():
-            problem = f"{folder} holds neither {_SINGLE} nor {_INDEX}"
-            raise RecipeError(place, problem, "save the model as safetensors (save_pretrained)")
-        return _header(folder / _SINGLE, place)
+            raise _without_safetensors(folder, place)
+        return _needed(_header(folder / _SINGLE, place))
     named = _index(folder / _INDEX, place)
     headers = {file: _header(folder / file, place) for file in sorted(set(named.values()))}
     for name, file in named.items():
         if name not in headers[file]:
             raise RecipeError(place, f"{folder / file} lacks tensor {name}, which {_INDEX} puts there", _AGAIN)
-    return {name: headers[file][name] for name, file in named.items()}
+    return _needed({name: tensor for header in headers.values() for name, tensor in header.items()})
 
 
 def check_weights(stored: Mapping[str, StoredTensor], wanted: Iterable[ModelTensor], folder: Path, place: str) -> None:
-    """Check that ``folder`` has the wanted tensors; a ``RecipeError`` names the first that it lacks or that cannot be read."""
-    for tensor in wanted:
-        check_tensor(stored, tensor.name, tensor.shape, folder, place)
+    """Check that ``folder`` has the wanted tensors and no others, in files of which engines read no others.
+
+    An output layer that is stored beside an embedding to which it is tied must be equal to it, and is then left out.
+
+    Raises:
+        RecipeError: it names the first tensor that is missing, cannot be read, is of no use, or differs from the embedding.
+    """
+    names = check_present(stored, wanted, folder, place)
+    if further := sorted(stored.keys() - names):
+        more = f" and {len(further) - 1} more" if len(further) > 1 else ""
+        problem = f"{stored[further[0]].file} has tensor {further[0]}{more}, which the model in its config.json has not"
+        raise RecipeError(place, problem, _FITTING)
+    read = {tensor.file for tensor in stored.values()}
+    if not (folder / _INDEX).is_file() and (others := sorted(set(folder.glob("*.safetensors")) - read)):
+        problem = f"{folder} holds {others[0].name} beside {_SINGLE} and no {_INDEX}, so that engines would read both"
+        raise RecipeError(place, problem, f"move {others[0].name} elsewhere")
+
+
+def check_present(stored: Mapping[str, StoredTensor], wanted: Iterable[ModelTensor], folder: Path, place: str) -> set[str]:
+    """Check that ``folder`` has the wanted tensors, and return the names of those that are of use.
+
+    Raises:
+        RecipeError: as :func:`check_weights`.
+    """
+    names = {tensor.name for tensor in wanted if check_tensor(stored, tensor.name, tensor.shape, folder, place)}
+    if OUTPUT not in names and OUTPUT in stored:
+        _refuse_another_output(stored[OUTPUT], stored[EMBEDDING], folder, place)
+        names.add(OUTPUT)
+    return names
 
 
 def check_tensor(stored: Mapping[str, StoredTensor], name: str, shape: Sequence[int], folder: Path, place: str) -> StoredTensor:
@@ -64,16 +95,65 @@ def check_tensor(stored: Mapping[str, StoredTensor], name: str, shape: Sequence[
     Raises:
         RecipeError: there is no such tensor, or its shape differs, or its data type is not one that weights are read from.
     """
-    fitting = "name a folder whose weights fit its config.json"
     tensor = stored.get(name)
     if tensor is None:
-        raise RecipeError(place, f"{folder} lacks tensor {name}", fitting)
+        remedy = f"{_FITTING}; set tie_word_embeddings to true there if the output layer is the embedding"
+        raise RecipeError(place, f"{folder} lacks tensor {name}", remedy if name == OUTPUT else _FITTING)
     if tensor.shape != tuple(shape):
-        raise RecipeError(place, f"tensor {name} has shape {tensor.shape}, but its config.json implies {tuple(shape)}", fitting)
+        problem = f"tensor {name} has shape {tensor.shape}, but its config.json implies {tuple(shape)}"
+        others = name in (EMBEDDING, OUTPUT) and tensor.shape[1:] == tuple(shape[1:])
+        remedy = f"set vocab_size to {tensor.shape[0]} there, which is what the weights have, padding included"
+        raise RecipeError(place, problem, remedy if others else _FITTING)
     if tensor.dtype not in _DTYPES:
         problem = f"tensor {name} in {tensor.file} is stored as {tensor.dtype}, not as {', '.join(_DTYPES.values())}"
-        raise RecipeError(place, problem, "name a folder of unquantised weights")
+        raise RecipeError(place, problem, "name a folder of unquantised weights, or save it again in one of these types")
     return tensor
+
+
+def _without_safetensors(folder: Path, place: str) -> RecipeError:
+    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    if not pickled:
+        return RecipeError(
+            place, f"{folder} holds neither {_SINGLE} nor {_INDEX}", "save the model as safetensors (save_pretrained)"
+        )
+    try:
+        (model,) = json.loads((folder / "config.json").read_bytes())["architectures"]
+    except (OSError, ValueError, KeyError, TypeError):
+        model = "AutoModelForCausalLM"
+    where = repr(str(folder))
+    convert = f"from transformers import {model} as M; M.from_pretrained({where}, dtype='auto').save_pretrained({where})"
+    return RecipeError(
+        place,
+        f"{folder} has its weights in {pickled[0].name}, a pickle, which can run code and is not read",
+        f'if you trust it, write safetensors beside it: python -c "{convert}"',
+    )
+
+
+def _needed(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(_COMPUTED)}
+
+
+def _refuse_another_output(output: StoredTensor, embedding: StoredTensor, folder: Path, place: str) -> None:
+    """Refuse an output layer that is not the embedding to which config.json ties it."""
+    alike = (output.shape, output.dtype) == (embedding.shape, embedding.dtype)
+    if alike and all(one == other for one, other in zip(_pieces(output, OUTPUT), _pieces(embedding, EMBEDDING), strict=True)):
+        return
+    raise RecipeError(
+        place,
+        f"{folder / 'config.json'} ties the output layer to the embedding, but {OUTPUT} in {output.file} differs from "
+        f"{EMBEDDING} in {embedding.file}",
+        f"set tie_word_embeddings to false there if the model has an output layer of its own, or save it without {OUTPUT}",
+    )
+
+
+def _pieces(tensor: StoredTensor, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a tensor, some at a time."""
+    with tensor.file.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        begin, end = json.loads(file.read(size))[name]["data_offsets"]
+        file.seek(8 + size + begin)
+        for position in range(begin, end, _PIECE_BYTES):
+            yield file.read(min(_PIECE_BYTES, end - position))
 
 
 def _index(path: Path, place: str) -> dict[str, str]:

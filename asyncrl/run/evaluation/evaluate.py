@@ -29,6 +29,7 @@ from asyncrl.run.host.processes import adopt_orphans
 from asyncrl.run.host.ray_cluster import starting_ray
 from asyncrl.run.host.signals import wait_hearing
 from asyncrl.run.launch import end_processes, ray_up, supervise
+from asyncrl.run.models.model_weights import check_played
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
 from asyncrl.run.nodes.node_files import model_for_all_nodes
 from asyncrl.run.nodes.placed_processes import find_places
@@ -103,7 +104,9 @@ async def _run(
 async def _weights(planned: PlannedModel, folder: EvaluationFolder, view: LiveView) -> AsyncIterator[Path]:
     """Give the Hugging Face folder of a model; one that is made of a checkpoint is removed afterwards."""
     try:
-        yield await weights_of(planned.model, planned.trained_by or planned.recipe, folder.weights, view)
+        weights = await weights_of(planned.model, planned.trained_by or planned.recipe, folder.weights, view)
+        check_played(weights)  # of a model of the hub, the plan may not have seen them
+        yield weights
     finally:
         await asyncio.to_thread(shutil.rmtree, folder.weights, ignore_errors=True)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.buffer import NoJournalConfig
 from asyncrl.core.recipe.generators import MAIN_POOL
@@ -28,6 +27,7 @@ from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.models.hub import folder_with_weights, model_file
 from asyncrl.run.models.model_shape import TINY, check_ranks
+from asyncrl.run.models.model_weights import check_played
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.process_kinds import pools_of
 from asyncrl.run.plan.model_check import ModelCheck
@@ -133,7 +133,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     for each in planned:
         check_parsers(each.recipe.model.tool_parser, each.recipe.model.reasoning_parser)  # one of a plug-in takes seconds
         if (here := folder_with_weights(each.recipe.model.path)) is not None and each.recipe.model.path != TINY:
-            stored_tensors(here, "model.path")
+            check_played(here)
     with ExitStack() as checking:
         checks = [checking.enter_context(ModelCheck(each.recipe, None)) for each in planned]
         rehearsed = play_first_tasks(first, (("evaluation", sources),), note)

@@ -22,6 +22,11 @@ TINY = "tiny"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM computes on a CPU."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WITHOUT_DEFAULT = {
+    "Qwen2ForCausalLM": ("num_key_value_heads",),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("num_key_value_heads", "head_dim")),
+}
+"""Keys that have to be in ``config.json``: where one is missing, transformers takes a number that the others do not imply."""
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -125,12 +130,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    """What decides whether the learner can train a model, beside its shape."""
-
-    quantization_config: object = None
-
-
 TINY_SHAPE = ModelShape(
     hidden_size=128,
     num_hidden_layers=2,
@@ -157,14 +156,19 @@ def read_shape(path: str) -> ModelShape:
     config = model_file(path, "config.json", "model.path")
     try:
         read = json.loads(config.read_bytes())
-        shape, kind = msgspec.convert(read, ModelShape), msgspec.convert(read, _Kind)
+        shape = msgspec.convert(read, ModelShape)
     except FileNotFoundError as error:
         remedy = f"name a Hugging Face folder that holds config.json, or a model of the hub as organisation/name, or {TINY}"
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
-    if check_architecture(shape.architectures, kind.quantization_config) == WITH_EXPERTS:
+    architecture = check_architecture(shape.architectures, None)  # what is quantised will be dequantised, or the plan refuses it
+    if architecture == WITH_EXPERTS:
         check_routing(shape.experts, shape.moe_intermediate_size, shape.num_experts_per_tok or 0)
+    for key in _WITHOUT_DEFAULT.get(architecture, ()):
+        if key not in read:
+            problem = f"{config} has no {key}, for which Hugging Face transformers has a default that is no model's own"
+            raise RecipeError("model.path", problem, f"write the model's true {key} there")
     return shape
 
 

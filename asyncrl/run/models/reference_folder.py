@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import is_hub_id, model_file
 from asyncrl.run.models.model_shape import TINY, ModelShape, read_shape
 from asyncrl.run.models.model_sources import REFERENCE, named_reference
@@ -29,6 +30,9 @@ def check_reference(recipe: Recipe, policy: ModelShape) -> None:
         raise RecipeError(REFERENCE, f"{TINY} is made anew for each environment and seed", _REMEDY)
     try:
         shape = read_shape(named)
+        if method := quantisation(model_file(named, "config.json", REFERENCE).parent):
+            problem = f"the weights of {named} are quantised ({method}), and only those of model.path are dequantised"
+            raise RecipeError(REFERENCE, problem, "name a folder of unquantised weights")
     except RecipeError as error:
         raise RecipeError(REFERENCE, error.problem, error.remedy.replace(f", or {TINY}", "")) from error
     _refuse_other_sizes(named, shape, policy)

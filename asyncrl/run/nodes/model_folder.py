@@ -1,7 +1,7 @@
 """The folder of a model, for processes on any node: a node that does not see it gets a copy.
 
 What always holds: a node copies a model once, however many processes there need it; a copy is there whole or not at all, and
-stays while a process loads it; a folder of the same name counts as the model only if :mod:`asyncrl.run.nodes.model_identity`
+stays while a process loads it; a folder of the same name counts as the model only if :mod:`asyncrl.run.models.model_identity`
 finds no difference.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 from asyncrl.core.files.file_errors import naming
 from asyncrl.run.host.ray_calls import ask_blocking
-from asyncrl.run.nodes.model_identity import ModelFile, model_files
+from asyncrl.run.models.model_identity import ModelFile, model_files
 from learners.tiny.cache import default_cache_root
 
 CHUNK_BYTES = 8 << 20

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.run.folder.run_memory import free_memory_of, sweep_memory
 from asyncrl.run.host.ray_calls import this_node
+from asyncrl.run.models.model_identity import model_files
 from asyncrl.run.nodes.model_folder import ModelFolder
-from asyncrl.run.nodes.model_identity import model_files
 
 _CALLS_AT_ONCE = 8
 

@@ -22,9 +22,9 @@ from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
 from asyncrl.run.models.hub import is_hub_id
+from asyncrl.run.models.model_identity import ModelFile, model_files
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.nodes.cluster_nodes import Nodes
-from asyncrl.run.nodes.model_identity import ModelFile, model_files
 from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL
 from learners.tiny.cache import default_cache_root
 

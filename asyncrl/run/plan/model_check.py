@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -17,6 +18,7 @@ from asyncrl.core.messages import ToolSpec
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.run.models.chat_template import tool_parser_of
+from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY, ModelShape
 from asyncrl.run.plan.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOutcome, TrialRequest, written
@@ -61,7 +63,6 @@ class ModelCheck:
             tiny=tiny,
             seed=recipe.seed,
             model=model,
-            vocabulary=None if model.path == TINY or shape is None else shape.vocab_size,
             learner=None if shape is None else recipe.learner,
             prompts=[],
             parsers=_parsers_to_try(recipe) if vllm else {},
@@ -87,8 +88,8 @@ class ModelCheck:
 
         Raises:
             RecipeError: the model, its tokenizer or its template is not suitable; vLLM refuses a parser or argument; or each
-                prompt of a source leaves no room for a turn, cannot be rendered, or has tokens that the model does not know; or
-                one leaves none, and ``tasks.too_long`` is ``refuse``.
+                prompt of a source leaves no room for a turn, or cannot be rendered; or one leaves none, and
+                ``tasks.too_long`` is ``refuse``.
         """
         prompts, sets = rehearsed.prompts, rehearsed.sets
         if self._process is None:
@@ -122,7 +123,8 @@ class ModelCheck:
         return Tried(outcome.remarks, judged(sets, outcome.found, self._recipe.tasks.too_long, self._request.model.max_context))
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        light = [] if self._request.asks_vllm else ["light"]
+        torch_too = self._request.asks_vllm or (self._request.path and quantisation(Path(self._request.path)))
+        light = [] if torch_too else ["light"]
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "asyncrl.run.plan.model_trial", *light],
             stdin=subprocess.PIPE,

@@ -21,9 +21,14 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, method_of
+from asyncrl.run.models.embedded_tokens import check_embedded
+from asyncrl.run.models.model_weights import check_output
 from asyncrl.run.plan.prompt_lengths import Found, PromptSet, count
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from generators.chat_format import ChatFormat
 
 
@@ -58,7 +63,6 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
         model: the recipe's section.
         tiny: the environments that the tiny model will be made for, by member.
         seed: the run's seed.
-        vocabulary: how many tokens the model has embeddings of; None if that is not known yet.
         learner: the recipe's section ``learner``; None if the model is only played.
         prompts: prompts to be turned into tokens.
         sets: prompts whose tokens are to be counted.
@@ -70,7 +74,6 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     tiny: dict[str, ClassEnvironmentConfig]
     seed: int
-    vocabulary: int | None
     learner: LearnerConfig | None
     prompts: list[TrialPrompt]
     sets: list[PromptSet] = []
@@ -109,11 +112,14 @@ def outcome_of(request: TrialRequest) -> TrialOutcome:
 
 def _try(request: TrialRequest, remarks: list[str]) -> list[Found]:
     from generators.chat_template import DATE
-    from learners.supported_model import supported_config
 
-    if request.path and request.learner is not None:
-        supported_config(Path(request.path), request.learner)
+    source = _configuration(request)
+    if source is not None and request.learner is not None and (quantization := getattr(source, "quantization_config", None)):
+        copy = f"the run trains and plays a dequantised copy, which transformers writes into {dequantised_folders()} first"
+        remarks.append(f"model.path: its weights are quantised ({method_of(quantization)}): {copy}")
     chat = _chat_format(request)
+    if source is not None and (vocabulary := getattr(source.get_text_config(), "vocab_size", None)) is not None:
+        check_embedded(chat, vocabulary, Path(request.path))
     by_source: dict[str, list[TrialPrompt]] = {}
     for prompt in request.prompts:
         by_source.setdefault(prompt.source, []).append(prompt)
@@ -128,6 +134,28 @@ def _try(request: TrialRequest, remarks: list[str]) -> list[Found]:
     if request.asks_vllm:
         _try_vllm(chat, request)
     return count(chat, request.sets, request.model.max_context)
+
+
+def _configuration(request: TrialRequest) -> "PreTrainedConfig | None":
+    """Read the model's configuration and check it; None if there is none yet, or transformers does not know such a model."""
+    folder = Path(request.path)
+    if request.learner is not None and request.path:
+        from learners.supported_model import supported_config
+
+        trained = supported_config(folder, request.learner, quantised=True)
+        if getattr(trained, "quantization_config", None) is not None:
+            check_dequantisable(trained)
+        return trained
+    if not request.path:
+        return None
+    from transformers import AutoConfig
+
+    try:
+        source: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError):
+        return None  # vLLM knows further models, which may be played
+    check_output(folder, tied=source.get_text_config().tie_word_embeddings)
+    return source
 
 
 def _chat_format(request: TrialRequest) -> "ChatFormat":
@@ -154,16 +182,13 @@ def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> 
         return RecipeError("environment", f"{what} has no messages", "have reset return an observation with at least one")
     messages, tools = [Message(**each) for each in prompt.messages], [ToolSpec(**each) for each in prompt.tools]
     try:
-        ids = asyncio.run(chat.prompt(messages, tools))
+        asyncio.run(chat.prompt(messages, tools))
     except Exception as error:  # noqa: BLE001 - a template may raise anything, also what its author wrote for a user
         roles = ", ".join(dict.fromkeys(str(message.role) for message in messages))
         why = error.problem if isinstance(error, TemplateUnsuitable) else str(error) or type(error).__name__
         problem = f"the model's chat template cannot render {what}: {why}"
         with_tools = f" and {len(tools)} tools" if tools else ""
         return RecipeError("model.path", problem, f"use a template that takes the roles {roles}{with_tools}, or other prompts")
-    if request.vocabulary is not None and (largest := max(ids)) >= request.vocabulary:
-        problem = f"{what} has token {largest} ({chat.decode([largest])!r}), and the model has embeddings of {request.vocabulary}"
-        return RecipeError("model.path", problem, "use the tokenizer that belongs to the model's weights")
     return None
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import rank_side
 import torch
+from foreign_folders import make_foreign
 from learner_samples import assemble, make_batch, make_model, make_recipe
 from ranks import run_ranks
 from safetensors import safe_open
@@ -12,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.models.model_weights import check_folder
 
 
 def stored(folder):
@@ -54,6 +57,17 @@ def test_a_model_in_several_files_is_read_by_its_index(tmp_path):
     assert len(list(folder.glob("*.safetensors"))) > 1
     ((_, shards, _),) = run_ranks(rank_side.train, make_recipe(folder), folder, *make_batch(), 0)
     assert all(torch.equal(torch.from_numpy(values), whole[name]) for name, _, _, values in shards)
+
+
+def test_a_folder_as_others_save_it_is_read_as_transformers_reads_it(tmp_path):
+    folder = make_model(tmp_path)
+    own = make_foreign(folder)
+    check_folder(folder, read_shape(str(folder)), "model.path")
+    ((_, shards, _),) = run_ranks(rank_side.train, make_recipe(folder), folder, *make_batch(), 0)
+    assert {name for name, *_ in shards} == own.keys()
+    assert all(torch.equal(torch.from_numpy(values), own[name].float()) for name, _, _, values in shards)
+    read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    assert all(torch.equal(torch.from_numpy(values), read[name]) for name, _, _, values in shards)
 
 
 def refusal(folder, **recipe):

@@ -12,8 +12,8 @@ import pytest
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.memory_owners import MemoryOwner, abandoned_runs, owner_file
 from asyncrl.run.folder.run_memory import free_memory_of, memory_held, sweep_memory
+from asyncrl.run.models.model_identity import model_files
 from asyncrl.run.nodes.model_folder import ModelFolder
-from asyncrl.run.nodes.model_identity import model_files
 from asyncrl.run.nodes.node_files import NodeFiles
 
 

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from model_folders import SMALL, write_model
+from model_folders import SMALL, write_model, write_weights
 
 import asyncrl.core.files.weight_files
 import asyncrl.run.tracking.tracker
@@ -79,11 +80,18 @@ def template_for_tools(text: str) -> Callable[[Path], object]:
 
 
 def config(**changes: Any) -> Callable[[Path], object]:
+    """Change keys of config.json, or take those away that are given as an ellipsis."""
+
     def change(folder: Path) -> None:
         file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        changed = json.loads(file.read_text()) | changes
+        file.write_text(json.dumps({key: value for key, value in changed.items() if value is not ...}))
 
     return change
+
+
+def made(**changes: Any) -> Callable[[Path], object]:
+    return lambda folder: write_model(folder, SMALL | changes)
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
@@ -109,6 +117,15 @@ def index(**elsewhere: str) -> Callable[[Path], object]:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
 
     return write
+
+
+def add_output(folder: Path, first: bytes) -> None:
+    """Store an output layer beside the embedding, equal to it but for the ``first`` bytes."""
+    shape = (SMALL["vocab_size"], SMALL["hidden_size"])
+    write_weights(folder, SMALL, **{"lm_head.weight": shape})
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-2 * shape[0] * shape[1], os.SEEK_END)  # it is the last tensor
+        file.write(first)
 
 
 def both(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -150,6 +167,10 @@ def be_told(folder: Path) -> None:
 
 def load_config(**learner: Any) -> Callable[[Path], object]:
     return lambda folder: supported_config(folder, LearnerConfig(**learner))
+
+
+def read_config(folder: Path) -> None:
+    read_shape(str(folder))
 
 
 def load_weights(folder: Path) -> None:
@@ -209,6 +230,24 @@ def deleted(folder: Path) -> None:
 
 DATABASE = ("tracking.uri='sqlite:///HERE/m.db'",)
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("attention_bias", {"attention_bias": True}),
+    ("mlp_bias", {"mlp_bias": True, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}),
+    ("qk_norm", {"qk_norm": True, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}),
+    ("hidden_act gelu", {"hidden_act": "gelu"}),
+    (
+        "use_sliding_window, layer_types sliding_attention",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    ("dual_chunk_attention_config", {"dual_chunk_attention_config": {"chunk_size": 8}}),
+    ("is_causal false", {"is_causal": False}),
+    ("rope_type yarn", {"rope_parameters": YARN}),
+    ("rope_type dynamic", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+    ("partial_rotary_factor 0.5", {"partial_rotary_factor": 0.5}),
+    ("logit_scale 0.5", {"logit_scale": 0.5}),
+]
+"""What engines compute and the learner does not, and how a configuration asks for it."""
 FROM_FILES = ("~tasks", "+tasks={kind: files, train: [{path: HERE/tasks.jsonl}], evaluation: [{path: HERE/others.jsonl}]}")
 
 CASES = {
@@ -290,11 +329,18 @@ CASES = {
         FROM_FILES,
     ),
     "beyond the embedding": Case(
-        lambda folder: write_model(folder, SMALL | {"vocab_size": 256}), "the model has embeddings of 256", None
+        lambda folder: write_model(folder, SMALL | {"vocab_size": 256}),
+        r"has tokens up to \d+ \('.*'\), and the model has embeddings of 256; use the tokenizer .*resize_token_embeddings",
+        None,
+    ),
+    "an end beyond the embedding": Case(
+        lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [1, 512]}'),
+        "names 512 as eos_token_id, and the model has embeddings of 512",
+        None,
     ),
     "model type": Case(config(model_type="nope"), "no readable Hugging Face config.json", load_config()),
-    "bias": Case(config(attention_bias=True), "with attention_bias is not supported", load_config()),
-    "rope": Case(config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2}), "rope_type yarn", load_config()),
+    **{told: Case(made(**changes), f"ForCausalLM with {told} is not supported", load_config()) for told, changes in VARIANTS},
+    "no head size": Case(config(head_dim=...), "has no head_dim, for which", read_config),
     "fp8 of experts": Case(
         lambda folder: write_model(folder, EXPERTS),
         "have not been tested",
@@ -310,6 +356,19 @@ CASES = {
         WITH_GPU,
     ),
     "fp8 without a GPU": Case(nothing, "there is no GPU here", None, ("learner={fp8: e4m3, dtype: bfloat16}",)),
+    "gptq": Case(
+        config(quantization_config={"quant_method": "gptq", "bits": 4}),
+        r"quantised \(gptq\), and transformers cannot dequantise them here: it has no way",
+        load_config(),
+    ),
+    "unknown quantisation": Case(
+        config(quantization_config={"quant_method": "nope"}), "Unknown quantization type, got nope", load_config()
+    ),
+    "quantised and not whole": Case(
+        both(config(quantization_config={"quant_method": "fp8"}, num_hidden_layers=3)),
+        "lacks tensor model.layers.2",
+        load_weights,
+    ),
     "no weights": Case(lambda folder: (folder / "model.safetensors").unlink(), "holds neither", load_weights),
     "cut weights": Case(
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-4]),
@@ -321,7 +380,30 @@ CASES = {
         "a Git LFS pointer",
         load_weights,
     ),
-    "no tensor": Case(config(tie_word_embeddings=False), r"lacks tensor lm_head\.weight", load_weights),
+    "pickled weights": Case(
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "in pytorch_model.bin, a pickle, .*; if you trust it, write safetensors beside it: python -c",
+        load_weights,
+    ),
+    "no output layer": Case(
+        config(tie_word_embeddings=False), r"lacks tensor lm_head\.weight; .*tie_word_embeddings", load_weights
+    ),
+    "another output layer": Case(
+        lambda folder: add_output(folder, b"\1"), r"lm_head.weight in .* differs from model.embed_tokens.weight in", None
+    ),
+    "an output layer of another type": Case(
+        both(lambda folder: add_output(folder, b""), header(lambda found: found["lm_head.weight"].update(dtype="F16"))),
+        "lm_head.weight in .* differs from",
+        None,
+    ),
+    "no tensor": Case(header(lambda found: found.update(other=found.pop(LAYER))), f"lacks tensor {LAYER}", load_weights),
+    "further tensors": Case(
+        config(num_hidden_layers=1), r"has tensor model\.layers\.1\..* and 10 more, which the model in its config.json", None
+    ),
+    "further files": Case(
+        lambda folder: (folder / "adapter_model.safetensors").write_bytes(b""), "holds adapter_model.safetensors beside", None
+    ),
+    "vocabulary": Case(config(vocab_size=511), r"implies \(511, 64\); set vocab_size to 512", load_weights),
     "shape": Case(config(intermediate_size=64), r"has shape \(128, 64\), but its config.json implies", load_weights),
     "type": Case(header(lambda found: found[LAYER].update(dtype="I16")), "is stored as I16", load_weights),
     "index without file": Case(index(more="other.safetensors"), r"there is no .*other\.safetensors", load_weights),
@@ -369,10 +451,12 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),
     (learners.supported_model, "check_megatron"): "the plan calls it",
     (learners.supported_model, "supported_config"): ("model type",),
-    (learners.supported_model, "_check_supported"): ("bias", "rope"),
+    (learners.supported_model, "_check_supported"): ("attention_bias", "rope_type yarn"),
     (learners.supported_model, "_check_fp8"): ("fp8 of experts", "fp8 of sizes"),
-    (asyncrl.core.files.weight_files, "stored_tensors"): ("no weights", "index without tensor"),
-    (asyncrl.core.files.weight_files, "check_tensor"): ("no tensor", "shape", "type"),
+    (asyncrl.core.files.weight_files, "stored_tensors"): ("no weights", "pickled weights", "index without tensor"),
+    (asyncrl.core.files.weight_files, "check_weights"): ("further tensors", "further files"),
+    (asyncrl.core.files.weight_files, "check_tensor"): ("no tensor", "no output layer", "shape", "vocabulary", "type"),
+    (asyncrl.core.files.weight_files, "_refuse_another_output"): ("another output layer",),
     (asyncrl.core.files.weight_files, "_index"): ("no index",),
     (asyncrl.core.files.weight_files, "_header"): ("cut weights", "pointer", "index without file", "a folder as file"),
     (asyncrl.run.tracking.tracker, "Tracker._raise_failure"): ("damaged database", "deleted experiment"),

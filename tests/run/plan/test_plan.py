@@ -301,7 +301,6 @@ def test_a_config_that_is_no_model_s_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\)"),
         ({"decoder_sparse_step": 0}, r"`int` >= 1 - at `\$.decoder_sparse_step`"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_attention_heads": 0}, "num_attention_heads"),

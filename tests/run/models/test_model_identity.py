@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from asyncrl.run.nodes import model_identity
-from asyncrl.run.nodes.model_identity import model_files
+from asyncrl.run.models import model_identity
+from asyncrl.run.models.model_identity import model_files
 
 
 @pytest.fixture

@@ -1,0 +1,213 @@
+"""Checkpoints that transformers has saved in other ways than most: taken as they are, dequantised, or refused with what helps."""
+
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from foreign_folders import change_config
+from model_folders import write_tokenizer
+from planned import ROOMY
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.models.dequantised import plain_folder
+from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.models.model_weights import check_folder, check_output, check_played
+from asyncrl.run.plan.plan import make_plan
+from asyncrl.run.recipe.compose import compose
+
+Quantise = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 128,
+    "max_position_embeddings": 1024,
+}
+
+
+def saved(folder: Path, **changes: object) -> Path:
+    """A model as transformers saves it in bfloat16, with the tokenizer of the tiny model, which has fewer tokens than it."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**(SIZES | {"tie_word_embeddings": True} | changes), dtype="bfloat16")
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def planned(folder: Path) -> tuple[str, ...]:
+    """The plan's remarks on the model in ``folder``."""
+    recipe = compose("quickstart", [f"model.path={folder}", f"run_dir={folder}/runs"])
+    return tuple(remark for remark in make_plan(recipe, ROOMY).remarks if remark.startswith("model.path"))
+
+
+def run(command: str) -> None:
+    """Run the command that ends a text, with this Python."""
+    program, *arguments = shlex.split(command[command.index("python -c") :])
+    assert program == "python"
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+
+
+def refused(folder: Path) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        planned(folder)
+    return caught.value
+
+
+def test_a_pickled_model_is_taken_once_the_command_of_its_refusal_has_run(tmp_path: Path):
+    weights = load_file(saved(tmp_path) / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    run(refused(tmp_path).remedy)
+    assert planned(tmp_path) == ()
+    converted = load_file(tmp_path / "model.safetensors")
+    assert converted.keys() == weights.keys()
+    assert all(torch.equal(converted[name], weights[name]) for name in weights)
+
+
+def test_added_tokens_are_refused_until_the_command_of_the_refusal_has_made_embeddings(tmp_path: Path):
+    tokenizer = AutoTokenizer.from_pretrained(saved(tmp_path))
+    tokens = [f"<extra_{number}>" for number in range(512)]
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    tokenizer.chat_template = "{{- '<extra_511>' -}}" + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path)
+    last = tokenizer.convert_tokens_to_ids("<extra_511>")
+    error = refused(tmp_path)
+    assert f"has tokens up to {last} ('<extra_511>'), and the model has embeddings of 512" in error.problem
+    run(error.remedy)
+    assert planned(tmp_path) == ()
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_an_output_layer_beside_the_embedding_to_which_it_is_tied(tmp_path: Path, differs: bool):
+    file = saved(tmp_path) / "model.safetensors"
+    weights = load_file(file)
+    output = weights["model.embed_tokens.weight"].clone()
+    output[-1, -1] += differs
+    save_file({**weights, "lm_head.weight": output}, file, metadata={"format": "pt"})
+    if not differs:
+        assert planned(tmp_path) == ()
+        return
+    error = refused(tmp_path)
+    assert f"lm_head.weight in {file} differs from model.embed_tokens.weight in {file}" in error.problem
+    with pytest.raises(RecipeError, match="differs from"):
+        check_played(tmp_path)
+    change_config(tmp_path, tie_word_embeddings=False)  # as the remedy says
+    assert planned(tmp_path) == ()
+
+
+@pytest.mark.parametrize("told", ["missing", "cut"])
+def test_shards_that_are_not_whole_are_refused(tmp_path: Path, told: str):
+    saved(tmp_path)
+    AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").save_pretrained(tmp_path, max_shard_size="60KB")
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    assert planned(tmp_path) == ()
+    second = sorted(tmp_path.glob("*.safetensors"))[1]
+    if told == "missing":
+        second.unlink()
+    else:
+        second.write_bytes(second.read_bytes()[:-1])
+    assert refused(tmp_path).problem.startswith(
+        f"there is no {second}, which" if told == "missing" else f"{second}, of {second.stat().st_size:,} bytes, is not a whole"
+    )
+
+
+def by_channel(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scale = (weight.float().abs().amax(1, keepdim=True) / 448).bfloat16()
+    stored = (weight.float() / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {name: stored, f"{name}_scale": scale}, stored.float() * scale.float()
+
+
+def by_block(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    stored = weight.float() / 0.001
+    stored = stored.clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {name: stored, f"{name}_scale_inv": torch.full((1, 1), 0.001)}, stored.float() * 0.001
+
+
+CHANNELS = {
+    "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False,
+}  # fmt: skip
+TOKENS = CHANNELS | {"strategy": "token", "dynamic": True}
+METHODS: dict[str, tuple[Quantise, dict[str, object]]] = {
+    "compressed-tensors": (
+        by_channel,
+        {
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": CHANNELS, "input_activations": TOKENS}},
+            "format": "float-quantized",
+            "ignore": ["lm_head"],
+            "quantization_status": "compressed",
+        },
+    ),
+    "fp8": (by_block, {"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_quantised_weights_are_dequantised_into_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    """What the plan takes, ranks and engines find in that folder: each tensor as its scales make it."""
+    if method == "fp8":
+        pytest.importorskip("accelerate", reason="transformers dequantises fp8 only with accelerate")
+    monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
+    folder = saved(tmp_path / "model")
+    quantise, how = METHODS[method]
+    stored, expected = {}, load_file(folder / "model.safetensors")
+    for name, weight in list(expected.items()):
+        parts = {name: weight}
+        if name.endswith("_proj.weight"):
+            parts, expected[name] = quantise(name, weight)
+        stored |= parts
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    change_config(folder, quantization_config={"quant_method": method, **how})
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    (remark,) = planned(folder)
+    assert f"its weights are quantised ({method}): the run trains and plays a dequantised copy" in remark
+
+    made = asyncio.run(plain_folder(folder, 120))
+    assert made.parent == tmp_path / "cache" / "dequantised"
+    assert [each.name for each in made.parent.iterdir()] == [made.name]
+    written = load_file(made / "model.safetensors")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name].bfloat16()) for name in expected)
+    check_folder(made, read_shape(str(made)), "model.path")
+    assert planned(made) == ()
+    assert (made / "generation_config.json").read_text() == '{"eos_token_id": [1, 2]}'
+    assert (made / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    before = (made / "model.safetensors").stat().st_ino
+    assert asyncio.run(plain_folder(folder, 120)) == made
+    assert (made / "model.safetensors").stat().st_ino == before
+    change_config(folder, rope_theta=1e5)
+    assert asyncio.run(plain_folder(made, 120)) == made
+
+
+def test_a_model_that_is_only_played_needs_an_output_layer(tmp_path: Path):
+    """Also one that the learner does not know: its engine would sample from zeros, and say nothing."""
+    saved(tmp_path)
+    check_played(tmp_path)
+    change_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(RecipeError, match=r"lacks tensor lm_head\.weight"):
+        check_played(tmp_path)
+    change_config(tmp_path, architectures=["MistralForCausalLM"], model_type="mistral")
+    check_played(tmp_path)
+    with pytest.raises(RecipeError, match=r"lacks tensor lm_head\.weight, and its config\.json does not tie it"):
+        check_output(tmp_path, tied=False)
+    check_output(tmp_path, tied=True)
+
+
+def test_a_vocabulary_that_is_padded_is_taken(tmp_path: Path):
+    saved(tmp_path, vocab_size=640)
+    assert max(AutoTokenizer.from_pretrained(tmp_path).get_vocab().values()) < 512
+    assert planned(tmp_path) == ()
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 640
