@@ -14,7 +14,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.chat_format import ChatFormat
-from generators.completion import Completion, EngineUse
+from generators.completion import Completion, EngineUse, StopAt
 from generators.concurrency import EngineLoad
 
 Script = Callable[[str], str]
@@ -41,7 +41,13 @@ class FakeEngine:
         return nullcontext(self)
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        stop_at: StopAt | None = None,
     ) -> Completion:
         self.prompts.append(list(token_ids))
         self.temperatures.append(sampling.temperature)
@@ -50,6 +56,8 @@ class FakeEngine:
         try:
             text = self.script(self.chat.decode(token_ids))
             ids = [*self.chat.tokenizer.encode(text, add_special_tokens=False), stop_token_ids[0]][:max_tokens]
+            if stop_at is not None:
+                ids = ids[: next((place for place, token in enumerate(ids, start=1) if stop_at(token)), None)]
             versions = []
             for _ in ids:
                 await self.gate.wait()

@@ -24,7 +24,7 @@ from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
 from generators.calls.reader import ToolCallReader
 from generators.chat_format import ChatFormat
-from generators.completion import Completion, Sampler
+from generators.completion import Completion, Sampler, StopAt
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 
 if TYPE_CHECKING:
@@ -114,9 +114,21 @@ class _TorchEngine:
         return nullcontext(self)
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        stop_at: StopAt | None = None,
     ) -> Completion:
-        """Sample one turn greedily; log-probabilities are 0, as nothing is trained on them."""
+        """Sample one turn greedily; log-probabilities are 0, as nothing is trained on them.
+
+        Raises:
+            NotImplementedError: the turn is to stop at something else than a token.
+        """
+        if stop_at is not None:
+            raise NotImplementedError("turns of the tiny model's player stop at tokens alone")
         loop = asyncio.get_running_loop()
         request = _Request(list(token_ids), max_tokens, stop_token_ids, loop.create_future())
         if not self._waiting:
