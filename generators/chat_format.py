@@ -21,7 +21,7 @@ from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.core.text import writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from generators.chat_template import REMEDY, ChatTemplate, TemplateUnsuitable, first_line
+from generators.chat_template import NO_ARGUMENTS, REMEDY, ChatTemplate, TemplateUnsuitable, first_line
 from generators.control_tokens import ControlTokens, spelt_out
 from generators.templates import DEFAULT, FOR_TOOLS, templates_of
 from generators.token_cache import TokenCache
@@ -42,6 +42,10 @@ class _Ends(msgspec.Struct):
     """What a configuration says of where a turn ends."""
 
     eos_token_id: int | list[int] | None = None
+
+
+AnyMessage = Message | Mapping[str, Any]
+"""A message, or one as chat templates take it, which may have calls."""
 
 
 class ChatFormat:
@@ -118,22 +122,35 @@ class ChatFormat:
             raise TemplateUnsuitable(f"the tokenizer in {model_path} cannot be loaded: {first_line(error)}; {remedy}") from error
         return cls(tokenizer, model, _named_ends(Path(model_path)))
 
-    async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+    async def prompt(
+        self, messages: Sequence[AnyMessage], tools: Sequence[ToolSpec] = (), arguments: Mapping[str, Any] = NO_ARGUMENTS
+    ) -> list[int]:
         """Return the first tokens of an episode: messages, tools, and the start of an assistant turn.
+
+        Args:
+            arguments: values of the template's own variables, such as ``enable_thinking``.
 
         Raises:
             TemplateUnsuitable: the template leaves out tools or system message, or no tool's answer could follow.
         """
         template = self._of(tools)
-        template.check_reaches(messages, tools)
         turns, described = _turns(messages), [_readable_json(tool.as_template_input()) for tool in tools]
-        return await self._tokenize(msgspec.msgpack.encode((turns, described)), partial(template.render, turns, described))
+        template.check_reaches(turns, tools)
+        key = msgspec.msgpack.encode((turns, described, arguments))
+        return await self._tokenize(key, partial(template.render, turns, described, arguments=arguments))
 
-    async def delta(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, after: int | None = None) -> list[int]:
+    async def delta(
+        self,
+        messages: Sequence[AnyMessage],
+        tools: Sequence[ToolSpec] = (),
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
+        *,
+        after: int | None = None,
+    ) -> list[int]:
         """Return the tokens after a turn: the messages, and the start of the next turn.
 
         Args:
-            tools: those of the prompt.
+            tools, arguments: those of the prompt.
             after: the turn's last token. If it is none of :attr:`ends_of_turn`, the template's own comes first; None stands for
                 one of them.
 
@@ -141,11 +158,22 @@ class ChatFormat:
             TemplateUnsuitable: a tool's answer is among the messages, and the template cannot render one.
         """
         template = self._of(tools)
-        template.check_follows(messages)
         turns = _turns(messages)
-        key = msgspec.msgpack.encode((turns, template is self._usual))
-        ids = await self._tokenize(key, lambda: template.delta(turns))
+        template.check_follows(turns)
+        key = msgspec.msgpack.encode((turns, template is self._usual, arguments))
+        ids = await self._tokenize(key, lambda: template.delta(turns, arguments))
         return ids if after is None or after in self.ends_of_turn else [template.end_of_turn, *ids]
+
+    @property
+    def takes_system_later(self) -> bool:
+        """Whether a system message may follow a turn, in all of the model's templates."""
+        templates = (self._usual, self._for_tools)
+        return all(each.takes_system_later for each in templates if isinstance(each, ChatTemplate))
+
+    def arguments_read(self, arguments: Mapping[str, Any], tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        """Return those of ``arguments`` that the template of conversations with these tools reads."""
+        read = self._of(tools).variables
+        return {name: value for name, value in arguments.items() if name in read}
 
     def turn_start(self, tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Return the ids of what follows the last message's content and begins the assistant's turn."""
@@ -237,9 +265,14 @@ def _named_ends(folder: Path) -> list[int]:
     return ends
 
 
-def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
+def _turns(messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:
     """Convert messages to the form that a template takes, with text that a tokenizer can read."""
-    return [{"role": message.role, "content": _readable(message.content)} for message in messages]
+    return [
+        {"role": message.role, "content": _readable(message.content)}
+        if isinstance(message, Message)
+        else _readable_json(dict(message))
+        for message in messages
+    ]
 
 
 def _readable(text: str) -> str:

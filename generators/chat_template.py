@@ -17,8 +17,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.messages import ToolSpec
 from generators.control_tokens import RESERVED, ControlTokens
+from generators.templates import variables_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,6 +60,10 @@ class TemplateUnsuitable(AsyncRLError):
         self.problem = problem or text
 
 
+NO_ARGUMENTS: Mapping[str, Any] = {}
+"""Values of a template's own variables: none."""
+
+
 class ChatTemplate:
     """One chat template.
 
@@ -85,11 +90,18 @@ class ChatTemplate:
         self.turn_start = self._check_delta()
         self._check_tokens()
 
-    def render(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), generation: bool = True) -> str:
+    def render(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        generation: bool = True,
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    ) -> str:
         """Return the text that the template writes, with control tokens under their private names.
 
         Args:
             generation: whether the start of an assistant turn is to follow.
+            arguments: values of the template's own variables, such as ``enable_thinking``.
         """
         rendered: str = self._tokenizer.apply_chat_template(
             list(turns),
@@ -97,15 +109,25 @@ class ChatTemplate:
             chat_template=self._named,
             add_generation_prompt=generation,
             tokenize=False,
-            **self._variables,
+            **{**arguments, **self._variables},
         )
         return rendered
 
-    def delta(self, turns: Sequence[Mapping[str, str]]) -> str:
+    def delta(self, turns: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] = NO_ARGUMENTS) -> str:
         """Return the text after an assistant turn's end when ``turns`` follow it, up to the start of the next turn."""
-        return self._after_marker(turns).removeprefix(self.end_name)
+        return self._after_marker(turns, arguments=arguments).removeprefix(self.end_name)
 
-    def check_reaches(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The template's own variables."""
+        return frozenset(variables_of(self.source))
+
+    @cached_property
+    def takes_system_later(self) -> bool:
+        """Whether a system message may follow a turn. Many templates take one at the beginning alone."""
+        return not self._problem_of_delta("system")
+
+    def check_reaches(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec]) -> None:
         """Refuse a prompt of which the template would leave out a part without a word.
 
         Raises:
@@ -115,22 +137,24 @@ class ChatTemplate:
             raise self._unsuitable(self._tool_problem)
         if tools and not self._shows_tools:
             raise self._unsuitable("it leaves out the tools, so the model would never see them")
-        if not self._shows_system and any(message.role == "system" for message in messages):
+        if not self._shows_system and any(turn["role"] == "system" for turn in turns):
             raise self._unsuitable("it leaves out the system message, so the model would never see it")
 
-    def check_follows(self, messages: Sequence[Message]) -> None:
+    def check_follows(self, turns: Sequence[Mapping[str, Any]]) -> None:
         """Refuse messages that cannot follow a turn.
 
         Raises:
             TemplateUnsuitable: a tool's answer is among them, and the template cannot render one.
         """
-        if self._tool_problem and any(message.role == "tool" for message in messages):
+        if self._tool_problem and any(turn["role"] == "tool" for turn in turns):
             raise self._unsuitable(self._tool_problem)
 
-    def _after_marker(self, turns: Sequence[Mapping[str, str]], generation: bool = True) -> str:
+    def _after_marker(
+        self, turns: Sequence[Mapping[str, Any]], generation: bool = True, arguments: Mapping[str, Any] = NO_ARGUMENTS
+    ) -> str:
         """Return the text that is rendered after the marked assistant turn when ``turns`` follow it."""
         marked = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER})
-        _, marker, after = self.render((*marked, *turns), generation=generation).partition(_MARKER)
+        _, marker, after = self.render((*marked, *turns), (), generation, arguments).partition(_MARKER)
         if not marker or _MARKER in after:
             raise self._unsuitable("it does not render the content of an assistant turn exactly once")
         return after
@@ -162,7 +186,7 @@ class ChatTemplate:
 
     def _problem_of_delta(self, role: str) -> str:
         """Say why a message of ``role`` cannot follow a sampled turn; empty if it can."""
-        what = {"tool": "tool response", "user": "user's message"}[role]
+        what = {"tool": "tool response", "user": "user's message", "system": "system message"}[role]
         try:
             after = self._after_marker(({"role": role, "content": _PROBE},))
         except TemplateUnsuitable as error:

@@ -39,6 +39,8 @@ class StopReason(StrEnum):
     """A tool call could not be parsed and the recipe ends the episode there."""
     TOOL_ERROR = "tool_error"
     """A tool raised or timed out and the recipe ends the episode there."""
+    MAX_TRAJECTORIES = "max_trajectories"
+    """An agent's next request would have begun more than ``max_trajectories``."""
     EPISODE_TIMEOUT = "episode_timeout"
 
 

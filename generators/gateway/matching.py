@@ -15,24 +15,15 @@ What always holds:
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from asyncrl.core.episode import StartReason, Trajectory
 from generators.completion import Completion
 from generators.gateway.messages import ChatMessage, call_ids, chained, start_of_chain
 from generators.token_stream import TokenStream
-
-
-class Why(StrEnum):
-    """Why a stream begins."""
-
-    FIRST = "first"
-    REWRITTEN = "history rewritten"
-    PARALLEL = "parallel"
-    OTHER_TOOLS = "other tools"
-    OTHER_ROLE = "other role"
 
 
 class TooManyStreams(Exception):
@@ -62,18 +53,18 @@ class Stream:
         parent: the stream from which it branched off; None if from none.
         shared: how many tokens it has from there.
         tokens: its tokens, but those of a last turn that may still be taken back.
-        closed: whether ``tokens`` end with the token that ends a turn, if they end with a turn.
         busy: whether a turn is being sampled.
+        answered: when its last turn was sampled, on a clock of the user's.
     """
 
-    def __init__(self, role: str, setting: str, why: Why, after: "Turn | None" = None) -> None:
+    def __init__(self, role: str, setting: str, why: StartReason, after: "Turn | None" = None) -> None:
         self.role, self.setting, self.why = role, setting, why
-        self.tokens, self.closed, self.busy = TokenStream(), True, False
+        self.tokens, self.busy, self.answered = TokenStream(), False, 0.0
         self.turns = list[Turn]()
         self.parent = None if after is None else after.stream
         self.shared = 0
         if after is not None:
-            self.shared, self.closed = after.end, after.closed
+            self.shared = after.end
             self.tokens.append_given(after.stream.tokens.token_ids[: self.shared])
 
     def settle(self) -> None:
@@ -88,12 +79,11 @@ class Turn:
     Attributes:
         tip: hash of the conversation that ends with it.
         end: where it ends in its stream's tokens, once it is settled.
-        closed: whether its last token ends a turn.
     """
 
     def __init__(self, stream: Stream, tip: bytes, ids: frozenset[str], sampled: tuple[Sequence[int], Completion, float]) -> None:
         self.stream, self.tip, self.call_ids = stream, tip, ids
-        self.end, self.closed = 0, sampled[1].finished_by_stop
+        self.end = 0
         self._sampled: tuple[Sequence[int], Completion, float] | None = sampled
 
     @property
@@ -114,7 +104,7 @@ class Turn:
         self._sampled = None
         self.stream.tokens.append_given(given)
         self.stream.tokens.append_turn(completion, seconds)
-        self.end, self.stream.closed = len(self.stream.tokens), self.closed
+        self.end = len(self.stream.tokens)
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -131,10 +121,15 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Streams:
-    """The token streams of one episode; ``most`` is how many there may be."""
+    """The token streams of one episode; ``most`` is how many there may be.
+
+    Attributes:
+        taken_back: how many turns were taken back.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self.taken_back = 0
         self._streams: list[Stream] = []
         self._turns: defaultdict[bytes, list[Turn]] = defaultdict(list)
         self._asked: set[bytes] = set()
@@ -170,26 +165,26 @@ class Streams:
         if best.is_last and not best.stream.busy:
             best.settle()
             return best.stream
-        why = Why.PARALLEL if best.is_last or tip in self._asked else Why.REWRITTEN
+        why = StartReason.PARALLEL if best.is_last or tip in self._asked else StartReason.HISTORY_REWRITTEN
         best.settle()
         return self._new(best.stream.role, best.stream.setting, why, best)
 
-    def _new(self, role: str, setting: str, why: Why, after: Turn | None = None) -> Stream:
+    def _new(self, role: str, setting: str, why: StartReason, after: Turn | None = None) -> Stream:
         if len(self._streams) >= self._most:
             raise TooManyStreams
         self._streams.append(Stream(role, setting, why, after))
         return self._streams[-1]
 
-    def _why(self, role: str, setting: str, tip: bytes) -> Why:
+    def _why(self, role: str, setting: str, tip: bytes) -> StartReason:
         """Say why a conversation of which nothing was sampled here begins a stream."""
         if not self._streams:
-            return Why.FIRST
+            return StartReason.FIRST
         of_role = [stream for stream in self._streams if stream.role == role]
         if not of_role:
-            return Why.OTHER_ROLE
+            return StartReason.OTHER_ROLE
         if all(stream.setting != setting for stream in of_role):
-            return Why.OTHER_TOOLS
-        return Why.PARALLEL if tip in self._asked else Why.REWRITTEN
+            return StartReason.OTHER_TOOLS
+        return StartReason.PARALLEL if tip in self._asked else StartReason.HISTORY_REWRITTEN
 
     def finish(self, ask: Ask, given: Sequence[int], completion: Completion, seconds: float, message: ChatMessage) -> Turn:
         """Add the turn that was sampled for a request after the tokens ``given``, in ``seconds``.
@@ -216,14 +211,30 @@ class Streams:
         turn.stream.turns.remove(turn)
         self._turns[turn.tip].remove(turn)
         self._forget_empty(turn.stream)
+        self.taken_back += 1
         return True
 
     def _forget_empty(self, stream: Stream) -> None:
         if not stream.turns:
             self._streams.remove(stream)
 
-    def settled(self) -> list[Stream]:
+    def trajectories(self) -> tuple[Trajectory, ...]:
         """End the episode: keep all turns, and return the streams in the order of their first requests, none without a turn."""
         for stream in self._streams:
             stream.settle()
-        return [stream for stream in self._streams if stream.turns]
+        kept = [stream for stream in self._streams if stream.turns]
+        return tuple(
+            Trajectory(
+                token_ids=np.array(stream.tokens.token_ids, np.int32),
+                logprobs=stream.tokens.logprobs,
+                loss_mask=stream.tokens.loss_mask,
+                version_spans=stream.tokens.version_spans,
+                turns=tuple(stream.tokens.turns),
+                part=part,
+                role=stream.role,
+                parent=None if stream.parent is None else kept.index(stream.parent),
+                shared=stream.shared,
+                why=stream.why if part else StartReason.FIRST,  # an earlier one may have come to nothing
+            )
+            for part, stream in enumerate(kept)
+        )

@@ -9,13 +9,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 ChatMessage = Mapping[str, Any]
 """A message of a chat completion, as chat templates take it, such as ``{"role": "user", "content": "Hello."}``."""
 
 _TEXTS = ("text", "input_text", "output_text")
 """Types of a message's parts that are text."""
+
+
+_LARGEST_INTEGER = 1e21
+"""Numbers from here on are written with an exponent by clients that know floating point alone."""
 
 
 def text_of(content: object) -> str:
@@ -43,7 +45,7 @@ def calls_of(message: ChatMessage) -> list[Mapping[str, Any]]:
 
 
 def call_ids(message: ChatMessage) -> frozenset[str]:
-    """Return the names that the tool calls of a message have."""
+    """Return the ids of the tool calls of a message."""
     return frozenset(str(call["id"]) for call in calls_of(message) if call.get("id"))
 
 
@@ -57,17 +59,54 @@ def plain_arguments(arguments: object) -> object:
         return arguments
 
 
+def for_template(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as chat templates take it: one text, and calls with their arguments as objects."""
+    turn: dict[str, Any] = {"role": role_of(message), "content": text_of(message.get("content"))}
+    if reasoning := message.get("reasoning") or message.get("reasoning_content"):
+        turn["reasoning_content"] = reasoning
+    if calls := calls_of(message):
+        turn["tool_calls"] = [
+            {
+                "id": call.get("id"),
+                "type": "function",
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": plain_arguments(call["function"].get("arguments")),
+                },
+            }
+            for call in calls
+        ]
+    return turn | {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
+
+
 def canonical(message: ChatMessage) -> bytes:
     """Return what a message says. Two messages for which it is equal stand for the same tokens.
 
     Of the assistant's messages, white space around the text does not count, nor how the arguments of calls are written, nor
-    reasoning and the names of calls, which not all clients send back.
+    reasoning and the ids of calls, which not all clients send back.
     """
     role, text = role_of(message), text_of(message.get("content"))
     if role != "assistant":
-        return msgspec.json.encode((role, text))
-    calls = [(call["function"]["name"], plain_arguments(call["function"].get("arguments"))) for call in calls_of(message)]
+        return json.dumps((role, text)).encode()
+    calls = [
+        (call["function"]["name"], _same_numbers(plain_arguments(call["function"].get("arguments"))))
+        for call in calls_of(message)
+    ]
     return json.dumps((role, text.strip(), calls), sort_keys=True).encode()
+
+
+def _same_numbers(value: Any) -> Any:
+    """Return JSON with numbers as a client has them that knows floating point alone: 1 for 1.0."""
+    match value:
+        case dict():
+            return {name: _same_numbers(part) for name, part in value.items()}
+        case list():
+            return [_same_numbers(part) for part in value]
+        case int() | float() if not isinstance(value, bool) and abs(value) < _LARGEST_INTEGER:
+            number = float(value)
+            return int(number) if number.is_integer() else number
+        case _:
+            return value
 
 
 def start_of_chain(key: Sequence[object]) -> bytes:

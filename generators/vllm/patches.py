@@ -10,6 +10,7 @@ _ENGINE = "tests/generators/vllm/test_vllm_engine.py"
 _RANKS = "tests/generators/vllm/test_data_parallel_engine.py"
 _CORE = "vllm.v1.engine.core.EngineCoreProc"
 _CLIENT = "vllm.AsyncLLMEngine.engine_core"
+_SERVING = "vllm.entrypoints.openai"
 _SHM = "vllm.distributed.device_communicators.shm_broadcast"
 
 REACHES = (
@@ -105,6 +106,20 @@ REACHES = (
         why="know the names of parsers and engine arguments from vLLM's source, because to import vLLM takes ten seconds",
         test="tests/generators/vllm/test_engine_arguments.py::test_a_wrong_name_is_refused_with_what_would_be_right",
         needless="vLLM lists them without importing torch",
+    ),
+    Reach(
+        files=("generators/gateway/serving.py",),
+        names=(
+            *("vllm.renderers.online_renderer.OnlineRenderer.preprocess_chat", ".kv_transfer_params"),
+            *("vllm.engine.protocol.EngineClient.generate", "vllm.tokenizers.hf.get_cached_tokenizer"),
+            *(f"{_SERVING}.models.serving.OpenAIServingModels.model_name", f"{_SERVING}.models.serving.OpenAIServingModels"),
+            f"{_SERVING}.chat_completion.serving.OpenAIServingChat",
+            "vllm.entrypoints.anthropic.serving.AnthropicServingMessages",
+        ),
+        why="answer in the protocols of OpenAI and Anthropic by vLLM's serving classes, with the token ids of an episode in "
+        "place of those that a template writes, and a turn of its sampler in place of the engine's",
+        test="tests/generators/gateway/test_seams.py::test_vllm_is_reached_into_where_it_was",
+        needless="vLLM serves its protocols over an engine and a renderer of one's own",
     ),
     Reach(
         files=("asyncrl/weights/vllm/publication_calls.py",),

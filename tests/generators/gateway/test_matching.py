@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.trajectory import VersionSpan
+from asyncrl.core.episode import Episode, StartReason, Trajectory
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.trajectory import Sampling, StopReason, VersionSpan
 from generators.completion import Completion
-from generators.gateway.matching import Ask, Asked, Stream, Streams, TooManyStreams, Turn, Why
+from generators.gateway.matching import Ask, Asked, Stream, Streams, TooManyStreams, Turn
 from generators.gateway.messages import canonical
 
 END = 7
@@ -31,7 +32,8 @@ class FakeEngine:
 
     def given(self, stream: Stream, messages: list[Message]) -> list[int]:
         words = [word for message in messages for word in ("<begin>", *canonical(message).decode().split(), "<end>")]
-        return [*([] if stream.closed else [END]), *(self._words.setdefault(word, 10 + len(self._words)) for word in words)]
+        cut_off = len(stream.tokens) > 0 and stream.tokens.token_ids[-1] != END
+        return [*([END] if cut_off else []), *(self._words.setdefault(word, 10 + len(self._words)) for word in words)]
 
     def sample(self, prompt: list[int]) -> Completion:
         ids = [next(self._tokens) for _ in range(self._chance.randint(1, 4))]
@@ -41,7 +43,7 @@ class FakeEngine:
         self.seen.add((*prompt, *ids))
         self.facts |= {each: (logprobs[at], 1 if at < cut else 2) for at, each in enumerate(ids)}
         spans = [span for span in spans if span.start < span.end]
-        return Completion(np.array(ids, np.int32), logprobs, tuple(spans), self._chance.random() < 0.7)
+        return Completion(np.array(ids, np.int32), logprobs, tuple(spans), finished_by_stop=False)
 
 
 class Flying(msgspec.Struct):
@@ -65,13 +67,13 @@ class Play:
         self.lost: set[int] = set()
         self.ids = count()
 
-    def run(self) -> list[Stream]:
+    def run(self) -> tuple[Trajectory, ...]:
         for _ in range(self.chance.randint(3, 30)):
             if self.flying and self.chance.random() < 0.5:
                 self.answer(self.flying.pop(self.chance.randrange(len(self.flying))))
             else:
                 self.ask()
-        return self.streams.settled()
+        return self.streams.trajectories()
 
     def ask(self) -> None:
         conversation = self.changed(self.chance.choice(self.conversations))
@@ -140,35 +142,44 @@ class Play:
 
 @pytest.mark.parametrize("part", range(4))
 def test_each_delivered_token_is_trained_once_after_what_the_engine_saw(part: int) -> None:
-    whys, taken_back = Counter[Why](), 0
+    whys, lost = Counter[StartReason](), 0
     for seed in range(part * 1000, part * 1000 + 1000):
         play = Play(seed)
-        streams = play.run()
-        trained = [token for stream in streams for token in np.array(stream.tokens.token_ids)[stream.tokens.loss_mask].tolist()]
+        trajectories = play.run()
+        trained = [token for each in trajectories for token in each.token_ids[each.loss_mask].tolist()]
         assert Counter(trained) == Counter(play.delivered), seed
         assert not play.lost & set(trained), seed
-        for stream in streams:
-            check(stream, play.engine)
-        whys += Counter(stream.why for stream in streams)
-        taken_back += bool(play.lost)
-    assert {Why.FIRST, Why.REWRITTEN, Why.PARALLEL, Why.OTHER_TOOLS} <= set(whys)
-    assert taken_back > 100
+        for trajectory in trajectories:
+            check(trajectory, play.engine)
+        if trajectories:
+            episode(trajectories).check()
+        whys += Counter(each.why for each in trajectories)
+        lost += bool(play.lost)
+    assert whys.keys() >= set(StartReason) - {StartReason.OTHER_ROLE}
+    assert lost > 100
 
 
-def check(stream: Stream, engine: FakeEngine) -> None:
-    tokens = stream.tokens
-    ids = tokens.token_ids
-    versions = {at: span.version for span in tokens.version_spans for at in range(span.start, span.end)}
-    for turn in stream.turns:
+def check(trajectory: Trajectory, engine: FakeEngine) -> None:
+    ids, versions = trajectory.token_ids.tolist(), trajectory.versions().tolist()
+    for turn in trajectory.turns:
         assert tuple(ids[: turn.end]) in engine.seen
-    assert stream.turns[-1].end == len(ids)
-    for at, sampled in enumerate(tokens.loss_mask):
-        logprob, version = engine.facts.get(ids[at], (0.0, -1)) if sampled else (0.0, -1)
-        assert tokens.logprobs[at] == logprob
-        assert versions[at] == version
-    assert not tokens.loss_mask[: stream.shared].any()
-    if stream.parent is not None:
-        assert ids[: stream.shared] == stream.parent.tokens.token_ids[: stream.shared]
+    assert trajectory.turns[-1].end == len(ids)
+    for at, sampled in enumerate(trajectory.loss_mask):
+        told = engine.facts[ids[at]] if sampled else (0.0, -1)
+        assert (trajectory.logprobs[at], versions[at]) == told
+
+
+def episode(trajectories: tuple[Trajectory, ...]) -> Episode:
+    return Episode(
+        task_id=TaskId("t"),
+        group_id=GroupId(0),
+        sample_index=0,
+        attempt=0,
+        trajectories=trajectories,
+        reward=0.0,
+        stop_reason=StopReason.ENVIRONMENT_DONE,
+        sampling=Sampling(1.0),
+    )
 
 
 def user(text: str) -> Message:
@@ -194,8 +205,8 @@ def test_a_conversation_that_goes_on_is_one_stream() -> None:
     streams = Streams(4)
     play_turn(streams, [user("a")], 50, said("x"))
     play_turn(streams, [user("a"), said(" x\n"), user("b")], 51, said("y"))
-    (stream,) = streams.settled()
-    assert (stream.tokens.token_ids, stream.why, stream.parent) == ([1, 50, 1, 51], Why.FIRST, None)
+    (stream,) = streams.trajectories()
+    assert (stream.token_ids.tolist(), stream.why, stream.parent) == ([1, 50, 1, 51], StartReason.FIRST, None)
 
 
 def test_equal_turns_are_told_apart_by_the_names_of_their_calls() -> None:
@@ -203,9 +214,9 @@ def test_equal_turns_are_told_apart_by_the_names_of_their_calls() -> None:
     play_turn(streams, [user("a")], 50, said("", "one"))
     play_turn(streams, [user("a")], 60, said("", "two"))
     play_turn(streams, [user("a"), said("", "one"), user("b")], 51, said("done"))
-    first, second = streams.settled()
-    assert first.tokens.token_ids == [1, 50, 1, 51]
-    assert (second.tokens.token_ids, second.why) == ([1, 60], Why.PARALLEL)
+    first, second = streams.trajectories()
+    assert first.token_ids.tolist() == [1, 50, 1, 51]
+    assert (second.token_ids.tolist(), second.why) == ([1, 60], StartReason.PARALLEL)
 
 
 def test_a_branch_has_what_came_before_as_context() -> None:
@@ -213,24 +224,24 @@ def test_a_branch_has_what_came_before_as_context() -> None:
     play_turn(streams, [user("a")], 50, said("x"))
     play_turn(streams, [user("a"), said("x"), user("b")], 51, said("y"))
     play_turn(streams, [user("a"), said("x"), user("other")], 52, said("z"))
-    first, branch = streams.settled()
-    assert (branch.parent, branch.shared, branch.why) == (first, 2, Why.REWRITTEN)
-    assert branch.tokens.token_ids == [1, 50, 1, 52]
-    assert branch.tokens.loss_mask.tolist() == [False, False, False, True]
+    _, branch = streams.trajectories()
+    assert (branch.parent, branch.shared, branch.why) == (0, 2, StartReason.HISTORY_REWRITTEN)
+    assert branch.token_ids.tolist() == [1, 50, 1, 52]
+    assert branch.loss_mask.tolist() == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (Asked("sub", [user("part")]), Why.OTHER_ROLE),
-        (Asked("main", [user("part")], [{"name": "t"}]), Why.OTHER_TOOLS),
-        (Asked("main", [user("part")], (), {"enable_thinking": False}), Why.OTHER_TOOLS),
-        (Asked("main", [user("part")]), Why.REWRITTEN),
-        (Asked("main", [user("a")]), Why.PARALLEL),
+        (Asked("sub", [user("part")]), StartReason.OTHER_ROLE),
+        (Asked("main", [user("part")], [{"name": "t"}]), StartReason.OTHER_TOOLS),
+        (Asked("main", [user("part")], (), {"enable_thinking": False}), StartReason.OTHER_TOOLS),
+        (Asked("main", [user("part")]), StartReason.HISTORY_REWRITTEN),
+        (Asked("main", [user("a")]), StartReason.PARALLEL),
     ],
     ids=["role", "tools", "arguments", "compaction", "again"],
 )
-def test_why_a_stream_begins(asked: Asked, why: Why) -> None:
+def test_why_a_stream_begins(asked: Asked, why: StartReason) -> None:
     streams = Streams(4)
     play_turn(streams, [user("a")], 50, said("x"))
     assert streams.begin(asked).stream.why is why
@@ -242,8 +253,8 @@ def test_a_turn_from_which_somebody_went_on_is_not_taken_back() -> None:
     ask = streams.begin(Asked("main", [user("a"), said("x"), user("b")]))
     assert not streams.take_back(turn)
     streams.give_up(ask)
-    (stream,) = streams.settled()
-    assert stream.tokens.token_ids == [1, 50]
+    (stream,) = streams.trajectories()
+    assert stream.token_ids.tolist() == [1, 50]
 
 
 def test_a_stream_too_many_is_refused_and_others_go_on() -> None:
@@ -253,4 +264,4 @@ def test_a_stream_too_many_is_refused_and_others_go_on() -> None:
         streams.begin(Asked("main", [user("other")]))
     play_turn(streams, [user("a"), said("x"), user("b")], 51, said("y"))
     assert not streams.take_back(lost)
-    assert len(streams.settled()) == 1
+    assert len(streams.trajectories()) == 1

@@ -1,0 +1,258 @@
+"""An episode that clients play through the gateway: its token streams, its limits, and what its requests asked for in vain.
+
+What always holds:
+
+* an episode ends once, with one stop reason; from then on each request is told so, and none is sampled;
+* a request whose prompt is too long ends nothing, as agents go on with a shorter one;
+* the death of the engine is the episode's end as well, and whoever waits for it gets the engine's error.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.episode import Trajectory
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.messages import ToolSpec
+from asyncrl.core.trajectory import StopReason
+from generators.chat_format import ChatFormat
+from generators.chat_template import TemplateUnsuitable
+from generators.completion import Completion, Sampler
+from generators.episode import EpisodeLimits
+from generators.gateway.matching import Ask, Asked, Streams, TooManyStreams, Turn
+from generators.gateway.messages import ChatMessage, for_template
+from generators.gateway.parameters import Constrained, Settled
+from generators.gateway.problems import Kind, Problem, too_long
+from generators.gateway.protocol import Protocol
+from generators.gateway.serving import SampledText
+from generators.gateway.stop_strings import StopStrings
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayLimits(msgspec.Struct, frozen=True):
+    """What an episode may do beside what all episodes may.
+
+    Attributes:
+        episode: the limits that all episodes have.
+        max_trajectories: how many token streams it may have.
+        constrained: what becomes of requests that would constrain what is sampled.
+    """
+
+    episode: EpisodeLimits
+    max_trajectories: int = 16
+    constrained: Constrained = "free"
+
+
+class GatewayEpisode:
+    """One episode. Made within the event loop in which it is played.
+
+    Args:
+        sampler: samples its turns.
+
+    Attributes:
+        over: is done when the episode has ended by itself: with the stop reason, or the error of an engine that died.
+        asked_in_vain: how often a parameter of a request was replaced, not enforced or ignored, by ``WHAT NAME``.
+    """
+
+    def __init__(self, limits: GatewayLimits, sampler: Sampler, chat: ChatFormat) -> None:
+        self.limits, self.sampler, self.chat = limits, sampler, chat
+        self.streams = Streams(limits.max_trajectories)
+        self.over: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self.asked_in_vain: Counter[str] = Counter()
+        self.turns = self.sampled_tokens = 0
+
+    def end(self, reason: StopReason) -> None:
+        """End the episode, unless it has ended already."""
+        if not self.over.done():
+            self.over.set_result(reason)
+
+    def fail(self, error: ComponentFailed) -> None:
+        """End the episode because the engine died."""
+        if not self.over.done():
+            self.over.set_exception(error)
+
+    def check_open(self) -> None:
+        """Raise a :class:`Problem` if the episode is over."""
+        if not self.over.done():
+            return
+        if self.over.cancelled():
+            raise Problem(Kind.OVER, "the episode is over")
+        if (error := self.over.exception()) is not None:
+            raise Problem(Kind.DEAD, f"the engine died: {error}")
+        raise Problem(Kind.OVER, f"the episode is over: {self.over.result()}")
+
+    def note(self, settled: Settled) -> None:
+        """Count what a request asked for in vain; each is logged once."""
+        for what, names in (
+            ("replaced", settled.replaced),
+            ("not enforced", settled.unenforced),
+            ("ignored", settled.ignored),
+        ):
+            self.asked_in_vain.update(f"{what} {name}" for name in names)
+
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Return what was sampled, after the episode has ended."""
+        return self.streams.trajectories()
+
+
+class GatewayTurn:
+    """One request of an episode, from its conversation to the turn that answers it.
+
+    Args:
+        model: the name that the client asked for, which is its role.
+    """
+
+    def __init__(self, episode: GatewayEpisode, protocol: Protocol, model: str) -> None:
+        self.model = model
+        self._episode, self._protocol = episode, protocol
+        self._ask: Ask | None = None
+        self._given: list[int] = []
+        self._ids: list[int] = []
+        self._sampled: tuple[Completion, float] | None = None
+        self._stop: StopStrings | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its turn is whole."""
+        return self._sampled is not None
+
+    async def prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> list[int]:
+        """Return the tokens that the turn follows: those of its stream, and those of the messages that are new.
+
+        Raises:
+            Problem: the episode is over, the prompt is too long, or the chat template has no place for it.
+        """
+        if self._ask is None:
+            await self._place(messages, tools, arguments)
+        return self._ids
+
+    async def _place(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> None:
+        episode, limits = self._episode, self._episode.limits.episode
+        specs = [spec_of(tool) for tool in tools]
+        arguments = episode.chat.arguments_read(arguments, specs)
+        episode.check_open()
+        if episode.turns >= limits.max_turns:
+            episode.end(StopReason.MAX_TURNS)
+            episode.check_open()
+        try:
+            ask = episode.streams.begin(Asked(self.model, messages, [spec.as_template_input() for spec in specs], arguments))
+        except TooManyStreams:
+            episode.end(StopReason.MAX_TRAJECTORIES)
+            episode.check_open()
+            raise
+        tokens = ask.stream.tokens
+        try:
+            after = tokens.token_ids[-1] if ask.matched else None
+            given = await rendered(episode.chat, messages[ask.matched :], specs, arguments, after)
+            self._ids = [*tokens.token_ids, *given]
+            if len(self._ids) >= limits.max_context:
+                raise too_long(self._protocol, len(self._ids), limits.max_context)
+        except BaseException:
+            episode.streams.give_up(ask)
+            raise
+        if ask.stream.turns:  # so far, its client has not come back after the last one
+            tokens.answer_turn(0.0, (), max(0.0, time.perf_counter() - ask.stream.answered))
+        self._ask, self._given = ask, given
+
+    async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> SampledText:
+        """Have the turn sampled, with at most ``most`` tokens, up to one of the stop strings.
+
+        Raises:
+            Problem: the episode is over.
+            ComponentFailed: the engine died.
+        """
+        chat = self._episode.chat
+        try:
+            if self._sampled is None:
+                self._stop = StopStrings(chat.tokenizer, stop_strings, skip_special=skip_special) if stop_strings else None
+                self._sampled = await self._completion(most)
+        except BaseException as failure:
+            self.failure = failure
+            raise
+        completion, _ = self._sampled
+        ids = completion.token_ids.tolist()
+        spoken = ids[:-1] if completion.finished_by_stop else ids
+        text = chat.tokenizer.decode(spoken, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        text, stop_string = (text, None) if self._stop is None else self._stop.cut(text)
+        stopped = completion.finished_by_stop or stop_string is not None
+        return SampledText(text, ids, completion.logprobs.tolist(), stopped, stop_string)
+
+    async def _completion(self, most: int) -> tuple[Completion, float]:
+        episode, limits = self._episode, self._episode.limits.episode
+        episode.check_open()
+        room, needs_more = limits.room(len(self._ids), episode.sampled_tokens)
+        if room <= 0:
+            episode.end(needs_more)
+            episode.check_open()
+        asked = time.perf_counter()
+        episode.turns += 1
+        try:
+            completion = await episode.sampler.generate(
+                self._ids,
+                max_tokens=min(most, room),
+                sampling=limits.sampling,
+                stop_token_ids=episode.chat.ends_of_turn,
+                stop_at=None if self._stop is None else self._stop.stop_at,
+            )
+        except BaseException as error:
+            episode.turns -= 1
+            if isinstance(error, ComponentFailed):
+                episode.fail(error)
+            raise
+        episode.sampled_tokens += len(completion.token_ids)
+        return completion, time.perf_counter() - asked
+
+    def finish(self, message: ChatMessage) -> Turn:
+        """Add the turn to its stream; ``message`` is what the client gets."""
+        if self._ask is None or self._sampled is None:
+            raise RuntimeError("a turn is finished that was not sampled")
+        completion, seconds = self._sampled
+        self._ask.stream.answered = time.perf_counter()
+        return self._episode.streams.finish(self._ask, self._given, completion, seconds, message)
+
+    def give_up(self) -> None:
+        """End the request without a turn."""
+        if self._ask is not None:
+            self._episode.streams.give_up(self._ask)
+
+
+async def rendered(
+    chat: ChatFormat,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec],
+    arguments: Mapping[str, Any],
+    after: int | None = None,
+) -> list[int]:
+    """Return the tokens of a conversation, or of what follows a turn in it.
+
+    Args:
+        after: the last token of that turn; None if there is none.
+
+    Raises:
+        Problem: the chat template has no place for it.
+    """
+    turns = [for_template(message) for message in messages]
+    try:
+        if after is None:
+            return await chat.prompt(turns, tools, arguments)
+        return await chat.delta(turns, tools, arguments, after=after)
+    except TemplateUnsuitable as error:
+        raise Problem(Kind.REFUSED, str(error), "messages") from error
+
+
+def spec_of(tool: Mapping[str, Any]) -> ToolSpec:
+    """Return a tool as environments describe theirs, so that the same tool has the same tokens."""
+    function = tool["function"]
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return ToolSpec(function["name"], function.get("description") or "", parameters)

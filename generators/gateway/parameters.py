@@ -1,0 +1,170 @@
+"""Says which parameters of a request are honoured, and takes the others out before vLLM sees them.
+
+What always holds: how tokens are sampled is the recipe's alone, as learners take log-probabilities to be of that distribution. A
+parameter that would change it is replaced, or refused. What agents ask for in passing, a format of the answer or that a tool is
+called, is not enforced, unless the recipe says that such requests are refused: no log-probability is right where sampling was
+constrained. Whatever is not honoured is named.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from generators.gateway.messages import role_of
+from generators.gateway.problems import Kind, Problem
+from generators.gateway.protocol import Protocol
+
+Constrained = Literal["free", "refuse"]
+"""What becomes of requests that ask for a format or a call: they are sampled as all others, or refused."""
+
+_HONOURED = {
+    Protocol.CHAT: {
+        *("messages", "model", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "tools", "tool_choice"),
+        *("parallel_tool_calls", "chat_template_kwargs", "reasoning_effort", "include_reasoning", "logprobs"),
+        *("return_token_ids", "return_tokens_as_token_ids"),
+    },
+    Protocol.MESSAGES: {
+        *("messages", "model", "system", "stream", "stop_sequences", "max_tokens", "tools", "tool_choice", "thinking"),
+        *("output_config", "chat_template_kwargs"),
+    },
+    Protocol.RESPONSES: {
+        *("input", "instructions", "model", "stream", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls"),
+        *("reasoning", "text", "store"),
+    },
+}
+_REPLACED = {"temperature", "top_p", "top_k", "min_p", "seed"}
+_NEUTRAL: Mapping[str, object] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
+    **dict.fromkeys(("n", "repetition_penalty", "length_penalty"), 1),
+    **dict.fromkeys(("echo", "use_beam_search", "continue_final_message", "background"), False),
+    **{"add_generation_prompt": True, "logit_bias": {}},
+    **dict.fromkeys(("prompt_logprobs", "previous_response_id", "conversation", "prompt"), None),
+}
+"""Parameters of requests that are refused, unless they have the value with which they do nothing."""
+_WHY_REFUSED = {
+    **dict.fromkeys(("n", "use_beam_search"), "each request has one turn; send several"),
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), "nothing is kept for it; send the whole conversation"),
+    **dict.fromkeys(("top_logprobs", "prompt_logprobs"), "only sampled tokens have log-probabilities"),
+    **dict.fromkeys(("echo", "continue_final_message", "add_generation_prompt"), "a turn is what the policy samples, whole"),
+    "background": "a turn is answered by its own request",
+}
+_LIMITS = {
+    Protocol.CHAT: ("max_completion_tokens", "max_tokens"),
+    Protocol.MESSAGES: ("max_tokens",),
+    Protocol.RESPONSES: ("max_output_tokens",),
+}
+_OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
+_FORMATS = {"response_format", "structured_outputs"}
+_OTHER_MEDIA = {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url"}
+_OTHER_MEDIA |= {"file", "input_file", "document"}
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """A request as vLLM gets it.
+
+    Attributes:
+        replaced: parameters for which the recipe's are used.
+        unenforced: parameters that would constrain what is sampled, and do not.
+        ignored: parameters that do nothing here.
+    """
+
+    body: dict[str, Any]
+    replaced: tuple[str, ...] = ()
+    unenforced: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def settled(
+    body: Mapping[str, Any], protocol: Protocol, *, most_tokens: int, constrained: Constrained, system_later: bool
+) -> Settled:
+    """Return what of a request is honoured.
+
+    Args:
+        most_tokens: the most tokens of a turn, to which the request's limit is cut.
+        system_later: whether the chat template takes system messages in mid-conversation; if not, they become the user's.
+
+    Raises:
+        Problem: the request asks for what cannot be.
+        TypeError, ValueError, AttributeError, KeyError: it is no request of this protocol.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, neutral in _NEUTRAL.items():
+        if given.get(name, neutral) != neutral:
+            why = _WHY_REFUSED.get(name, "it changes what is sampled, and with it what log-probabilities mean")
+            raise Problem(Kind.REFUSED, f"{name} is not supported: {why}", name)
+    left = {name: value for name, value in given.items() if name in _HONOURED[protocol]}
+    if not left.get("tools", True):  # which vLLM refuses
+        left = {name: value for name, value in left.items() if name not in _OF_TOOLS}
+    unenforced = [*_unconstrained(left, protocol), *sorted(name for name in _FORMATS if _is_format(given.get(name)))]
+    if unenforced and constrained == "refuse":
+        text = f"{unenforced[0]} would constrain what is sampled, and the recipe has such requests refused (constrained: refuse)"
+        raise Problem(Kind.REFUSED, text, unenforced[0])
+    replaced = sorted(given.keys() & _REPLACED)
+    if "budget_tokens" in left.get("thinking", ()):
+        left["thinking"] = {"type": "adaptive"}
+        replaced.append("thinking.budget_tokens")
+    first, *others = _LIMITS[protocol]
+    asked = [int(left.pop(name)) for name in (first, *others) if name in left]
+    left[first] = min([*asked, most_tokens])
+    conversation = "input" if protocol is Protocol.RESPONSES else "messages"
+    if isinstance(left[conversation], list):
+        left[conversation] = list(_conversation(left[conversation], system_later))
+    ignored = given.keys() - _HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
+    return Settled(left, tuple(replaced), tuple(unenforced), tuple(sorted(ignored)))
+
+
+def _unconstrained(left: dict[str, Any], protocol: Protocol) -> Iterator[str]:
+    """Take out of a request what constrains its turn, and yield the names of what was there."""
+    choice = left.get("tool_choice")
+    if protocol is Protocol.MESSAGES:
+        if choice is not None and choice["type"] not in ("auto", "none"):
+            left["tool_choice"] = {name: value for name, value in choice.items() if name != "name"} | {"type": "auto"}
+            yield "tool_choice"
+        if "format" in left.get("output_config", ()):
+            left["output_config"] = {name: value for name, value in left["output_config"].items() if name != "format"}
+            yield "output_config.format"
+        return
+    if choice not in (None, "auto", "none"):
+        left["tool_choice"] = "auto"
+        yield "tool_choice"
+    if "text" in left and _is_format(left.pop("text").get("format")):
+        yield "text.format"
+
+
+def _is_format(asked: Any) -> bool:
+    return asked is not None and not (isinstance(asked, Mapping) and asked.get("type") == "text")
+
+
+def _conversation(messages: Iterable[Mapping[str, Any]], system_later: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield the messages of a conversation.
+
+    Raises:
+        Problem: one of them holds something else than text, or the last one is the beginning of the policy's own turn.
+    """
+    last: Mapping[str, Any] = {}
+    for place, last in enumerate(messages):
+        if found := next(_other_media(last), None):
+            text = f"content of type {found} is not supported: the policy reads text alone"
+            raise Problem(Kind.REFUSED, text, "messages")
+        later_system = place and "role" in last and role_of(last) == "system" and not system_later
+        yield {**last, "role": "user"} if later_system else last
+    if last.get("role") == "assistant":
+        text = (
+            "a conversation that ends with a message of the assistant is not supported: a turn is what the policy samples, whole"
+        )
+        raise Problem(Kind.REFUSED, text, "messages")
+
+
+def _other_media(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the types of a message's parts that are no text, also within the results of tools."""
+    for part in (message, *_parts(message)):
+        if part.get("type") in _OTHER_MEDIA:
+            yield part["type"]
+        elif part.get("type") in ("tool_result", "function_call_output"):
+            yield from _other_media({"content": part.get("content", part.get("output"))})
+
+
+def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    return [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []

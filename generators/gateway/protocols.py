@@ -1,0 +1,236 @@
+"""Answers requests in the protocols of the agents, by vLLM's serving classes.
+
+What always holds: a turn is added to its stream once its answer is made, as what the answer says. A request that ends otherwise
+leaves nothing behind. What the policy samples never fails a request: if vLLM cannot read its calls, the client gets the text.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncrl.core.errors import ComponentFailed
+from generators.chat_format import ChatFormat
+from generators.gateway import heard
+from generators.gateway.episode import GatewayEpisode, GatewayTurn, rendered, spec_of
+from generators.gateway.matching import Turn
+from generators.gateway.messages import ChatMessage
+from generators.gateway.parameters import settled
+from generators.gateway.problems import Kind, Problem
+from generators.gateway.protocol import Protocol
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.renderers import BaseRenderer
+
+    from generators.gateway.serving import SampledText
+
+_MOST_SHOWN = 1000
+"""The most characters of a validation error that a client is told."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a client gets.
+
+    Attributes:
+        chunks: the body, in one piece or several.
+        is_stream: whether these are server-sent events.
+        turn: the turn that it is; None if it is none.
+    """
+
+    chunks: tuple[bytes, ...]
+    is_stream: bool = False
+    turn: Turn | None = None
+
+
+class _Way(msgspec.Struct, frozen=True):
+    """How requests of one protocol are answered.
+
+    Attributes:
+        no_calls: the choice of tools with which a turn's text is not searched for calls.
+    """
+
+    request: Any
+    serve: Callable[[Any, None], Awaitable[Any]]
+    heard: Callable[[Mapping[str, Any]], ChatMessage]
+    heard_stream: Callable[[list[str]], ChatMessage]
+    omit_none: bool
+    no_calls: Any
+
+
+class Protocols:
+    """The protocols in which one model can be asked.
+
+    Args:
+        config: configuration of the model's engine.
+        renderer: class of the engine's renderer.
+        tool_parser, reasoning_parser: names of vLLM's parsers for the model.
+    """
+
+    def __init__(
+        self,
+        config: "VllmConfig",
+        renderer: "type[BaseRenderer]",
+        chat: ChatFormat,
+        tool_parser: str,
+        reasoning_parser: str | None,
+    ) -> None:
+        from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        from generators.gateway.serving import Serving
+
+        self._chat = chat
+        self._serving = serving = Serving(config, renderer, chat, tool_parser, reasoning_parser)
+        self._count_request = AnthropicCountTokensRequest
+        self._ways = {
+            Protocol.CHAT: _Way(
+                ChatCompletionRequest, serving.chat.create_chat_completion, heard.of_chat, heard.of_chat_stream, False, "none"
+            ),
+            Protocol.MESSAGES: _Way(
+                AnthropicMessagesRequest,
+                serving.messages.create_messages,
+                heard.of_messages,
+                heard.of_messages_stream,
+                True,
+                {"type": "none"},
+            ),
+        }
+
+    async def answer(self, episode: GatewayEpisode, protocol: Protocol, body: Mapping[str, Any]) -> Answer:
+        """Answer one request of an episode with a turn.
+
+        Raises:
+            Problem: it cannot be answered.
+            ComponentFailed: the engine died.
+        """
+        episode.check_open()
+        way = self._ways[protocol]
+        limits = episode.limits
+        try:
+            honoured = settled(
+                body,
+                protocol,
+                most_tokens=limits.episode.max_turn_tokens,
+                constrained=limits.constrained,
+                system_later=self._chat.takes_system_later,
+            )
+        except (TypeError, ValueError, AttributeError, KeyError):
+            _validated(way.request, body)  # says what is wrong with it
+            raise
+        episode.note(honoured)
+        turn = GatewayTurn(episode, protocol, str(body.get("model") or ""))
+        try:
+            return await self._turn(way, turn, honoured.body)
+        except BaseException:
+            turn.give_up()
+            raise
+
+    async def _turn(self, way: _Way, turn: GatewayTurn, body: dict[str, Any]) -> Answer:
+        try:
+            return await self._read(way, turn, body)
+        except (Problem, ComponentFailed, asyncio.CancelledError):
+            raise
+        except Exception:
+            if not turn.is_sampled:
+                raise
+            return await self._read(way, turn, body | {"tool_choice": way.no_calls})
+
+    async def _read(self, way: _Way, turn: GatewayTurn, body: Mapping[str, Any]) -> Answer:
+        """Make the answer, and add its turn to its stream."""
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+        from generators.gateway.serving import CURRENT
+
+        CURRENT.set(turn)
+        result = await self._asked(way, turn, _validated(way.request, body))
+        if isinstance(result, ErrorResponse):
+            raise _told(result)
+        if hasattr(result, "__aiter__"):
+            chunks = [chunk async for chunk in result]
+            if turn.failure is not None:  # vLLM has made an event of it
+                raise turn.failure
+            message = way.heard_stream(chunks)
+            return Answer(tuple(chunk.encode() for chunk in chunks), True, turn.finish(message))
+        written = result.model_dump_json(exclude_none=way.omit_none)
+        message = way.heard(msgspec.json.decode(written))
+        return Answer((written.encode(),), turn=turn.finish(message))
+
+    async def _asked(self, way: _Way, turn: GatewayTurn, request: Any) -> Any:
+        """Have vLLM answer; raises what ended the turn, where vLLM would tell of it in its own way."""
+        from vllm.entrypoints.serve import create_error_response
+
+        from generators.gateway.serving import Abandoned
+
+        try:
+            return await way.serve(request, None)
+        except (Problem, ComponentFailed):
+            raise
+        except Abandoned:
+            raise asyncio.CancelledError from None
+        except Exception as error:
+            if turn.is_sampled:
+                raise
+            raise _told(create_error_response(error)) from error
+
+    async def count_tokens(self, episode: GatewayEpisode, body: Mapping[str, Any]) -> Answer:
+        """Count the tokens of a conversation as the template writes it; a stream that it goes on from may have others."""
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+        from generators.gateway.serving import CURRENT
+
+        CURRENT.set(_Counted(self._chat, str(body.get("model") or "")))
+        result = await self._serving.messages.count_tokens(_validated(self._count_request, body), None)
+        if isinstance(result, ErrorResponse):
+            raise _told(result)
+        return Answer((result.model_dump_json(exclude_none=True).encode(),))
+
+    async def models(self) -> Answer:
+        """List the one model that there is."""
+        return Answer(((await self._serving.models.show_available_models()).model_dump_json().encode(),))
+
+
+class _Counted:
+    """A conversation of which only the tokens are counted: no stream is touched."""
+
+    def __init__(self, chat: ChatFormat, model: str) -> None:
+        self.model, self._chat = model, chat
+
+    async def prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> list[int]:
+        """Return the tokens as the template writes the conversation."""
+        specs = [spec_of(tool) for tool in tools]
+        return await rendered(self._chat, messages, specs, self._chat.arguments_read(arguments, specs))
+
+    async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> "SampledText":
+        """Never called."""
+        raise NotImplementedError("tokens are counted, and none is sampled")
+
+
+def _validated(kind: Any, body: Mapping[str, Any]) -> Any:
+    """Make vLLM's request of a body.
+
+    Raises:
+        Problem: it is none.
+    """
+    from pydantic import ValidationError
+    from vllm.entrypoints.serve import create_error_response
+
+    try:
+        return kind.model_validate(dict(body))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Problem(Kind.REFUSED, f"{place}: {first['msg']}"[:_MOST_SHOWN], place) from error
+    except Exception as error:  # vLLM's own kinds, some of which are no ValueErrors
+        raise _told(create_error_response(error)) from error
+
+
+def _told(response: "ErrorResponse") -> Problem:
+    """Return the problem of which vLLM tells."""
+    error = response.error
+    kind = {400: Kind.REFUSED, 404: Kind.NOT_FOUND}.get(error.code, Kind.FAILED)
+    return Problem(kind, error.message, error.param or "")

@@ -1,0 +1,264 @@
+"""What the libraries of OpenAI and Anthropic raise, path by path of theirs; no error costs an episode a token."""
+
+import asyncio
+from typing import Any
+
+import anthropic
+import msgspec
+import openai
+import pytest
+from openai import AsyncOpenAI
+from played import ANTHROPIC_TOOLS, LIMITS, OPENAI_TOOLS, Clients, clients, until
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.trajectory import StopReason
+from generators.gateway.episode import GatewayLimits
+
+USER = {"role": "user", "content": "begin"}
+
+
+def yes(row: str) -> str:
+    return "Yes."
+
+
+async def by_openai(play: Clients, **asked: Any) -> Any:
+    return await play.openai.chat.completions.create(**{"model": "main", "messages": [USER], **asked})
+
+
+async def by_anthropic(play: Clients, **asked: Any) -> Any:
+    return await play.anthropic.messages.create(**{"model": "main", "messages": [USER], "max_tokens": 99, **asked})
+
+
+BOTH = pytest.mark.parametrize(("ask", "library"), [(by_openai, openai), (by_anthropic, anthropic)], ids=["openai", "anthropic"])
+
+
+def limits(**changed: Any) -> GatewayLimits:
+    most = changed.pop("max_trajectories", 16)
+    return GatewayLimits(msgspec.structs.replace(LIMITS, **changed), most)
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"n": 2}, "n is not supported: each request has one turn"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported: it changes what is sampled"),
+        ({"presence_penalty": 0.5}, "presence_penalty is not supported"),
+        ({"logit_bias": {"5": 3}}, "logit_bias is not supported"),
+        ({"logprobs": True, "top_logprobs": 3}, "only sampled tokens have log-probabilities"),
+        ({"extra_body": {"repetition_penalty": 1.2}}, "repetition_penalty"),
+        ({"extra_body": {"echo": True}}, "echo is not supported: a turn is what the policy samples, whole"),
+        ({"extra_body": {"continue_final_message": True, "add_generation_prompt": False}}, "whole"),
+        ({"messages": [USER, {"role": "assistant", "content": "Y"}]}, "ends with a message of the assistant"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "content of type image_url is not supported: the policy reads text alone",
+        ),
+        ({"messages": "begin"}, "messages"),
+        ({"messages": []}, "Provide at least one message"),
+        ({"messages": [{"content": "no role"}]}, "role"),
+        ({"tools": [{"type": "function"}]}, "function"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"stop": 5}, "stop"),
+    ],
+    ids=str,
+)
+async def test_what_openai_s_library_is_refused(protocols, asked: dict[str, Any], what: str) -> None:
+    async with clients(protocols, yes) as play:
+        with pytest.raises(openai.BadRequestError) as raised:
+            await by_openai(play, **asked)
+        assert what in raised.value.message
+        assert raised.value.type == "invalid_request_error"
+        await goes_on(play)
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"messages": [USER, {"role": "assistant", "content": "Y"}]}, "ends with a message of the assistant"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+            "content of type image is not supported",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]}],
+                    }
+                ]
+            },
+            "content of type image is not supported",
+        ),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"max_tokens": -1}, "max_tokens must be positive"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.input_schema"),
+        ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
+    ],
+    ids=str,
+)
+async def test_what_anthropic_s_library_is_refused(protocols, asked: dict[str, Any], what: str) -> None:
+    async with clients(protocols, yes) as play:
+        with pytest.raises(anthropic.BadRequestError) as raised:
+            await by_anthropic(play, **asked)
+        assert what in raised.value.message
+        assert raised.value.body["error"]["type"] == "invalid_request_error"
+        await goes_on(play)
+
+
+async def goes_on(play: Clients) -> None:
+    """The episode is not over, and has nothing of the requests before."""
+    await by_openai(play)
+    (trajectory,) = play.trajectories()
+    assert len(trajectory.turns) == 1
+    assert len(play.engine.prompts) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_too_long_a_prompt_is_told_in_the_words_by_which_agents_compact(protocols, ask, library, stream: bool) -> None:
+    async with clients(protocols, yes, limits(max_context=300)) as play:
+        with pytest.raises(library.BadRequestError) as raised:
+            await ask(play, messages=[{"role": "user", "content": "x" * 400}], stream=stream)
+        if library is openai:
+            assert raised.value.code == "context_length_exceeded"
+            assert "maximum context length is 300 tokens" in raised.value.message
+        else:
+            assert "prompt is too long: 4" in raised.value.message
+            assert "tokens > 300 maximum" in raised.value.message
+        await goes_on(play)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"max_turns": 1}, StopReason.MAX_TURNS),
+        ({"max_sampled_tokens": 5}, StopReason.SAMPLED_TOKENS),
+        ({"max_trajectories": 1}, StopReason.MAX_TRAJECTORIES),
+    ],
+    ids=str,
+)
+async def test_a_limit_ends_the_episode_and_its_requests_are_told(protocols, ask, library, changed, reason) -> None:
+    async with clients(protocols, yes, limits(**changed)) as play:
+        await ask(play)
+        for _ in range(2):
+            with pytest.raises(library.APIStatusError) as raised:
+                await ask(play, messages=[{"role": "user", "content": "another"}])
+            assert raised.value.status_code == 410
+            assert f"the episode is over: {reason}" in raised.value.message
+        assert play.played.episode.over.result() is reason
+        assert len(play.trajectories()) == 1
+
+
+@BOTH
+async def test_requests_of_an_episode_that_ended_and_of_none(protocols, ask, library) -> None:
+    async with clients(protocols, yes) as play:
+        play.engine.gate.clear()
+        running = asyncio.create_task(ask(play))
+        await until(lambda: play.engine.running == 1)
+        await play.played.attempts.end()
+        with pytest.raises(library.APIStatusError) as raised:
+            await running
+        assert raised.value.status_code == 410
+        assert play.engine.running == 0
+        play.openai.base_url = play.anthropic.base_url = f"{play.played.anthropic_url[:-5]}/v1"
+        play.anthropic.base_url = play.played.anthropic_url[:-5]
+        with pytest.raises(library.APIStatusError) as raised:
+            await ask(play)
+        assert raised.value.status_code == 410
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_dead_engine(protocols, ask, library, stream: bool) -> None:
+    async with clients(protocols, yes) as play:
+        play.engine.dead = True
+        with pytest.raises(library.InternalServerError) as raised:
+            await ask(play, stream=stream)
+        assert raised.value.status_code == 503
+        with pytest.raises(ComponentFailed):
+            play.played.episode.over.result()
+
+
+async def read_openai(play: Clients) -> None:
+    async for _ in await by_openai(play, stream=True):
+        pass
+
+
+async def read_anthropic(play: Clients) -> None:
+    async for _ in await by_anthropic(play, stream=True):
+        pass
+
+
+@pytest.mark.parametrize(("read", "library"), [(read_openai, openai), (read_anthropic, anthropic)], ids=["openai", "anthropic"])
+async def test_an_engine_that_dies_after_a_stream_has_begun(protocols, read, library) -> None:
+    async with clients(protocols, yes, keep_alive_s=0.02) as play:
+        play.engine.gate.clear()
+        reading = asyncio.create_task(read(play))
+        await until(lambda: play.engine.running == 1)
+        await asyncio.sleep(0.1)  # until the stream has begun
+        play.engine.dead = True
+        play.engine.gate.set()
+        with pytest.raises(library.APIError, match="the engine died"):
+            await reading
+
+
+@BOTH
+async def test_a_path_that_there_is_not(protocols, ask, library) -> None:
+    async with clients(protocols, yes) as play:
+        await ask(play)
+        unknown = (
+            play.openai.embeddings.create(model="main", input="x") if library is openai else play.anthropic.models.retrieve("m")
+        )
+        with pytest.raises(library.NotFoundError) as raised:
+            await unknown
+        assert "the gateway has no" in raised.value.message
+
+
+async def test_a_body_that_is_no_json(protocols) -> None:
+    async with clients(protocols, yes) as play:
+        client: AsyncOpenAI = play.openai
+        with pytest.raises(openai.BadRequestError, match="no JSON object"):
+            await client.post("/chat/completions", content=b"[1", cast_to=object)
+
+
+async def test_sampling_is_the_recipe_s_and_what_is_asked_in_vain_is_counted(protocols) -> None:
+    async with clients(protocols, yes) as play:
+        await by_openai(
+            play,
+            temperature=0.0,
+            top_p=0.5,
+            seed=3,
+            user="me",
+            tools=OPENAI_TOOLS,
+            tool_choice="required",
+            response_format={"type": "json_object"},
+            extra_body={"top_k": 3, "priority": 5, "ignore_eos": True},
+        )
+        await by_anthropic(
+            play,
+            extra_body={"temperature": 0.0},
+            max_tokens=32_000,
+            thinking={"type": "enabled", "budget_tokens": 31_999},
+            tools=ANTHROPIC_TOOLS,
+            tool_choice={"type": "any"},
+            metadata={"user_id": "me"},
+        )
+        assert play.engine.temperatures == [1.0, 1.0]
+        assert play.played.episode.asked_in_vain == {
+            "replaced temperature": 2,
+            **dict.fromkeys(("replaced top_p", "replaced top_k", "replaced seed", "replaced thinking.budget_tokens"), 1),
+            **{"not enforced tool_choice": 2, "not enforced response_format": 1},
+            **dict.fromkeys(("ignored user", "ignored priority", "ignored ignore_eos", "ignored metadata"), 1),
+        }
+
+
+@BOTH
+async def test_a_recipe_can_have_constrained_requests_refused(protocols, ask, library) -> None:
+    async with clients(protocols, yes, GatewayLimits(LIMITS, constrained="refuse")) as play:
+        choice: Any = "required" if library is openai else {"type": "any"}
+        tools: Any = OPENAI_TOOLS if library is openai else ANTHROPIC_TOOLS
+        with pytest.raises(library.BadRequestError, match="tool_choice would constrain what is sampled"):
+            await ask(play, tools=tools, tool_choice=choice)
+        await goes_on(play)
