@@ -148,7 +148,9 @@ class PinnedFiles:
 class HostArena:
     """Copies tensors of a device into host memory that is allocated and pinned once, and reused.
 
-    Copies of tensors that are on the CPU get memory of their own.
+    Copies of tensors that are on the CPU get memory of their own. Whoever has the arena closes it: CUDA still takes memory for
+    pinned that was freed before it was unpinned, and then refuses copies of tensors of which only a part lies there ("invalid
+    argument").
 
     Args:
         pinning: pins the memory.
@@ -192,7 +194,8 @@ class HostArena:
         if size <= len(self._memory):
             return
         self.close()
-        self._memory = torch.empty(size, dtype=torch.uint8)
+        # Whole pages of its own, because CUDA pins whole pages: whatever else lay on the last one would be pinned in part.
+        self._memory = torch.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
         why_not = self._pinning.pin(self._memory.data_ptr(), size)
         self._pinned = not why_not
         if why_not:

@@ -38,6 +38,11 @@ class ReferenceWeights:
         finally:
             self._exchange()
 
+    def close(self) -> None:
+        """Give the copy up. Does nothing the second time."""
+        self._held = []
+        self._arena.close()
+
     @torch.no_grad()
     def _exchange(self) -> None:
         for parameter, held in zip(self._parameters, self._held, strict=True):

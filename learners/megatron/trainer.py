@@ -251,7 +251,11 @@ class Trainer:
             return checkpoint.load(folder, self._state)
 
     def close(self) -> None:
-        """Leave the group of ranks."""
+        """Leave the group of ranks, and unpin host memory."""
+        self._state.arena.close()
+        for reference in self._references:
+            if isinstance(reference, ReferenceWeights):
+                reference.close()
         parallel.close()
 
     def _waiting(self, activity: str) -> AbstractContextManager[None]:

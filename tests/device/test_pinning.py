@@ -1,6 +1,8 @@
 """Pinned host memory, with a CPU in the place of the GPU: nothing is lost, reused memory is that of the last copy, and what is
 pinned is unpinned."""
 
+import mmap
+
 import pytest
 import torch
 
@@ -42,6 +44,15 @@ def test_an_arena_copies_and_is_reused(refuses):
     arena.close()
     arena.close()
     assert not pinning.held
+
+
+def test_an_arena_s_pages_are_its_own():
+    """CUDA refuses to copy a tensor of which only a part lies on a pinned page."""
+    pinning = Pinned()
+    arena = HostArena(pinning, device="cpu")
+    arena.copies([torch.randn(2000)])
+    assert [address % mmap.PAGESIZE for address in pinning.held] == [0]
+    arena.close()
 
 
 def test_tensors_of_another_device_get_memory_of_their_own():

@@ -2,6 +2,7 @@
 TransformerEngine's, the fused Adam, and a checkpoint that is gathered by gloo."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -9,7 +10,8 @@ import torch
 from rank_side import Batches, PlainShard, _step, new_learner, plain_shards
 
 from asyncrl.core.recipe.schema import Recipe
-from learners.megatron import optimizer_state, parallel
+from asyncrl.device.pinning import HostArena
+from learners.megatron import optimizer_state, parallel, reference, trainer
 from learners.megatron.layers import layer_spec
 from learners.rank import RankSpec
 from learners.step_report import StepReport
@@ -112,3 +114,20 @@ def gives_memory_back(spec: RankSpec, recipe: Recipe, folder: Path) -> int:
     with mock.patch.object(torch.cuda, "empty_cache") as give_back:
         next(learner.shards())
         return give_back.call_count
+
+
+def unpins(spec: RankSpec, recipe: Recipe, folder: Path, before: Batches, target: Path) -> tuple[int, int]:
+    """Train with a reference policy and save a checkpoint; how many pieces of memory were pinned before and after the end."""
+    held: set[int] = set()
+    pinning = mock.Mock(pin=lambda address, size: held.add(address) or "", unpin=held.remove)
+    with ExitStack() as arenas:
+        for module in (trainer, reference):
+            arenas.enter_context(mock.patch.object(module, "HostArena", partial(HostArena, pinning, device="cpu")))
+        learner = new_learner(spec, recipe, folder)
+        for batch, rows in before:
+            _step(learner, batch, rows)
+        learner.start_checkpoint(target)
+        learner.finish_checkpoint()
+        pinned = len(held)
+        learner.close()
+    return pinned, len(held)

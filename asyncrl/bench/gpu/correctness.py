@@ -1,16 +1,20 @@
 """Part 1: one learner rank, its losses, gradients, checkpoints and fingerprints, on the GPU beside the CPU."""
 
+import math
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import torch
 
-from asyncrl.bench.gpu.isolated import isolated
+from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated, place_of
 from asyncrl.bench.gpu.settings import CorrectnessSettings
 from asyncrl.bench.gpu.subject import at_version, device, folder_for, make_learner, make_model, rows_of, values_of
 from asyncrl.core.publication import Shard
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import KlInLossConfig
+from asyncrl.core.recipe.learner import LoraConfig
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
@@ -20,24 +24,57 @@ FLOAT32_GRADIENTS, BFLOAT16_GRADIENTS = 1e-4, 2e-2
 """Largest relative difference of gradient norms that is accepted."""
 
 
-class RankOutcome(msgspec.Struct, frozen=True):
+class Variant(msgspec.Struct, frozen=True):
+    """One way to train, which another piece of the learner computes.
+
+    Attributes:
+        name: what the result calls it.
+        learner, algorithm: keys of those sections of the recipe.
+        prompt: tokens of the prompt that the rows of a group share; None for prompts of their own.
+        experts: whether the model is a mixture of experts.
+    """
+
+    name: str
+    learner: dict[str, object] = {}
+    algorithm: dict[str, object] = {}
+    prompt: int | None = None
+    experts: bool = False
+
+
+KL = KlInLossConfig(coefficient=0.01)
+VARIANTS = (
+    Variant("plain", algorithm={"kl": KL}),
+    Variant("shared prompt", prompt=48),
+    Variant("recompute full", learner={"recompute": "full"}),
+    Variant("recompute selective", learner={"recompute": "selective"}),
+    Variant("adapters", learner={"lora": LoraConfig()}),
+    Variant("experts", experts=True),
+    Variant("critic", algorithm={"advantage": GaeAdvantageConfig()}),
+    Variant("two optimizer steps", algorithm={"minibatches": 2}),
+)
+
+
+class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank computed.
 
     Attributes:
-        device, dtype: where and in what.
+        variant, device, dtype: how, where and in what.
         transformer_engine: whether its layers are TransformerEngine's.
         losses, grad_norms: of each training step.
         fingerprint_equal: whether what was published and read again has the fingerprint of the weights.
         resume_difference: relative difference of the next step's gradient norm after a checkpoint was loaded.
+        problem: why it computed nothing; empty if it did.
     """
 
+    variant: str
     device: str
     dtype: str
-    transformer_engine: bool
-    losses: tuple[float, ...]
-    grad_norms: tuple[float, ...]
-    fingerprint_equal: bool
-    resume_difference: float
+    transformer_engine: bool = False
+    losses: tuple[float, ...] = ()
+    grad_norms: tuple[float, ...] = ()
+    fingerprint_equal: bool = False
+    resume_difference: float = math.inf
+    problem: str = ""
 
 
 class CorrectnessResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,73 +82,109 @@ class CorrectnessResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: on the CPU in float32 first.
-        gradient_gaps: largest relative difference of gradient norms to the first, by device and type.
+        gradient_gaps: largest relative difference of gradient norms to the same variant on the CPU in float32, by variant, device
+            and type.
         loss_gaps: the largest difference of losses, likewise.
-        accepted: whether the gaps, fingerprints and resumed steps are what they should be.
+        refused: what is not as it should be of the gaps, fingerprints and resumed steps, one line each.
         missing: what could not be compared.
     """
 
     ranks: tuple[RankOutcome, ...]
     gradient_gaps: dict[str, float]
     loss_gaps: dict[str, float]
-    accepted: bool
+    refused: tuple[str, ...]
     missing: tuple[str, ...]
 
 
 def measure(settings: CorrectnessSettings, seconds: float) -> CorrectnessResult:
-    """Compare ranks. Each trains in a process of its own, the first without seeing a GPU."""
+    """Compare ranks. Each device and data type has a process of its own, the first without seeing a GPU."""
+    on_gpu = torch.cuda.is_available()
     with folder_for(settings.model) as folder:
-        isolated(make_model, folder, settings.model, seconds=seconds, gpus=False)
-        ranks = [isolated(one_rank, folder, settings, "float32", seconds=seconds, gpus=False)]
-        on_gpu = torch.cuda.is_available()
-        others = ("float32", "bfloat16") if on_gpu else ("bfloat16",)
-        ranks += [isolated(one_rank, folder, settings, dtype, seconds=seconds) for dtype in others]
-    first, gradients, losses = ranks[0], {}, {}
-    for rank in ranks[1:]:
-        name = f"{rank.device} {rank.dtype}"
-        pairs = zip(rank.grad_norms, first.grad_norms, strict=True)
-        gradients[name] = max(abs(one / expected - 1) for one, expected in pairs)
-        losses[name] = max(abs(one - expected) for one, expected in zip(rank.losses, first.losses, strict=True))
-    accepted = all(
-        gap < (FLOAT32_GRADIENTS if name.endswith("float32") else BFLOAT16_GRADIENTS) for name, gap in gradients.items()
-    ) and all(rank.fingerprint_equal and rank.resume_difference < FLOAT32_GRADIENTS for rank in ranks)
+        isolated(make_models, folder, settings, seconds=seconds, gpus=False)
+        ranks = isolated(all_variants, folder, settings, "float32", seconds=seconds, gpus=False)
+        for dtype in ("float32", "bfloat16") if on_gpu else ("bfloat16",):
+            try:
+                ranks += isolated(all_variants, folder, settings, dtype, seconds=seconds)
+            except MeasurementFailed as failure:
+                ranks.append(RankOutcome(variant="all", device=device(), dtype=dtype, problem=str(failure)))
+    return compared(ranks, () if on_gpu else ("a GPU: only the CPU was measured",))
+
+
+def compared(ranks: Sequence[RankOutcome], missing: tuple[str, ...]) -> CorrectnessResult:
+    """Compare each variant with itself on the CPU in float32."""
+    expected = {rank.variant: rank for rank in reversed(ranks) if (rank.device, rank.dtype) == ("cpu", "float32")}
+    gradients: dict[str, float] = {}
+    losses: dict[str, float] = {}
+    refused: list[str] = []
+    for rank in ranks:
+        name = f"{rank.variant}, {rank.device}, {rank.dtype}"
+        if rank.problem:
+            refused.append(f"{name}: {rank.problem}")
+            continue
+        if not rank.fingerprint_equal:
+            refused.append(f"{name}: what was published and read again has another fingerprint than the weights")
+        if not rank.resume_difference < FLOAT32_GRADIENTS:
+            refused.append(f"{name}: the resumed step's gradient norm differs by {rank.resume_difference:.1e}")
+        first = expected[rank.variant]
+        if rank is first or first.problem:
+            continue
+        gradients[name] = max(abs(one / other - 1) for one, other in zip(rank.grad_norms, first.grad_norms, strict=True))
+        losses[name] = max(abs(one - other) for one, other in zip(rank.losses, first.losses, strict=True))
+        if not gradients[name] < (FLOAT32_GRADIENTS if rank.dtype == "float32" else BFLOAT16_GRADIENTS):
+            refused.append(f"{name}: gradient norms differ by {gradients[name]:.1e} from the CPU's in float32")
     return CorrectnessResult(
-        ranks=tuple(ranks),
-        gradient_gaps=gradients,
-        loss_gaps=losses,
-        accepted=accepted,
-        missing=() if on_gpu else ("a GPU: only the CPU was measured",),
+        ranks=tuple(ranks), gradient_gaps=gradients, loss_gaps=losses, refused=tuple(refused), missing=missing
     )
 
 
-def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str) -> RankOutcome:
+def make_models(folder: Path, settings: CorrectnessSettings) -> None:
+    """Write a dense model and a mixture of experts of the same size."""
+    make_model(folder / "dense", settings.model)
+    make_model(folder / "experts", settings.model, experts=4)
+
+
+def all_variants(folder: Path, settings: CorrectnessSettings, dtype: str) -> list[RankOutcome]:
+    """Train every variant, one after the other, in this process."""
+    outcomes = []
+    for variant in VARIANTS:
+        try:
+            outcomes.append(one_rank(folder, settings, dtype, variant))
+        except Exception as error:  # noqa: BLE001 - the other variants are tried all the same, and the result says what failed
+            problem = f"{type(error).__name__}: {error} ({place_of(error)})"
+            outcomes.append(RankOutcome(variant=variant.name, device=device(), dtype=dtype, problem=problem))
+    return outcomes
+
+
+def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str, variant: Variant) -> RankOutcome:
     """Train, publish, save a checkpoint, train on; then load the checkpoint and train on again."""
     lengths = [settings.tokens // 2 + (7 * number) % settings.tokens for number in range(settings.rows)]
-    batch, rows = rows_of(lengths, settings.model.vocabulary)
-    learner = make_learner(folder, 4 * settings.tokens, dtype=dtype, kl=KlInLossConfig(coefficient=0.01))
+    batch, rows = rows_of([length + (variant.prompt or 0) for length in lengths], settings.model.vocabulary, variant.prompt)
+    model = folder / ("experts" if variant.experts else "dense")
+    learner = make_learner(model, 4 * settings.tokens, variant.algorithm, dtype=dtype, **variant.learner)
     from learners.megatron.layers.layer_spec import uses_transformer_engine
 
-    losses, norms = [], []
-    for version in range(settings.steps):
-        values = values_of(learner.step(at_version(batch, version), rows))
-        losses.append(values[POLICY_LOSS.name])
-        norms.append(values[GRAD_NORM.name])
-    with closing(SharedMemory("bench", 0, str(folder))) as files:
-        published = merge([files.write(learner.version, learner.shards())])
-        total = Fingerprints()
-        for name, tensor in SharedMemory.read(published, torch.device(device())):
-            total.add(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
-    checkpoint = folder / dtype / f"version-{learner.version:06d}"
-    checkpoint.parent.mkdir(exist_ok=True)
-    learner.start_checkpoint(checkpoint)
-    learner.finish_checkpoint()
-    following = at_version(batch, settings.steps)
-    went_on = values_of(learner.step(following, rows))[GRAD_NORM.name]
-    learner.load_checkpoint(checkpoint)
-    resumed = values_of(learner.step(following, rows))[GRAD_NORM.name]
-    engine = uses_transformer_engine(learner._trainer._chunks[0].config)
-    learner.close()
+    with closing(learner):
+        losses, norms = [], []
+        for version in range(settings.steps):
+            values = values_of(learner.step(at_version(batch, version), rows))
+            losses.append(values[POLICY_LOSS.name])
+            norms.append(values[GRAD_NORM.name])
+        with closing(SharedMemory("bench", 0, str(folder))) as files:
+            published = merge([files.write(learner.version, learner.shards())])
+            total = Fingerprints()
+            for name, tensor in SharedMemory.read(published, torch.device(device())):
+                total.add(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
+        checkpoint = folder / f"{dtype} {device()} {variant.name}" / f"version-{learner.version:06d}"
+        checkpoint.parent.mkdir()
+        learner.start_checkpoint(checkpoint)
+        learner.finish_checkpoint()
+        following = at_version(batch, settings.steps)
+        went_on = values_of(learner.step(following, rows))[GRAD_NORM.name]
+        learner.load_checkpoint(checkpoint)
+        resumed = values_of(learner.step(following, rows))[GRAD_NORM.name]
+        engine = uses_transformer_engine(learner._trainer._chunks[0].config)
     return RankOutcome(
+        variant=variant.name,
         device=device(),
         dtype=dtype,
         transformer_engine=engine,

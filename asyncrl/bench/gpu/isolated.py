@@ -63,7 +63,12 @@ def _work(sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ..
     try:
         answer = (True, work(*arguments))
     except Exception as error:  # noqa: BLE001 - raised where it is waited for
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        answer = (False, f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}, line {place.lineno})")
+        answer = (False, f"{type(error).__name__}: {error} ({place_of(error)})")
     sender.send(answer)
     sender.close()
+
+
+def place_of(error: BaseException) -> str:
+    """File and line where an error was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{os.path.basename(place.filename)}, line {place.lineno}"

@@ -132,8 +132,9 @@ def describe(name: str, found: Any) -> list[str]:
     """Say what a part found, in a few lines."""
     lines: list[str] = []
     if isinstance(found, CorrectnessResult):
-        gaps = ", ".join(f"{rank} {gap:.1e}" for rank, gap in found.gradient_gaps.items())
-        lines.append(f"gradient norms beside the CPU's in float32: {gaps}; {'accepted' if found.accepted else 'NOT ACCEPTED'}")
+        lines.append("largest relative differences of gradient norms to the CPU's in float32:")
+        lines += [f"  {rank}: {gap:.1e}" for rank, gap in found.gradient_gaps.items()]
+        lines += [f"NOT ACCEPTED: {what}" for what in found.refused] or ["accepted"]
     if isinstance(found, TrainingResult):
         lines += [_case_name(case) for case in found.cases]
     if isinstance(found, LogprobResult):

@@ -81,7 +81,7 @@ class PublicationSettings(msgspec.Struct, frozen=True):
     """How publications are measured."""
 
     model: ModelSize = QWEN3_17B
-    repetitions: int = 4
+    repetitions: int = 8
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class Seconds(msgspec.Struct, frozen=True):
     of which imports vLLM, compiles its model and captures its graphs in 60 to 90 s; the second has a whole quickstart around it.
     """
 
-    correctness: float = 75.0
+    correctness: float = 180.0
     training: float = 480.0
     logprob: float = 30.0
     publication: float = 50.0

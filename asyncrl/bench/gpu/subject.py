@@ -3,10 +3,10 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import msgspec
@@ -75,13 +75,25 @@ def all_folders() -> Iterator[None]:
         yield
 
 
-def make_model(folder: Path, size: ModelSize) -> None:
-    """Write a Qwen3 model of this size with random weights in bfloat16, the same every time on the same device."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def make_model(folder: Path, size: ModelSize, experts: int = 0) -> None:
+    """Write a Qwen3 model of this size with random weights in bfloat16, the same every time on the same device.
+
+    Args:
+        experts: experts of each layer, of which each token goes to two; 0 for a dense model.
+    """
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    config = Qwen3Config(
+    options: dict[str, Any] = {}
+    if experts:
+        options = {
+            "num_experts": experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": size.feed_forward,
+            "norm_topk_prob": True,
+        }
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         intermediate_size=size.feed_forward,
@@ -92,10 +104,11 @@ def make_model(folder: Path, size: ModelSize) -> None:
         max_position_embeddings=LONGEST_POSITION,
         tie_word_embeddings=size.tied,
         dtype="bfloat16",
+        **options,
     )
     torch.manual_seed(0)
     with torch.device(device()):
-        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        (Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM)(config).to(torch.bfloat16).save_pretrained(folder)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -121,20 +134,20 @@ def rows_of(lengths: Sequence[int], vocabulary: int, prompt: int | None = None) 
     )
 
 
-def make_learner(folder: Path, micro_batch_tokens: int, **options: object) -> "Learner":
-    """Make a learner of one rank with the model in ``folder``; ``options`` are keys of the recipe's learner, or ``kl``."""
+def make_learner(
+    folder: Path, micro_batch_tokens: int, algorithm: Mapping[str, object] | None = None, **options: object
+) -> "Learner":
+    """Make a learner of one rank with the model in ``folder``; ``algorithm`` and ``options`` are keys of those sections of a
+    recipe."""
     from learners.learner import Learner
     from learners.rank import FileMeeting, RankSpec
 
-    kl = options.pop("kl", None)
-    algorithm = AlgorithmConfig(
+    mathematics = AlgorithmConfig(
         loss=PpoClipLossConfig(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")
     )
-    if kl is not None:
-        algorithm = msgspec.structs.replace(algorithm, kl=kl)
     meeting = Path(tempfile.mkdtemp(dir=folder)) / "meeting"
     return Learner(
-        algorithm,
+        msgspec.structs.replace(mathematics, **(algorithm or {})),
         msgspec.structs.replace(LearnerConfig(lr=LEARNING_RATE, micro_batch_tokens=micro_batch_tokens), **options),
         DeadlinesConfig(),
         temperature=1.0,

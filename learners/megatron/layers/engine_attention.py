@@ -6,7 +6,7 @@ from typing import Any
 from megatron.core.extensions.transformer_engine import TEDotProductAttention
 from torch import Tensor
 
-from learners.megatron.layers.elementwise import rotate
+from learners.megatron.layers.compiled import rotate
 from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.layers.prefix_attention import continue_prefixes
 

@@ -11,6 +11,8 @@ from test_learner_checkpoint import AFTER, BEFORE, assert_identical, readings_of
 from test_model_folders import stored
 from test_ranks import distance
 
+from asyncrl.core.recipe.algorithm import KlInLossConfig
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -50,6 +52,13 @@ def test_a_learner_that_shares_its_gpu_gives_memory_back_before_it_publishes(fol
     recipe, grid = recipe_and_grid(folder)
     recipe = replace(recipe, learner=replace(recipe.learner, gpu=gpu))
     assert run_ranks(gpu_side.gives_memory_back, recipe, folder, **grid) == [times]
+
+
+def test_a_learner_that_is_closed_has_unpinned_its_memory(folder, tmp_path):
+    """CUDA refuses copies of memory that was freed and handed out again before it was unpinned ("invalid argument")."""
+    recipe, grid = recipe_and_grid(folder)
+    recipe = replace(recipe, algorithm=replace(recipe.algorithm, kl=KlInLossConfig(coefficient=0.1)))
+    assert run_ranks(gpu_side.unpins, recipe, folder, BEFORE[:1], tmp_path / "version-000006", **grid) == [(2, 0)]
 
 
 @pytest.mark.parametrize("layout", [{}, {"data": 2, "expert": 2}, {"tensor": 2, "expert_tensor": 2}], ids=["one", "ep2", "etp2"])
