@@ -71,7 +71,7 @@ _GPU = """\
 Measure a GPU in six parts: one learner rank beside the CPU, training steps
 beside a plain loop, log-probabilities beside full logits, publications beside
 the bus and to a second GPU, and an engine with a short run. Says what is missing instead of
-failing, and takes at most eight minutes. On a machine without vLLM and Ray:
+failing, and takes about twenty minutes. On a machine without vLLM and Ray:
 python -m asyncrl.bench.gpu"""
 
 

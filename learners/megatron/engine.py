@@ -10,6 +10,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 PACKAGE = "transformer_engine"
+_NOT_INSTALLED = "it is not installed"
 
 
 def engine_layers(dtype: torch.dtype, context_parallel: int) -> bool:
@@ -21,7 +22,7 @@ def engine_layers(dtype: torch.dtype, context_parallel: int) -> bool:
     if not torch.cuda.is_available() or dtype is torch.float32 or context_parallel > 1:
         return False
     unusable = why_unusable()
-    if unusable:
+    if unusable and unusable != _NOT_INSTALLED:
         _warn_once(unusable)
     return not unusable
 
@@ -36,7 +37,7 @@ def why_unusable() -> str:
     if not torch.cuda.is_available():
         return "there is no GPU"
     if importlib.util.find_spec(PACKAGE) is None:
-        return "it is not installed"
+        return _NOT_INSTALLED
     try:
         importlib.import_module(f"{PACKAGE}.pytorch")
     except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and the layers do without it
@@ -47,6 +48,6 @@ def why_unusable() -> str:
 @lru_cache(maxsize=1)
 def _warn_once(unusable: str) -> None:
     logger.warning(
-        "TransformerEngine is not used, so layers are slower by about a fifth: %s; `asyncrl doctor` says what would mend it",
+        "TransformerEngine is not used, and layers are Megatron's plain ones: %s; `asyncrl doctor` says what would mend it",
         unusable,
     )

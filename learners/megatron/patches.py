@@ -66,6 +66,14 @@ MEGATRON = (
         needless="Megatron documents the mark, and splits the forward pass of a layer",
     ),
     Reach(
+        files=("learners/megatron/layers/compiled.py",),
+        names=("torch._dynamo.maybe_mark_dynamic", "torch._dynamo.config.recompile_limit"),
+        why="compile a piece once for all numbers of tokens but for the model's other sizes, and for all its kinds of norms",
+        device="GPU",
+        test="tests/learners/megatron/test_compiled_pieces.py::test_one_model_s_kinds_of_norms_do_not_exhaust_the_compiler",
+        needless="torch.compile takes the sizes that vary, and a limit, as arguments",
+    ),
+    Reach(
         files=("learners/megatron/state/checkpoint_reader.py", "learners/megatron/state/checkpoint_writer.py"),
         names=(_STRATEGIES,),
         why="read and write Megatron's format without running what a pickle names, without a forked writer, and beside training",

@@ -86,32 +86,44 @@ def _run(json_file: Path, say: Callable[[str], None], settings: GpuBenchSettings
         failures={},
     )
     say(f"asyncrl bench gpu on {result.device}, Python {result.python}")
-    works: dict[str, tuple[Callable[..., Any], tuple[object, ...]]] = {
-        # These two start processes of their own, of which one must not see the GPU, or CUDA must not have started.
-        "correctness": (correctness.measure, (settings.correctness, settings.seconds.correctness)),
-        "training": (training.measure, (settings.training, settings.seconds.training)),
-        "logprob": (logprob.measure, (settings.logprob,)),
-        "publication": (publication.measure, (settings.publication,)),
-        "broadcast": (broadcast.measure, (settings.publication,)),
-        "engine": (engine.measure, (settings.engine, settings.seconds.engine)),
-    }
     for name in parts:
-        work, arguments = works[name]
         limit: float = getattr(settings.seconds, name)
         say(f"{name}: at most {limit:.0f} s")
         began = time.monotonic()
-        try:
-            found = isolated(work, *arguments, seconds=limit + MARGIN_S)
-        except MeasurementFailed as failure:
-            result.failures[name] = str(failure)
-            say(f"  failed: {failure}")
-        else:
-            result = msgspec.structs.replace(result, **{name: found})
-            for line in describe(name, found):
-                say(f"  {line}")
-        result.seconds[name] = time.monotonic() - began
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        for work, arguments in _pieces(name, settings):
+            left = max(1.0, limit - (time.monotonic() - began))
+            try:
+                found = isolated(work, *arguments, *([left] if work in _DEADLINES_OF_THEIR_OWN else []), seconds=left + MARGIN_S)
+            except MeasurementFailed as failure:
+                result.failures[name] = str(failure)
+                say(f"  failed: {failure}")
+            else:
+                for line in describe(name, found):
+                    say(f"  {line}")
+                before = getattr(result, name)
+                result = msgspec.structs.replace(result, **{name: found if before is None else before.with_more(found)})
+            result.seconds[name] = time.monotonic() - began
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
+
+
+_DEADLINES_OF_THEIR_OWN = (correctness.measure, training.measure, engine.measure)
+"""What starts processes of its own, and gives them the rest of the part's time: the first must not see the GPU in one of them."""
+
+
+def _pieces(name: str, settings: GpuBenchSettings) -> list[tuple[Callable[..., Any], tuple[object, ...]]]:
+    """What measures a part, and its arguments. What one piece found is written before the next begins."""
+    if name == "training":
+        sizes = settings.training.models
+        return [(training.measure, (msgspec.structs.replace(settings.training, models=(size,)),)) for size in sizes]
+    pieces: dict[str, tuple[Callable[..., Any], tuple[object, ...]]] = {
+        "correctness": (correctness.measure, (settings.correctness,)),
+        "logprob": (logprob.measure, (settings.logprob,)),
+        "publication": (publication.measure, (settings.publication,)),
+        "broadcast": (broadcast.measure, (settings.publication,)),
+        "engine": (engine.measure, (settings.engine,)),
+    }
+    return [pieces[name]]
 
 
 def device_name() -> str:

@@ -135,7 +135,7 @@ def rows_of(lengths: Sequence[int], vocabulary: int, prompt: int | None = None) 
 
 
 def make_learner(
-    folder: Path, micro_batch_tokens: int, algorithm: Mapping[str, object] | None = None, **options: object
+    folder: Path, micro_batch_tokens: int, algorithm: Mapping[str, object] | None = None, /, **options: object
 ) -> "Learner":
     """Make a learner of one rank with the model in ``folder``; ``algorithm`` and ``options`` are keys of those sections of a
     recipe."""

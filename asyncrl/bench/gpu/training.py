@@ -85,6 +85,15 @@ class TrainingResult(msgspec.Struct, frozen=True, kw_only=True):
     targets: dict[str, bool]
     missing: tuple[str, ...]
 
+    def with_more(self, other: "TrainingResult") -> "TrainingResult":
+        """This result and that of another size."""
+        return msgspec.structs.replace(
+            self,
+            cases=(*self.cases, *other.cases),
+            targets=self.targets | other.targets,
+            missing=tuple(dict.fromkeys((*self.missing, *other.missing))),
+        )
+
 
 class Timed(msgspec.Struct, frozen=True):
     """What a loop did: its speed, and its gradient norm before the first step."""
@@ -171,7 +180,7 @@ def time_learner(folder: Path, size: ModelSize, settings: TrainingSettings, case
     batch, rows = _rows(size, settings, case.rows)
     lengths = [row.length for row in batch.rows]
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-    learner = make_learner(folder, max(settings.micro_batch_tokens, max(lengths)), dtype=dtype, **case.options)
+    learner = make_learner(folder, max(settings.micro_batch_tokens, max(lengths)), None, dtype=dtype, **case.options)
     steps = [_timed(partial(learner.step, at_version(batch, number), rows)) for number in range(settings.repetitions + 1)]
     learner.close()
     values = [values_of(report) for report, _, _ in steps]

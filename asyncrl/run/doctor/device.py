@@ -151,7 +151,7 @@ def judge(devices: int, found: Probed, unused: str, driver: str = "") -> Iterato
     else:
         yield note(
             "TransformerEngine",
-            "not installed: layers are Megatron's plain ones, about a fifth slower by estimate, and there is no fp8",
+            "not installed: layers are Megatron's plain ones, and there is no fp8",
             f"{building.BUILD}{_before_it_is_built()}",
         )
 
