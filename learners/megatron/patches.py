@@ -67,8 +67,8 @@ MEGATRON = (
     ),
     Reach(
         files=("learners/megatron/layers/compiled.py",),
-        names=("torch._dynamo.maybe_mark_dynamic", "torch._dynamo.config.recompile_limit"),
-        why="compile a piece once for all numbers of tokens but for the model's other sizes, and for all its kinds of norms",
+        names=("torch._dynamo", "torch._dynamo.config.recompile_limit"),
+        why="mark the number of tokens as varying, to compile a piece once, and compile all of a model's kinds of norms",
         device="GPU",
         test="tests/learners/megatron/test_compiled_pieces.py::test_one_model_s_kinds_of_norms_do_not_exhaust_the_compiler",
         needless="torch.compile takes the sizes that vary, and a limit, as arguments",
