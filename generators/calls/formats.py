@@ -1,10 +1,8 @@
-"""The formats in which model families write tool calls: which vLLM parser reads each, by which marks a chat template or a
-vocabulary gives it away, and where a call begins and ends in the text.
+"""The formats in which model families write tool calls: which vLLM parser reads each, by which marks a chat template gives it
+away, and where a call begins and ends in the text.
 
 The table is in the order in which it is searched: a format whose marks include those of another one comes first.
 """
-
-from collections.abc import Collection
 
 import msgspec
 
@@ -28,7 +26,7 @@ class CallFormat(msgspec.Struct, frozen=True):
 
     Attributes:
         parsers: names of the vLLM parsers that read it; the first is the one that is chosen.
-        marks: texts that a model's chat template, or the added tokens of its vocabulary, hold all of.
+        marks: texts that a model's chat template holds all of.
         begin: the text that begins a call, or the list of a turn's calls.
         end: the text that ends what ``begin`` began; empty where calls end with their JSON.
         without: texts that a template of this format does not hold.
@@ -86,27 +84,14 @@ PYTHON_PARSERS = frozenset({"pythonic", "llama4_pythonic", "olmo3", "lfm2"})
 """Parsers that take a list of Python calls for calls."""
 
 
-def format_of(template: str, added_tokens: Collection[str] = ()) -> tuple[CallFormat, str] | None:
-    """Return the format that a chat template shows, or that the added tokens of its vocabulary are for; None if none does.
-
-    The template decides, since families share vocabularies: Qwen3 and Qwen3-Coder do.
-
-    Returns:
-        The format, and in words where it was seen.
-    """
+def format_of(template: str) -> tuple[CallFormat, str] | None:
+    """Return the format that a chat template shows, and in words where; None if it shows none."""
     for each in FORMATS:
         if all(mark in template for mark in each.marks) and not any(mark in template for mark in each.without):
-            return each, f"its chat template has {_named(each)}"
-    for each in FORMATS:
-        if all(mark in added_tokens or mark in template for mark in each.marks) and not each.without:
-            return each, f"its vocabulary has {_named(each)}"
+            return each, f"its chat template has {' and '.join(each.marks)}"
     return None
 
 
 def format_named(parser: str) -> CallFormat | None:
     """Return the format that a vLLM parser reads, if it is in the table."""
     return next((each for each in FORMATS if parser in each.parsers), None)
-
-
-def _named(found: CallFormat) -> str:
-    return " and ".join(found.marks)

@@ -24,21 +24,10 @@ class _NamedTemplate(msgspec.Struct):
     template: str
 
 
-class _AddedToken(msgspec.Struct):
-    content: str
-
-
 class _TokenizerConfig(msgspec.Struct):
     """What is needed of ``tokenizer_config.json``."""
 
     chat_template: str | list[_NamedTemplate] | dict[str, str] | None = None
-    added_tokens_decoder: dict[str, _AddedToken] = {}
-
-
-class _Tokenizer(msgspec.Struct):
-    """What is needed of ``tokenizer.json``."""
-
-    added_tokens: list[_AddedToken] = []
 
 
 def template_text(named: str) -> str:
@@ -66,6 +55,8 @@ def _is_template(text: str) -> bool:
 def tool_parser_of(path: str, template: str | None = None) -> tuple[str, str]:
     """Return the name of the tool parser that fits a model, and why it does.
 
+    The template alone decides: vocabularies have tokens of formats that a model was never taught, and families share them.
+
     Args:
         path: a folder, an id on the hub, or ``tiny``.
         template: the text of the template that takes the place of the model's own; None if none does.
@@ -76,12 +67,10 @@ def tool_parser_of(path: str, template: str | None = None) -> tuple[str, str]:
     if path == TINY and template is None:
         return "hermes", "the tiny model learns to call tools in this format"
     folder = _folder(path)
-    config = _config(folder)
     text = template or "\n".join(found_templates(folder).values())
     if not text:
         return "hermes", "the model's chat template is not known"  # whoever loads its tokenizer refuses it
-    found = format_of(text) or format_of(text, _added_tokens(folder, config))
-    if found is None:
+    if (found := format_of(text)) is None:
         known = ", ".join(dict.fromkeys(each.parser for each in FORMATS))
         whose = f"the chat template of {path}" if template is None else "the chat template that the recipe names"
         raise RecipeError(
@@ -148,12 +137,3 @@ def _config(folder: Path) -> _TokenizerConfig:
         return msgspec.json.decode((folder / _CONFIG).read_bytes(), type=_TokenizerConfig)
     except (OSError, ValueError, RecursionError):
         return _TokenizerConfig()
-
-
-def _added_tokens(folder: Path, config: _TokenizerConfig) -> set[str]:
-    """Return the added tokens of a vocabulary: releases of Hugging Face transformers write them to one file or the other."""
-    try:
-        tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_Tokenizer)
-    except (OSError, ValueError, RecursionError):
-        tokenizer = _Tokenizer()
-    return {token.content for token in (*config.added_tokens_decoder.values(), *tokenizer.added_tokens)}

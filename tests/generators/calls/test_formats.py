@@ -18,7 +18,6 @@ BARS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 @pytest.mark.parametrize(
     ("family", "parser"),
     [
-        ("bytes", "hermes"),
         ("tiny", "hermes"),
         ("qwen 3", "hermes"),
         ("llama 3", "llama3_json"),
@@ -30,7 +29,7 @@ def test_the_parser_of_each_family_is_found_in_the_files_of_its_tokenizer(family
     FAMILIES[family]().save_pretrained(tmp_path)
     found, reason = tool_parser_of(str(tmp_path))
     assert found == parser
-    assert reason.startswith(("its chat template has <", "its chat template has [", "its vocabulary has <"))
+    assert reason.startswith(("its chat template has <", "its chat template has ["))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_the_parser_of_each_family_is_found_in_the_files_of_its_tokenizer(family
     ],
 )
 def test_formats_that_share_marks_are_told_apart(template: str, parser: str) -> None:
-    found = format_of(template, {"<tool_call>", "</tool_call>"})
+    found = format_of(template)
     assert found is not None
     assert found[0].parser == parser
 
@@ -59,6 +58,15 @@ def test_every_format_names_a_parser_that_vllm_has() -> None:
 def test_a_template_without_calls_is_refused_with_the_parsers_to_choose_from(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}<|end|>"}))
     with pytest.raises(RecipeError, match=r"model\.tool_parser: auto, but .* none of the known formats .*hermes.*name the vLLM"):
+        tool_parser_of(str(tmp_path))
+
+
+def test_a_token_that_no_template_writes_is_no_proof_of_a_format(tmp_path: Path) -> None:
+    tokenizer = FAMILIES["qwen 3"]()
+    assert {"<tool_call>", "</tool_call>"} <= tokenizer.get_vocab().keys()
+    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(RecipeError, match=r"auto, but the chat template of .* shows none of the known formats"):
         tool_parser_of(str(tmp_path))
 
 
