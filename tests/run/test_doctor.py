@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import shutil
 import socket
 import tomllib
 from pathlib import Path
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 from model_folders import SMALL, write_model
 from packaging.requirements import Requirement
+from planned import QWEN3_0_6B
+from real_tokenizers import tokenizer_of
 
 from asyncrl.cli.main import main
 from asyncrl.core.files.cache_folder import CACHE_VARIABLE, cache_folder
@@ -206,6 +209,48 @@ def test_a_template_is_looked_at_as_a_recipe_would_have_it(tmp_path, capsys):
     assert not [each for each in another if "can set" in each.found]
     with pytest.raises(SystemExit):
         main(["doctor", "--chat-template-kwargs", "mood"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "topic", "told"),
+    [
+        ({}, "model", "Qwen3ForCausalLM, about 114,688 parameters"),
+        ({}, "weights", "1 safetensors file, whole: 24 tensors, "),
+        ({}, "output layer", "tied to the embedding"),
+        ({}, "vocabulary", "; 512 embeddings"),
+        ({}, "turns", "and end at <|im_end|>"),
+        ({}, "prompt", "a system message: reaches it; tools: reaches it"),
+        ({}, "thoughts", "has no <think>"),
+        ({}, "tool calls", "auto is hermes, because its chat template has <tool_call>"),
+        ({"tie_word_embeddings": False}, "output layer", "lm_head.weight, a layer of its own"),
+        ({"hidden_act": "gelu"}, "model", "with hidden_act gelu is not supported"),
+        ({"vocab_size": 256}, "vocabulary", "and the model has embeddings of 256"),
+        ({"architectures": ["OtherForCausalLM"]}, "model", "architecture OtherForCausalLM is not supported"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantised weights",
+            r"quantised (gptq), and transformers",
+        ),
+    ],
+)
+def test_a_model_is_told_in_parts_whatever_is_wrong_with_one(tmp_path, changes, topic, told):
+    found = {each.topic: each for each in check_model(model(write_model(tmp_path, SMALL | changes)))}
+    assert told in found[topic].found
+    assert {"model", "turns", "prompt", "thoughts", "tool calls", "conversations"} <= found.keys()
+    assert found.keys() & {"weights", "quantised weights"}
+    assert found.keys() & {"vocabulary"}
+
+
+def test_a_real_tokenizer_is_looked_at_beside_the_machine(tmp_path, capsys):
+    write_model(tmp_path, QWEN3_0_6B)
+    for file in tokenizer_of("qwen3").iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    main(["doctor", "--model", str(tmp_path), "--json"])
+    found = {each["topic"]: each["found"] for each in json.loads(capsys.readouterr().out)}
+    assert {"packages", "Ray"} < found.keys()
+    assert found["vocabulary"] == "151,669 tokens, the last is 151,668; 151,936 embeddings"
+    assert found["thoughts"].startswith("the template has <think>, and without a model.reasoning_parser")
 
 
 def test_a_folder_that_holds_no_model_is_a_problem(tmp_path):

@@ -18,7 +18,8 @@ from asyncrl.core.errors import RecipeError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""The types that weights are read from, by safetensors' names."""
 _POINTER = b"version https://git-lfs"
 _AGAIN = "download or save the model again"
 _FITTING = "name a folder whose weights fit its config.json"
@@ -104,8 +105,8 @@ def check_tensor(stored: Mapping[str, StoredTensor], name: str, shape: Sequence[
         others = name in (EMBEDDING, OUTPUT) and tensor.shape[1:] == tuple(shape[1:])
         remedy = f"set vocab_size to {tensor.shape[0]} there, which is what the weights have, padding included"
         raise RecipeError(place, problem, remedy if others else _FITTING)
-    if tensor.dtype not in _DTYPES:
-        problem = f"tensor {name} in {tensor.file} is stored as {tensor.dtype}, not as {', '.join(_DTYPES.values())}"
+    if tensor.dtype not in DTYPES:
+        problem = f"tensor {name} in {tensor.file} is stored as {tensor.dtype}, not as {', '.join(DTYPES.values())}"
         raise RecipeError(place, problem, "name a folder of unquantised weights, or save it again in one of these types")
     return tensor
 

@@ -1,6 +1,8 @@
-"""Makes all of the doctor's checks, one after another."""
+"""Makes all of the doctor's checks, one after another, while a process of its own looks at the model."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from asyncrl.core.recipe.schema import ModelConfig
@@ -15,20 +17,22 @@ def examine(run_dir: Path, looked_at: ModelConfig | None) -> Iterator[Finding]:
         run_dir: where runs are to be written.
         looked_at: a model to look at, whose path is a folder, if there is one.
     """
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("packages", packages.check_packages),
-        ("GPU", device.check_devices),
-        ("shared memory", system.check_shared_memory),
-        ("file descriptors", system.check_descriptors),
-        ("ports", system.check_ports),
-        ("clock", system.check_clock),
-        ("folders", lambda: system.check_folders(run_dir)),
-        ("Ray", system.check_ray),
-    ]
-    if looked_at is not None:
-        checks.append(("model", lambda: model.check_model(looked_at)))
-    for topic, check in checks:
-        yield from contained(topic, check)
+    with ExitStack() as beside:
+        looking = None if looked_at is None else beside.enter_context(model.looking_at(looked_at))
+        checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+            ("packages", packages.check_packages),
+            ("GPU", device.check_devices),
+            ("shared memory", system.check_shared_memory),
+            ("file descriptors", system.check_descriptors),
+            ("ports", system.check_ports),
+            ("clock", system.check_clock),
+            ("folders", lambda: system.check_folders(run_dir)),
+            ("Ray", system.check_ray),
+        ]
+        if looking is not None:
+            checks.append(("model", partial(model.findings_of, looking)))
+        for topic, check in checks:
+            yield from contained(topic, check)
 
 
 def contained(topic: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

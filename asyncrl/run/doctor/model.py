@@ -1,44 +1,93 @@
-"""Looks at a model's folder: its architecture, its sizes, its weights, and whether its chat template marks where a turn ends."""
+"""Looks at a model's folder as a run would use it: its architecture, weights, vocabulary and chat template.
+
+What always holds: no weights are loaded; what a plan refuses of the folder is a problem here, in the same words; one part that
+is wrong does not keep the others from being looked at. ``python -P -m asyncrl.run.doctor.model`` does so in its own process.
+"""
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from asyncrl.core.errors import AsyncRLError, RecipeError
+import msgspec
+
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.memory_files import memory_file_system
-from asyncrl.core.files.weight_files import check_weights, stored_tensors
 from asyncrl.core.measures.units import memory, quantity
+from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
 from asyncrl.run.models.chat_template import tool_parser_of
+from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, quantisation
+from asyncrl.run.models.embedded_tokens import check_embedded
+from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
 from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.models.model_weights import check_folder, check_output, check_played
 from generators.template_trial import Outcome, Trial, try_template
 from generators.templates import FOR_TOOLS, variables_of
 from learners.supported_model import supported_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from generators.chat_format import ChatFormat
 
 _PAGE = 'see "What a chat template must do" in docs/models.md'
 _DIFFERS = {
     Outcome.REWRITTEN: "the template writes earlier turns in another way once there are later ones",
     Outcome.TOKENS: "the same text as rendered at once, in other tokens",
 }
+_LONGEST_S = 60.0
+"""How long looking at a model may take."""
+
+
+@contextmanager
+def looking_at(model: ModelConfig) -> Iterator["subprocess.Popen[bytes]"]:
+    """Have a process look at a model, while this one does something else; :func:`findings_of` returns what it has found."""
+    arguments = [] if quantisation(Path(model.path)) else ["light"]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(model))
+            process.stdin.close()
+            process.stdin = None
+            yield process
+        finally:
+            process.kill()
+
+
+def findings_of(process: "subprocess.Popen[bytes]") -> Iterator[Finding]:
+    """Wait for what a process of :func:`looking_at` has found."""
+    try:
+        output, errors = process.communicate(timeout=_LONGEST_S)
+    except subprocess.TimeoutExpired:
+        yield problem("model", f"looking at it did not end in {_LONGEST_S:g} s", "correct its chat template")
+        return
+    if process.returncode:
+        raise RuntimeError((errors.decode(errors="replace").strip().splitlines() or ["no word"])[-1])
+    yield from msgspec.json.decode(output.splitlines()[-1], type=list[Finding])
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:
     """Look at the model in a Hugging Face folder, as a recipe with this section would use it."""
     path = Path(model.path)
-    try:
-        shape = read_shape(str(path))
-    except AsyncRLError as error:
-        yield problem("model", str(error), 'see "Models that can be trained" in docs/models.md')
+    if not (path / "config.json").is_file():
+        remedy = "name a Hugging Face folder that holds config.json, tokenizer and weights"
+        yield problem("model", f"there is no {path / 'config.json'}", remedy)
         return
-    yield fine("model", f"about {quantity(shape.parameters)} parameters")
-    try:
-        supported_config(path, LearnerConfig())
-        check_weights(stored_tensors(path, "model.path"), shape.architecture.tensors(), path, "model.path")
-    except RecipeError as error:
-        yield problem("model", error.problem, error.remedy)
+    found: list[Finding] = []
+    source = _source(path, found)
+    yield from found
     needed = 2 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
     folder = memory_file_system()
     free = _free(folder)
@@ -48,11 +97,51 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
             f"two versions of the weights take {memory(needed)}, and {memory(free)} are free at {folder}",
             "make it larger (--shm-size for a container, else mount -o remount,size=...)",
         )
-    yield from _template(model)
+    yield from _template(model, source)
 
 
-def _template(model: ModelConfig) -> Iterator[Finding]:
-    from generators.chat_format import ChatFormat  # takes seconds
+def _source(path: Path, found: list[Finding]) -> "PreTrainedConfig | None":
+    """Look at configuration and weights, and return the configuration; None if transformers cannot read it."""
+    from transformers import AutoConfig
+
+    shape = source = None
+    try:
+        shape = read_shape(str(path))
+        source = supported_config(path, LearnerConfig(), quantised=True)
+        found.append(fine("model", f"{source.architectures[0]}, about {quantity(shape.parameters)} parameters"))
+    except RecipeError as error:
+        found.append(problem("model", error.problem, f'{error.remedy}; see "Models that can be trained" in docs/models.md'))
+    if source is None:
+        try:
+            source = AutoConfig.from_pretrained(path)
+        except (OSError, ValueError, KeyError):
+            return None  # already said
+    tied = bool(source.get_text_config().tie_word_embeddings)
+    try:
+        if shape is None:
+            check_played(path)
+            check_output(path, tied=tied)
+        else:
+            check_folder(path, shape, "model.path")
+        found += map(_said, weight_facts(path, tied=tied))
+    except RecipeError as error:
+        found.append(problem("weights", error.problem, error.remedy))
+    if method := quantisation(path):
+        try:
+            check_dequantisable(source)
+            copy = f"{method}; a run dequantises them into {dequantised_folders()}"
+            found.append(note("quantised weights", copy, "see that there is room for two bytes a weight"))
+        except RecipeError as error:
+            found.append(problem("quantised weights", error.problem, error.remedy))
+    return source
+
+
+def _said(fact: Fact) -> Finding:
+    return fine(fact.topic, fact.found)
+
+
+def _template(model: ModelConfig, source: "PreTrainedConfig | None") -> Iterator[Finding]:
+    from generators.chat_format import ChatFormat
     from generators.chat_template import TemplateUnsuitable
 
     try:
@@ -63,8 +152,9 @@ def _template(model: ModelConfig) -> Iterator[Finding]:
     except RecipeError as error:
         yield problem("chat template", error.problem, error.remedy)
         return
-    ends = " or ".join(chat.decode([end]) for end in chat.ends_of_turn)
-    yield fine("chat template", f"it marks where each turn begins and ends; sampling stops at {ends}")
+    if source is not None and (vocabulary := getattr(source.get_text_config(), "vocab_size", None)) is not None:
+        yield _vocabulary(chat, vocabulary, Path(model.path))
+    yield from map(_said, chat_facts(chat, model))
     try:
         parser, seen = tool_parser_of(model.path, model.chat_template)
         yield fine("tool calls", f"model.tool_parser: auto is {parser}, because {seen}")
@@ -72,6 +162,14 @@ def _template(model: ModelConfig) -> Iterator[Finding]:
         yield note("tool calls", error.problem, error.remedy)
     yield from _variables(chat.templates, model)
     yield from _conversations(asyncio.run(try_template(chat)))
+
+
+def _vocabulary(chat: "ChatFormat", vocabulary: int, folder: Path) -> Finding:
+    try:
+        check_embedded(chat, vocabulary, folder)
+    except RecipeError as error:
+        return problem("vocabulary", error.problem, error.remedy)
+    return _said(token_fact(chat, vocabulary))
 
 
 def _variables(templates: Mapping[str, str], model: ModelConfig) -> Iterator[Finding]:
@@ -105,3 +203,18 @@ def _conversations(trials: Sequence[Trial]) -> Iterator[Finding]:
 
 def _free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
+
+
+def main() -> None:
+    """Look at one model. With the argument ``light``, torch is not imported: only quantised weights need it here."""
+    if "light" in sys.argv:
+        # transformers imports torch where there is one, for models, which takes three seconds.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    model = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelConfig)
+    with long_import():
+        import transformers.models.auto  # noqa: F401
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(list(check_model(model))))
+
+
+if __name__ == "__main__":
+    main()

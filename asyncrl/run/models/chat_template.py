@@ -62,7 +62,7 @@ def tool_parser_of(path: str, template: str | None = None) -> tuple[str, str]:
         template: the text of the template that takes the place of the model's own; None if none does.
 
     Raises:
-        RecipeError: the model has a chat template, and it is of no known format.
+        RecipeError: the model's chat template takes tools, and shows no known format of calls.
     """
     if path == TINY and template is None:
         return "hermes", "the tiny model learns to call tools in this format"
@@ -71,12 +71,14 @@ def tool_parser_of(path: str, template: str | None = None) -> tuple[str, str]:
     if not text:
         return "hermes", "the model's chat template is not known"  # whoever loads its tokenizer refuses it
     if (found := format_of(text)) is None:
+        if "tool" not in text:
+            return "hermes", "its chat template knows no tools, so that there are no calls to read"
         known = ", ".join(dict.fromkeys(each.parser for each in FORMATS))
         whose = f"the chat template of {path}" if template is None else "the chat template that the recipe names"
         raise RecipeError(
             "model.tool_parser",
             f"auto, but {whose} shows none of the known formats of tool calls ({known})",
-            "name the vLLM parser that reads the model's calls (docs/episodes.md); hermes will do if no tools are called",
+            "name the vLLM parser that reads the model's calls (docs/episodes.md), or any if the environment has no tools",
         )
     format_, seen = found
     return format_.parser, seen

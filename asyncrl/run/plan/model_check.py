@@ -20,6 +20,7 @@ from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import tokenizer_folder
+from asyncrl.run.models.model_facts import Fact
 from asyncrl.run.models.model_shape import TINY, ModelShape
 from asyncrl.run.plan.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOutcome, TrialRequest, written
 from asyncrl.run.plan.preflight import Rehearsed
@@ -34,10 +35,11 @@ _PER_MESSAGE = 64
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """What came of trying a model: remarks for the user, and the tasks whose prompts are too long."""
+    """What came of trying a model: remarks, the tasks whose prompts are too long, and what the model's folder holds."""
 
     remarks: tuple[str, ...]
     too_long: tuple[TooLong, ...]
+    facts: tuple[Fact, ...] = ()
 
 
 class ModelCheck:
@@ -120,7 +122,8 @@ class ModelCheck:
         outcome = msgspec.json.decode(output.splitlines()[-1], type=TrialOutcome)
         if outcome.refusal is not None:
             raise RecipeError(*outcome.refusal)
-        return Tried(outcome.remarks, judged(sets, outcome.found, self._recipe.tasks.too_long, self._request.model.max_context))
+        too_long = judged(sets, outcome.found, self._recipe.tasks.too_long, self._request.model.max_context)
+        return Tried(outcome.remarks, too_long, outcome.facts)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         torch_too = self._request.asks_vllm or (self._request.path and quantisation(Path(self._request.path)))

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, method_of
 from asyncrl.run.models.embedded_tokens import check_embedded
+from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
 from asyncrl.run.models.model_weights import check_output
 from asyncrl.run.plan.prompt_lengths import Found, PromptSet, count
 
@@ -93,33 +95,47 @@ class TrialOutcome(msgspec.Struct, frozen=True):
         refusal: place, problem and remedy, if there is one.
         remarks: sentences for the user.
         found: the prompts that are too long.
+        facts: what the model's folder holds.
     """
 
     refusal: tuple[str, str, str] | None
     remarks: tuple[str, ...]
     found: tuple[Found, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
 
 def outcome_of(request: TrialRequest) -> TrialOutcome:
     """Try everything that is asked for, up to the first refusal."""
     remarks: list[str] = []
+    facts: list[Fact] = []
     try:
-        found = _try(request, remarks)
+        chat = _looked_at(request, remarks, facts)
+        found = _try(chat, request, remarks)
     except RecipeError as error:
         return TrialOutcome((error.place, error.problem, error.remedy), tuple(remarks))
-    return TrialOutcome(None, tuple(remarks), tuple(found))
+    return TrialOutcome(None, tuple(remarks), tuple(found), tuple(facts))
 
 
-def _try(request: TrialRequest, remarks: list[str]) -> list[Found]:
-    from generators.chat_template import DATE
-
-    source = _configuration(request)
+def _looked_at(request: TrialRequest, remarks: list[str], facts: list[Fact]) -> "ChatFormat":
+    """Check the files of the model, add what they hold to ``facts``, and return its chat format."""
+    folder, source = Path(request.path), _configuration(request)
     if source is not None and request.learner is not None and (quantization := getattr(source, "quantization_config", None)):
         copy = f"the run trains and plays a dequantised copy, which transformers writes into {dequantised_folders()} first"
         remarks.append(f"model.path: its weights are quantised ({method_of(quantization)}): {copy}")
     chat = _chat_format(request)
     if source is not None and (vocabulary := getattr(source.get_text_config(), "vocab_size", None)) is not None:
-        check_embedded(chat, vocabulary, Path(request.path))
+        check_embedded(chat, vocabulary, folder)
+        facts.append(token_fact(chat, vocabulary))
+        with suppress(RecipeError):  # those of a model of the hub may not be here yet; all others have been checked
+            facts += weight_facts(folder, tied=source.get_text_config().tie_word_embeddings)
+    facts += chat_facts(chat, request.model)
+    return chat
+
+
+def _try(chat: "ChatFormat", request: TrialRequest, remarks: list[str]) -> list[Found]:
+    """Try prompts, parsers and arguments of engines."""
+    from generators.chat_template import DATE
+
     by_source: dict[str, list[TrialPrompt]] = {}
     for prompt in request.prompts:
         by_source.setdefault(prompt.source, []).append(prompt)

@@ -24,6 +24,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import GeneratedTasksConfig
 from asyncrl.envs.load import check_members
 from asyncrl.run.buffer.tasks import Split, load_sources, make_task_stream
+from asyncrl.run.models.model_facts import Fact
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, check_cache, check_head_size, check_sizes, read_shape
 from asyncrl.run.models.model_weights import check_model_weights
 from asyncrl.run.models.reference_folder import check_reference
@@ -91,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         sources: the sources of tasks, training first.
         too_long: the tasks that are left out because their prompts leave no room for a turn.
         parameters: number of the model's weights.
+        facts: what the model's folder holds; none of the tiny model while it has not been made.
         episodes_per_step: what one training step trains on.
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
@@ -111,6 +113,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[Source, ...]
     too_long: tuple[TooLong, ...]
     parameters: int
+    facts: tuple[Fact, ...]
     episodes_per_step: int
     episodes_in_all: int
     outstanding_groups: int
@@ -198,6 +201,7 @@ def make_plan(
         sources=tuple(_describe(recipe, splits)),
         too_long=too_long,
         parameters=shape.parameters,
+        facts=tried.facts,
         episodes_per_step=episodes,
         episodes_in_all=episodes * recipe.steps,
         outstanding_groups=outstanding_groups(recipe),

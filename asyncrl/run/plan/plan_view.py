@@ -20,14 +20,15 @@ RANKS_SHOWN, WORKERS_SHOWN = 16, 8
 
 
 def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
-    """Return the tables of a plan (processes and memory, tasks, batch arithmetic, weights, what was chosen), and its remarks."""
+    """Return the tables of a plan (processes, model, tasks, batch arithmetic, weights, what was chosen), and its remarks."""
     said = plan.remarks if plan.inert is None else (plan.inert, *plan.remarks)
     remarks = [Text(f"Note: {remark}", "yellow") for remark in said]
     weights = [made for slices in plan.slices for made in (_weights(slices), *([_merges(slices)] if slices.merges else []))]
     choices = [_choices(plan)] if plan.choices else []
     nodes = [_nodes(plan)] if plan.placed else []
     nodes += [_folders(plan)] if plan.folders else []
-    tables = [_processes(plan), *nodes, _tasks(plan), _arithmetic(plan, recipe), *weights, *choices]
+    model = [_model(plan)] if plan.facts else []
+    tables = [_processes(plan), *nodes, *model, _tasks(plan), _arithmetic(plan, recipe), *weights, *choices]
     return Group(*(part for table in tables for part in (table, Text())), *remarks)
 
 
@@ -89,6 +90,16 @@ def _gpus(process: Processes) -> str:
     if not process.gpus:
         return ""
     return "a shared one" if process.gpus < 1 else f"{process.gpus:g} each"
+
+
+def _model(plan: Plan) -> Table:
+    """What the model's folder holds."""
+    table = Table(title="Model", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for fact in plan.facts:
+        table.add_row(fact.topic, Text(fact.found))
+    return table
 
 
 def _tasks(plan: Plan) -> Table:

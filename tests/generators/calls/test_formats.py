@@ -56,7 +56,7 @@ def test_every_format_names_a_parser_that_vllm_has() -> None:
 
 
 def test_a_template_without_calls_is_refused_with_the_parsers_to_choose_from(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}<|end|>"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ tools }}{{ messages[0].content }}<|end|>"}))
     with pytest.raises(RecipeError, match=r"model\.tool_parser: auto, but .* none of the known formats .*hermes.*name the vLLM"):
         tool_parser_of(str(tmp_path))
 
@@ -64,7 +64,11 @@ def test_a_template_without_calls_is_refused_with_the_parsers_to_choose_from(tmp
 def test_a_token_that_no_template_writes_is_no_proof_of_a_format(tmp_path: Path) -> None:
     tokenizer = FAMILIES["qwen 3"]()
     assert {"<tool_call>", "</tool_call>"} <= tokenizer.get_vocab().keys()
-    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer.chat_template = turns
+    tokenizer.save_pretrained(tmp_path)
+    assert tool_parser_of(str(tmp_path)) == ("hermes", "its chat template knows no tools, so that there are no calls to read")
+    tokenizer.chat_template = "{{ tools }}" + turns
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(RecipeError, match=r"auto, but the chat template of .* shows none of the known formats"):
         tool_parser_of(str(tmp_path))
