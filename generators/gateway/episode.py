@@ -29,7 +29,7 @@ from generators.gateway.messages import ChatMessage, for_template
 from generators.gateway.parameters import Constrained, Settled
 from generators.gateway.problems import Kind, Problem, too_long
 from generators.gateway.protocol import Protocol
-from generators.gateway.serving import SampledText
+from generators.gateway.sampled_text import SampledText
 from generators.gateway.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from generators.gateway.messages import ChatMessage
 from generators.gateway.parameters import settled
 from generators.gateway.problems import Kind, Problem
 from generators.gateway.protocol import Protocol
+from generators.gateway.sampled_text import SampledText
 
 if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
     from vllm.config import VllmConfig
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
     from vllm.renderers import BaseRenderer
-
-    from generators.gateway.serving import SampledText
 
 _MOST_SHOWN = 1000
 """The most characters of a validation error that a client is told."""
@@ -98,6 +98,11 @@ class Protocols:
                 {"type": "none"},
             ),
         }
+
+    @classmethod
+    def of(cls, llm: "AsyncLLMEngine", chat: ChatFormat, tool_parser: str, reasoning_parser: str | None) -> "Protocols":
+        """Return the protocols for the model of an engine."""
+        return cls(llm.vllm_config, type(llm.renderer), chat, tool_parser, reasoning_parser)
 
     async def answer(self, episode: GatewayEpisode, protocol: Protocol, body: Mapping[str, Any]) -> Answer:
         """Answer one request of an episode with a turn.
@@ -205,7 +210,7 @@ class _Counted:
         specs = [spec_of(tool) for tool in tools]
         return await rendered(self._chat, messages, specs, self._chat.arguments_read(arguments, specs))
 
-    async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> "SampledText":
+    async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> SampledText:
         """Never called."""
         raise NotImplementedError("tokens are counted, and none is sampled")
 

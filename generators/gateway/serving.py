@@ -7,11 +7,11 @@ episode's token streams, and the turn from its sampler. What always holds: for e
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-import msgspec
 from vllm.config import VllmConfig
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -27,26 +27,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.hf import get_cached_tokenizer
 
 from generators.chat_format import ChatFormat
+from generators.gateway.sampled_text import SampledText
 
 NAME = "policy"
 """The name under which the model is listed. Clients may ask for any other; it is the name of a role."""
-
-
-class SampledText(msgspec.Struct, frozen=True):
-    """A turn as the client sees it.
-
-    Attributes:
-        text: without the token that ended it, and without the stop string and what follows.
-        logprobs: of each token.
-        stopped: whether the turn ended by itself or at a stop string; if not, it reached a limit.
-        stop_string: the stop string with which it ended; None if with none.
-    """
-
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    stopped: bool
-    stop_string: str | None
 
 
 class Turn(Protocol):
@@ -154,6 +138,9 @@ class Serving:
     def __init__(
         self, config: VllmConfig, renderer: type[BaseRenderer], chat: ChatFormat, tool_parser: str, reasoning_parser: str | None
     ) -> None:
+        # vLLM logs a traceback for each turn that it cannot read, and a model in training writes thousands of those.
+        for name in ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning", "vllm.entrypoints"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         engine: Any = _Engine(config, renderer(config, get_cached_tokenizer(chat.tokenizer)))
         self.models = _Models(engine, [BaseModelPath(NAME, config.model_config.model)])
         shared: dict[str, Any] = {
