@@ -267,12 +267,7 @@ def _named_ends(folder: Path) -> list[int]:
 
 def _turns(messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:
     """Convert messages to the form that a template takes, with text that a tokenizer can read."""
-    return [
-        {"role": message.role, "content": _readable(message.content)}
-        if isinstance(message, Message)
-        else _readable_json(dict(message))
-        for message in messages
-    ]
+    return [_readable_json(each.as_template_input() if isinstance(each, Message) else dict(each)) for each in messages]
 
 
 def _readable(text: str) -> str:

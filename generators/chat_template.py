@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.messages import ToolSpec
+from asyncrl.core.messages import Message, ToolCall, ToolSpec
 from generators.control_tokens import RESERVED, ControlTokens
 from generators.templates import variables_of
 
@@ -131,10 +131,12 @@ class ChatTemplate:
         """Refuse a prompt of which the template would leave out a part without a word.
 
         Raises:
-            TemplateUnsuitable: it leaves out tools or system message, or no tool's answer could follow.
+            TemplateUnsuitable: it leaves out tools, calls or system message, or no tool's answer could follow.
         """
-        if tools and self._tool_problem:
+        if self._tool_problem and (tools or any(turn["role"] == "tool" for turn in turns)):
             raise self._unsuitable(self._tool_problem)
+        if not self._shows_calls and any(turn.get("tool_calls") for turn in turns):
+            raise self._unsuitable("it leaves out the calls of the assistant's earlier turns, so the model would never see them")
         if tools and not self._shows_tools:
             raise self._unsuitable("it leaves out the tools, so the model would never see them")
         if not self._shows_system and any(turn["role"] == "system" for turn in turns):
@@ -224,6 +226,16 @@ class ChatTemplate:
         """Whether a system message reaches the prompt. A template that raises says more of why when the prompt is made."""
         try:
             return _PROBE in self.render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}])
+        except Exception:  # noqa: BLE001
+            return True
+
+    @cached_property
+    def _shows_calls(self) -> bool:
+        """Whether calls of earlier turns reach the prompt. A template that raises says more of why when the prompt is made."""
+        call = ToolCall(_PROBE, {"word": "?"}, "call00000")
+        turn, answer = Message("assistant", "", (call,)), Message("tool", "!", call_id=call.id)
+        try:
+            return _PROBE in self.render([each.as_template_input() for each in (Message("user", "?"), turn, answer)])
         except Exception:  # noqa: BLE001
             return True
 

@@ -146,6 +146,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     """
     import msgspec
 
+    from asyncrl.run.buffer.tasks import with_pinned_data_sets
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.host.open_files import check_open_files
     from asyncrl.run.nodes.machine import Machine
@@ -161,6 +162,8 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
         check_changes(overrides)
     machine = Machine.for_runs()
     composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
+    if found is None:
+        composed = with_pinned_data_sets(composed)
     plan = make_plan(composed, machine, choices, say, found.path if found else None)
     if found is None:
         return Accepted(composed, plan, None, None)

@@ -7,10 +7,16 @@ import msgspec
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call the model made. ``arguments`` is the decoded JSON object."""
+    """A call of a tool.
+
+    Attributes:
+        arguments: the decoded JSON object.
+        id: what its answer refers to, in a conversation that others wrote; empty for a call that the model made here.
+    """
 
     name: str
     arguments: dict[str, Any]
+    id: str = ""
 
 
 class MalformedCall(msgspec.Struct, frozen=True):
@@ -49,19 +55,35 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
     problem: str = ""
 
 
-PromptRole = Literal["system", "user", "assistant"]
+PromptRole = Literal["system", "user", "assistant", "tool"]
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One chat message that the policy did not write. The policy's own turns stay token ids and are never rebuilt.
 
     Attributes:
         role: ``assistant`` is for messages of a prompt, such as examples: their tokens are given like all others of the prompt,
             and never trained.
+        tool_calls: the calls of an assistant's message of a prompt.
+        call_id, name: the call that a tool's message of a prompt answers, and the tool; empty where that is not said.
     """
 
-    role: PromptRole | Literal["tool"]
+    role: PromptRole
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+    def as_template_input(self) -> dict[str, Any]:
+        """Return the dictionary that chat templates expect in ``messages=[...]``."""
+        shown: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            shown["tool_calls"] = [
+                ({"id": call.id} if call.id else {})
+                | {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return shown | {key: value for key, value in (("tool_call_id", self.call_id), ("name", self.name)) if value}
 
 
 class ToolSpec(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.ids import TaskId
-from asyncrl.core.messages import Message
+from asyncrl.core.messages import Message, ToolSpec
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -13,8 +13,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: unique within its source.
-        prompt: what the user asks the model, or chat messages of which the last is the user's (:mod:`asyncrl.core.chat_prompt`).
+        prompt: what the user asks the model, or chat messages of which the last is the user's or a tool's; see
+            :mod:`asyncrl.core.chat_prompt`.
         data: everything else the environment needs, e.g. the expected answer. The model never sees it.
+        tools: tools that the model is told of, beside those of the environment.
         environment: which environment of a mixture plays it; empty where there is no mixture.
     """
 
@@ -22,8 +24,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt: str | tuple[Message, ...]
     data: dict[str, Any] = {}
     environment: str = ""
+    tools: tuple[ToolSpec, ...] = ()
 
     @property
     def question(self) -> str:
-        """What the user asks the model: the text of the prompt, or of its last message."""
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1].content
+        """What the user asks the model: the text of the prompt, or of the user's last message."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return next((message.content for message in reversed(self.prompt) if message.role == "user"), "")

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from asyncrl.core.messages import ToolSpec
 from asyncrl.envs.parameter_types import parameter_type
 from asyncrl.envs.usage import usage_of
 
@@ -69,6 +70,27 @@ class Parameters:
         except msgspec.ValidationError:
             converted = msgspec.convert(_with_integers(dict(arguments)), self._struct, str_keys=True)
         return {name: getattr(converted, name) for name in self.names}
+
+
+class SchemaParameters(Parameters):
+    """Parameters that others describe by a JSON schema."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.schema = spec.parameters
+        properties = spec.parameters.get("properties", {})
+        required = spec.parameters.get("required", [])
+        self.names = tuple(properties)
+        shown = (f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items())
+        self.usage = f"{spec.name}({', '.join(shown)})"
+
+    def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as they are."""
+        return dict(arguments)
+
+
+def _type(schema: object) -> str:
+    kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
+    return kind if isinstance(kind, str) else " or ".join(map(str, kind))
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

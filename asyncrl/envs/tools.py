@@ -45,8 +45,8 @@ from asyncrl.envs.hosting.guarded_calls import Overdue, Raised, contained, conta
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import Answered, Load, Refused, ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
-from asyncrl.envs.signature import Parameters, finite
-from asyncrl.envs.tool_marks import MarkedMethod, marked_methods
+from asyncrl.envs.signature import Parameters, SchemaParameters, finite
+from asyncrl.envs.tool_marks import MarkedMethod, Marks, marked_methods
 from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
 from asyncrl.envs.usage import choices
 
@@ -101,6 +101,19 @@ class Tool:
         if isinstance(returned, Pending):
             return text_of_result(self.method, await settled(returned.returned))
         return returned
+
+
+class DescribedTool(Tool):
+    """A tool that a task describes and the class does not have: :meth:`ToolEnvironment.run_described` answers its calls."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.name, self.spec, self.marks = spec.name, spec, Marks()
+        self.method, self.parameters = ToolEnvironment.run_described, SchemaParameters(spec)
+
+    async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
+        """Have the environment answer."""
+        assert isinstance(environment, ToolEnvironment)
+        return text_of_result(self.method, await environment.run_described(self.name, arguments))
 
 
 def _require_self(method: Callable[..., Any], name: str) -> None:
@@ -196,10 +209,34 @@ class ToolEnvironment(Environment):
         """
         return 0.0
 
+    async def run_described(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Answer a call of a tool that the task describes (``task.tools``) and the class does not have.
+
+        Raises:
+            ToolError: the model is told of it, as with other tools.
+        """
+        raise NotImplementedError
+
     async def reset(self, task: Task) -> Observation:
-        """Begin an episode, and return the system prompt, the task's prompt and the tools."""
+        """Begin an episode, and return the system prompt, the task's prompt and the tools: the class's, and those of the task.
+
+        A tool of the task that has the name of one of the class is that one, described as the task does.
+        """
         self.task = task
-        return Observation(opening(self.system_prompt, task.prompt), tuple(tool.spec for tool in self.tools.values()))
+        own = {name: tool for name, tool in self.tools.items() if not isinstance(tool, DescribedTool)}
+        shown = {name: tool.spec for name, tool in own.items()} | {spec.name: spec for spec in task.tools}
+        if task.tools or len(own) < len(self.tools):
+            self.tools = own | self._described(task, own)  # type: ignore[misc]
+        return Observation(opening(self.system_prompt, task.prompt), tuple(shown.values()))
+
+    def _described(self, task: Task, own: Mapping[str, Tool]) -> dict[str, Tool]:
+        """Return the task's tools that the environment does not have of its ``own``."""
+        further: dict[str, Tool] = {spec.name: DescribedTool(spec) for spec in task.tools if spec.name not in own}
+        answers = (type(self).run_described, type(self).step) != (ToolEnvironment.run_described, ToolEnvironment.step)
+        if further and not answers:
+            problem = f"task {task.id} describes tool {next(iter(further))!r}, which {type(self).__name__} does not have"
+            raise EnvironmentBroken(f"{problem}; mark a method of that name with @tool, or define run_described(name, arguments)")
+        return further
 
     async def step(self, action: Action) -> StepResult:
         """Run the calls of the turn side by side; without calls, reward the answer. The first fault is reported."""

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from asyncrl.core.errors import RecipeError
-from buffers.tasks.task_rows import RowHead
+from buffers.tasks.task_columns import Columns
+from buffers.tasks.task_rows import Row
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -30,18 +31,22 @@ class ArrowTable:
 
     Attributes:
         digest: digest of the file's bytes.
+        whole: only the columns that tell what a row asks are read at first.
+        long_integers: none, as the types of columns have at most 64 bits.
 
     Args:
         path: path of a Parquet file, or of an Arrow stream as Hugging Face datasets writes it.
         place: recipe key of the source, for errors.
-        prompt_key, id_key: names of the columns with prompts and ids; the column with ids may be missing.
 
     Raises:
         RecipeError: the file cannot be read, or a column holds values that a task cannot have.
     """
 
-    def __init__(self, path: Path, place: str, prompt_key: str, id_key: str) -> None:
-        self._path, self._prompt_key, self._id_key = path, prompt_key, id_key
+    whole = False
+
+    def __init__(self, path: Path, place: str, columns: Columns) -> None:
+        self._path, self._columns = path, columns
+        self.long_integers: dict[str, None] = {}
         try:
             with pa.OSFile(str(path)) as file:
                 content = file.read_buffer()
@@ -56,13 +61,28 @@ class ArrowTable:
         self._batches = self._plain(table, place).to_batches()
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
 
-    def heads(self) -> Iterator[RowHead]:
-        """Yield the prompt and id of every row, in order."""
+    def rows(self) -> Iterator[Row]:
+        """Yield the columns that tell what every row asks, in order."""
+        needed = [name for name in self._columns.needed() if name in self._types]
         for batch in self._batches:
-            prompts = batch.column(self._prompt_key).to_pylist(maps_as_pydicts="lossy")
-            has_ids = self._id_key in batch.schema.names
-            ids = batch.column(self._id_key).to_pylist() if has_ids else [None] * len(prompts)
-            yield from map(RowHead, prompts, ids)
+            for row in batch.select(needed).to_pylist(maps_as_pydicts="lossy"):
+                yield Row({name: _own(value, self._types[name]) for name, value in row.items()})
+
+    def has(self, path: str) -> bool:
+        """Whether the table has a column, or an object in one has the field that the path leads to."""
+        if path in self._types:
+            return True
+        name, *rest = path.split(".")
+        found = self._types.get(name)
+        for part in rest:
+            if found is None or not types.is_struct(found) or found.get_field_index(part) < 0:
+                return False
+            found = found.field(part).type
+        return found is not None
+
+    def names(self) -> list[str]:
+        """Return the names of the columns."""
+        return list(self._types)
 
     def where(self, position: int) -> str:
         """Return where the row is, for messages."""
@@ -85,8 +105,6 @@ class ArrowTable:
         columns = table.schema.names
         if len(set(columns)) < len(columns):
             raise RecipeError(place, f"{self._path} has two columns with the same name among {columns}", "rename one")
-        if self._prompt_key not in columns:
-            raise RecipeError(f"{place}.prompt_key", f"{self._path} has no column {self._prompt_key!r}", f"name one of {columns}")
         fields = []
         for field in table.schema:
             plain = _plain_type(field.type)
@@ -94,11 +112,13 @@ class ArrowTable:
                 problem = f"column {field.name!r} of {self._path} holds {field.type}, for which JSON has no type"
                 raise RecipeError(place, problem, "leave that column out, or write it as text")
             fields.append(pa.field(field.name, plain))
-        prompt = _plain_type(table.schema.field(self._prompt_key).type)
-        if not (_is_text(prompt) or types.is_null(prompt) or _is_list_of_objects(prompt)):
-            problem = f"column {self._prompt_key!r} of {self._path} holds {prompt}, but a prompt is text or chat messages"
-            remedy = "name a column of text, or of lists of messages that each have a role and a content"
-            raise RecipeError(f"{place}.prompt_key", problem, remedy)
+        prompt_column = self._columns.prompt
+        if prompt_column in columns:
+            prompt = _plain_type(table.schema.field(prompt_column).type)
+            if not (_is_text(prompt) or types.is_null(prompt) or _is_list_of_objects(prompt)):
+                problem = f"column {prompt_column!r} of {self._path} holds {prompt}, but a prompt is text or chat messages"
+                remedy = "name a column of text, or of lists of messages that each have a role and a content"
+                raise RecipeError(f"{place}.columns.prompt", problem, remedy)
         return table.cast(pa.schema(fields))
 
 

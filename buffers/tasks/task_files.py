@@ -1,11 +1,12 @@
 """Finds, reads and checks the files and folders of the task sources that a recipe names.
 
-A path is a JSON-lines file, a Parquet file, a folder that Hugging Face datasets saved, or a folder of Parquet or JSON-lines files
-as dataset repositories have them. Each file is read once and completely, so later changes of the files do not affect the run.
+A path is a JSON file, a Parquet file, a folder that Hugging Face datasets saved, a folder of Parquet or JSON-lines files as
+dataset repositories have them, or a data set of the hub. Each file is read once and completely, so later changes of the files do
+not affect the run.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -15,8 +16,10 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from buffers.tasks.arrow_table import PARQUET_MAGIC, ArrowTable
-from buffers.tasks.json_lines import BYTE_ORDER_MARK, JsonLines
-from buffers.tasks.task_rows import LabelledFile, TaskRows
+from buffers.tasks.hub_datasets import is_on_hub, splits_of, subset_files
+from buffers.tasks.json_rows import BYTE_ORDER_MARK, read_json
+from buffers.tasks.task_columns import Columns
+from buffers.tasks.task_rows import LabelledFile, RowFile, TaskRows
 from buffers.tasks.task_stream import TaskSource, source_names
 
 Schema = TypeVar("Schema")
@@ -24,11 +27,9 @@ Schema = TypeVar("Schema")
 _DICTIONARY, _STATE = "dataset_dict.json", "state.json"
 
 _SUPPORTED = (
-    "name JSON lines (.jsonl, or .json with one object a line), Parquet (.parquet), a folder that datasets' save_to_disk wrote, "
-    "or a folder that holds .parquet or .jsonl files"
+    "name JSON (.jsonl or .json), Parquet (.parquet), a folder that datasets' save_to_disk wrote, a folder that holds .parquet "
+    "or .jsonl files, or a data set of the Hugging Face hub (organisation/name)"
 )
-_SHARD = re.compile(r"-\d+(-of-\d+)?(-[0-9a-f]+)?$")
-"""End of the name of a file with one part of a split: train-00000-of-00002, train-00000-of-00002-4f3a9c."""
 
 
 def read_sources(files: Sequence[TaskFileConfig], place: str, on_malformed: Literal["refuse", "skip"]) -> list[TaskSource]:
@@ -49,25 +50,32 @@ def read_sources(files: Sequence[TaskFileConfig], place: str, on_malformed: Lite
     ]
 
 
-def remarks_on_skipped(sources: Iterable[TaskSource], split: str) -> Iterator[str]:
-    """Yield a sentence for the user about each source of which rows were left out."""
+def remarks_on_rows(sources: Iterable[TaskSource], split: str) -> Iterator[str]:
+    """Yield sentences for the user about sources of which rows were left out, or read in another way than they are written."""
     for source in sources:
-        if source.skipped and isinstance(source.tasks, TaskRows):
-            rows = len(source.tasks) + source.skipped
-            left_out = f"{source.skipped:,} of {rows:,} rows are malformed and left out"
-            yield f"tasks.{split} ({source.name}): {left_out}: {source.tasks.problems()}"
+        if isinstance(source.tasks, TaskRows):
+            yield from (f"tasks.{split} ({source.name}): {remark}" for remark in source.tasks.remarks())
 
 
 def _read_source(
     file: TaskFileConfig, name: str, place: str, on_malformed: Literal["refuse", "skip"], id_prefix: str, taken: set[str]
 ) -> TaskSource:
-    root = Path(file.path)
+    root, columns = Path(file.path), Columns(file)
+    if is_on_hub(file.path):
+        root, paths = subset_files(file, place)
+    elif file.subset:
+        raise RecipeError(
+            f"{place}.subset", f"{root} is no data set of the hub", "name the subset's folder as path, and leave it out"
+        )
+    else:
+        paths = find_files(root, file.split, place)
     files = []
-    for path in find_files(root, file.split, place):
+    for path in paths:
         label = name if path == root else f"{name}/{path.relative_to(root).as_posix()}"
-        files.append(LabelledFile(label, _reader_of(path, place)(path, place, file.prompt_key, file.id_key)))
-    tasks = TaskRows(files, file.prompt_key, file.id_key, id_prefix, taken, file.environment)
-    other_key = f"correct the rows, or set {place}.prompt_key to the key that holds what is asked"
+        files.append(LabelledFile(label, _read(path, place, columns)))
+    tasks = TaskRows(files, columns, id_prefix, taken, file.environment)
+    _check_columns(columns, files, place)
+    other_key = f"correct the rows, or set {place}.columns.prompt to the column that holds what is asked"
     if tasks.skipped and on_malformed == "refuse":
         remedy = "correct or remove such rows, or set tasks.on_malformed to skip" if len(tasks) else other_key
         raise RecipeError(place, tasks.problems(), remedy)
@@ -79,8 +87,21 @@ def _read_source(
     return TaskSource(name, tasks, file.weight, tasks.skipped, digest)
 
 
-def _reader_of(path: Path, place: str) -> type[JsonLines] | type[ArrowTable]:
-    """Choose the reader by the file's content if that is clear, otherwise by its name."""
+def _check_columns(columns: Columns, files: Sequence[LabelledFile], place: str) -> None:
+    """Refuse a column that the recipe names and no file has, and a table without prompts."""
+    named = dict(columns.paths())
+    if "columns.prompt" not in named and not any(file.rows.whole for file in files):
+        named["columns.prompt"] = columns.prompt
+    there = list(dict.fromkeys(name for file in files for name in file.rows.names()))
+    for key, path in named.items():
+        if there and not any(file.rows.has(path) for file in files):
+            nearest = get_close_matches(path, there, n=1)
+            meant = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise RecipeError(f"{place}.{key}", f"{files[0].label} has no column {path!r}", f"{meant}name one of {there}")
+
+
+def _read(path: Path, place: str, columns: Columns) -> RowFile:
+    """Read a file, by its content if that is clear, otherwise by its name."""
     try:
         with path.open("rb") as file:
             head = file.read(64)
@@ -89,11 +110,11 @@ def _reader_of(path: Path, place: str) -> type[JsonLines] | type[ArrowTable]:
     if head.startswith(b"version https://git-lfs"):
         raise RecipeError(place, f"{path} is a Git LFS pointer to the file", "fetch the file itself with `git lfs pull`")
     if head.startswith(PARQUET_MAGIC) or path.suffix == ".arrow":
-        return ArrowTable
+        return ArrowTable(path, place, columns)
     if path.suffix == ".parquet":
         raise RecipeError(place, f"{path} is not a Parquet file: it begins with {head[:8]!r}", "name a whole Parquet file")
     if path.suffix in (".jsonl", ".json") or head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
-        return JsonLines
+        return read_json(path, place, columns)
     raise RecipeError(place, f"{path} has an unknown format", _SUPPORTED)
 
 
@@ -121,8 +142,10 @@ def find_files(root: Path, split: str, place: str) -> list[Path]:
     if (root / _STATE).is_file():
         state = _decode(root / _STATE, _DatasetState, place)
         return _chosen({state.split or "": _saved_files(state, root, place)}, root, split, place)
-    if not (splits := _splits_in(root)):
+    found = (path for path in root.rglob("*") if path.is_file())
+    if not (splits := splits_of(path.relative_to(root) for path in found)):
         raise RecipeError(place, f"{root} is a folder without tasks", _SUPPORTED)
+    splits = {name: [root / path for path in paths] for name, paths in splits.items()}
     files = _chosen(splits, root, split, place)
     if len(kinds := sorted({f"{path.parent}/*{path.suffix}" for path in files})) > 1:
         problem = f"split {split!r} may be {' or '.join(kinds)}"
@@ -138,17 +161,6 @@ def _chosen(splits: Mapping[str, list[Path]], root: Path, split: str, place: str
     known = ", ".join(sorted(filter(None, splits)))
     problem = f"{root} has no split {split!r}" if split else f"{root} has several splits"
     raise RecipeError(f"{place}.split", problem, f"set it to one of {known}" if known else "leave it out")
-
-
-def _splits_in(root: Path) -> dict[str, list[Path]]:
-    """Sort the files of a dataset repository by split: by what their name begins with, or by folder if the name is a number."""
-    splits: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-        if path.suffix in (".parquet", ".jsonl") and path.is_file() and not hidden:
-            name = path.parent.name if path.stem.isdigit() else _SHARD.sub("", path.stem)
-            splits.setdefault(name, []).append(path)
-    return splits
 
 
 class _DatasetDictionary(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Turns rows of files into tasks: finds the good rows, and makes a task of a row when it is drawn.
+"""The rows of a source of tasks: finds the good rows, and makes a task of a row when it is drawn.
 
 Every row is checked once, when its file is read. A row that is not a task is named by file and line, and refused or counted; none
 is left out silently.
@@ -6,41 +6,41 @@ is left out silently.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
-from asyncrl.core.chat_prompt import chat_prompt, why_no_chat
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
-from asyncrl.core.text import short
+from asyncrl.core.text import pluralize, short
+from buffers.tasks.task_columns import TOOLS, Columns, Misfit
 
 NAMED = 3
 """Most malformed rows of a source that a message names; the others are counted."""
-NESTING = 100
-"""Most levels of lists and dictionaries in a task. Python's limit is far higher, but would only stop the run later."""
-TOO_DEEP = f"nested more than {NESTING} levels deep"
 
 
-class RowHead(NamedTuple):
-    """The prompt and id of a row, or the ``problem`` because of which the row is not a task."""
+class Row(NamedTuple):
+    """The columns of a row that tell what it asks, or more; or the ``problem`` because of which it cannot be read."""
 
-    prompt: Any
-    id: Any
+    columns: Mapping[str, Any]
     problem: str = ""
 
 
 class RowFile(Protocol):
-    """A file of rows, numbered from 0 whether they are good or not; see :class:`buffers.tasks.json_lines.JsonLines`."""
+    """A file of rows, numbered from 0 whether they are good or not; see :class:`buffers.tasks.json_rows.JsonRows`."""
 
     @property
     def digest(self) -> str: ...  # noqa: D102
-    def heads(self) -> Iterator[RowHead]: ...  # noqa: D102
+    @property
+    def whole(self) -> bool: ...  # noqa: D102
+    @property
+    def long_integers(self) -> Mapping[str, None]: ...  # noqa: D102
+    def rows(self) -> Iterator[Row]: ...  # noqa: D102
     def where(self, position: int) -> str: ...  # noqa: D102
     def number(self, position: int) -> int: ...  # noqa: D102
     def row(self, position: int) -> dict[str, Any]: ...  # noqa: D102
+    def has(self, path: str) -> bool: ...  # noqa: D102
+    def names(self) -> list[str]: ...  # noqa: D102
 
 
 class LabelledFile(NamedTuple):
@@ -57,23 +57,16 @@ class TaskRows:
         skipped: number of rows that are not a task.
 
     Args:
-        prompt_key, id_key: keys of the prompt and the id in a row.
         id_prefix: prefix for the ids that rows have.
         taken: ids of other sources; the ids of this source are added to it.
         environment: the member of a mixture that plays the tasks.
     """
 
     def __init__(
-        self,
-        files: Sequence[LabelledFile],
-        prompt_key: str,
-        id_key: str,
-        id_prefix: str,
-        taken: set[str],
-        environment: str = "",
+        self, files: Sequence[LabelledFile], columns: Columns, id_prefix: str, taken: set[str], environment: str = ""
     ) -> None:
         self._environment = environment
-        self._files, self._prompt_key, self._id_key, self._id_prefix = files, prompt_key, id_key, id_prefix
+        self._files, self._columns, self._id_prefix = files, columns, id_prefix
         self._problems: list[str] = []
         self.skipped = 0
         self._good = [self._check(file, taken) for file in files]
@@ -88,21 +81,25 @@ class TaskRows:
         number = bisect_right(self._ends, index)
         good, file = self._good[number], self._files[number]
         position = good[index - self._ends[number] + len(good)]
-        row = file.rows.row(position)
-        task_id = TaskId(self._id(file, position, row.get(self._id_key)))
-        data = {key: value for key, value in row.items() if key not in (self._prompt_key, self._id_key)}
-        prompt = as_messages(row[self._prompt_key])
-        asked = prompt if isinstance(prompt, str) else chat_prompt(prompt)
-        return Task(id=task_id, prompt=asked, data=data, environment=self._environment)
+        row, columns = file.rows.row(position), self._columns
+        asked = columns.asked(row)
+        return Task(
+            id=TaskId(self._id(file, position, columns.own_id(row))),
+            prompt=asked.prompt,
+            data=columns.data(row, asked.reference),
+            environment=self._environment,
+            tools=asked.tools,
+        )
 
     def _check(self, file: LabelledFile, taken: set[str]) -> Sequence[int]:
         """Return the positions of the good rows."""
         good = array("Q")
-        for position, head in enumerate(file.rows.heads()):
-            problem = head.problem or why_no_prompt(head.prompt) or why_no_id(head.id)
+        for position, row in enumerate(file.rows.rows()):
+            own = self._columns.own_id(row.columns)
+            problem = row.problem or self._why_no_task(row.columns, file.rows.whole) or why_no_id(own)
             if not problem:
-                task_id = self._id(file, position, head.id)
-                problem = why_repeated(head.id, task_id) if task_id in taken else ""
+                task_id = self._id(file, position, own)
+                problem = why_repeated(own, task_id) if task_id in taken else ""
                 taken.add(task_id)
             if problem:
                 self.skipped += 1
@@ -112,6 +109,15 @@ class TaskRows:
                 good.append(position)
         return good
 
+    def _why_no_task(self, row: Mapping[str, Any], whole: bool) -> str:
+        try:
+            self._columns.asked(row)
+            if whole:
+                self._columns.check_data(row)
+        except Misfit as misfit:
+            return str(misfit)
+        return ""
+
     def _id(self, file: LabelledFile, position: int, own: Any) -> str:
         return f"{file.label}:{file.rows.number(position)}" if own is None else f"{self._id_prefix}{own}"
 
@@ -120,30 +126,17 @@ class TaskRows:
         more = self.skipped - len(self._problems)
         return "; ".join(self._problems) + (f"; and {more} more" if more else "")
 
-
-def why_no_prompt(prompt: object) -> str:
-    """Say why a value is not a prompt; empty if it is one."""
-    prompt = as_messages(prompt)
-    if isinstance(prompt, str):
-        return "" if prompt.strip() else f"has an empty prompt, {prompt!r}; ask the model something"
-    if isinstance(prompt, list):
-        return why_no_chat(prompt)
-    return f"has prompt {short(prompt)}"
-
-
-def as_messages(prompt: Any) -> Any:
-    """Return a prompt that is the JSON text of chat messages as these messages, and every other one as it is.
-
-    Tables whose columns can only hold text have messages as such. As a question to a model the text would make no sense.
-    """
-    if not isinstance(prompt, str) or not prompt.lstrip().startswith("["):
-        return prompt
-    try:
-        messages = msgspec.json.decode(prompt)
-    except (msgspec.DecodeError, RecursionError):
-        return prompt
-    is_chat = bool(messages) and all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages)
-    return messages if is_chat else prompt
+    def remarks(self) -> Iterator[str]:
+        """Yield sentences for the user about what was left out, and about what was read in another way than is written."""
+        if self.skipped:
+            rows = len(self) + self.skipped
+            yield f"{self.skipped:,} of {rows:,} rows are malformed and left out: {self.problems()}"
+        long = list(dict.fromkeys(name for file in self._files for name in file.rows.long_integers))
+        if long:
+            yield f"integers of more than 64 bits are given as text ({pluralize(len(long), 'column')}: {', '.join(long)})"
+        if not self._columns.shows_tools and any(file.rows.has(TOOLS) for file in self._files):
+            told = "the model is not told of the tools in column 'tools', only the environment is"
+            yield f"{told}; set columns: {{tools: tools}} to show them"
 
 
 def why_no_id(own: object) -> str:
@@ -158,11 +151,3 @@ def why_repeated(own: object, task_id: str) -> str:
     if own is None:
         return f"has no id, and its place, {task_id!r}, is the id of another row; give it an id of its own"
     return f"repeats the id {own!r}"
-
-
-def is_too_deep(value: Any, levels: int = NESTING) -> bool:
-    """Whether lists and dictionaries are nested more than ``levels`` deep."""
-    if not isinstance(value, dict | list | tuple):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return not levels or any(is_too_deep(each, levels - 1) for each in inner)

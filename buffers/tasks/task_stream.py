@@ -17,6 +17,7 @@ from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
 from buffers.tasks.curriculum import CheckedCurriculum, Curriculum
+from buffers.tasks.hub_datasets import name_of
 from buffers.tasks.mixing import Mixer, shares_of
 from buffers.tasks.permutation import Permutation
 
@@ -260,11 +261,16 @@ def source_names(files: Sequence[TaskFileConfig], place: str) -> list[str]:
     Raises:
         RecipeError: two sources have the same path, split and environment.
     """
-    sources = [(Path(file.path), file.split, file.environment) for file in files]
+    sources = [(Path(name_of(file.path)), _part(file), file.environment) for file in files]
     for index, source in enumerate(sources):
         if source in sources[:index]:
             raise RecipeError(f"{place}[{index}]", f"{source[0]} is listed twice", "name it once, with a larger weight")
     return [_name(source, sources) for source in sources]
+
+
+def _part(file: TaskFileConfig) -> str:
+    """Which part of a data set is read: subset and split, as far as they are named."""
+    return ":".join(filter(None, (file.subset, file.split)))
 
 
 def _name(source: tuple[Path, str, str], sources: Sequence[tuple[Path, str, str]]) -> str:

@@ -43,20 +43,29 @@ class TaskFileConfig(Section, frozen=True):
     """One source of tasks, whose format follows from its name and content.
 
     Attributes:
-        path: a JSON-lines file (``.jsonl``), a Parquet file (``.parquet``), or a folder that Hugging Face datasets wrote.
-        split: which split of a datasets folder that holds several.
+        path: a file of JSON lines or of one JSON array, a Parquet file, a folder that Hugging Face datasets wrote, or a data set
+            of the Hugging Face hub, ``organisation/name`` or ``organisation/name@revision``.
+        split: which split of a data set that holds several.
+        subset: which configuration of a data set of the hub that holds several.
         environment: in a mixture, the member that plays these tasks.
         weight: how often tasks are drawn from here, relative to the other sources.
-        prompt_key: column that holds the prompt.
-        id_key: column that holds the task's id; a row without one is named by file and line.
+        columns: which column is what. ``prompt``, ``id``, ``tools`` and ``system`` have their meaning; every other key is what
+            the environment finds in ``task.data``. A dot leads into an object: ``reward_model.ground_truth``. Where nothing is
+            said, the prompt is in ``prompt``, the id in ``id``, and all other columns go to the environment under their names.
+        json: columns whose text is the JSON of what they hold. A prompt that looks as if it were one is refused until that is
+            said; an empty list says that none is.
+        reference: key of ``task.data`` that gets the text of the assistant's closing turn, which is cut off the prompt; its
+            calls, if there are any, are beside it under that key and ``_calls``.
     """
 
     path: Text
     split: str = ""
+    subset: str = ""
     environment: str = ""
     weight: Positive = 1.0
-    prompt_key: Text = "prompt"
-    id_key: Text = "id"
+    columns: dict[Text, Text] = {}
+    json: tuple[Text, ...] | None = None
+    reference: Text | None = None
 
 
 class FileTasksConfig(Section, frozen=True, tag_field="kind", tag="files"):

@@ -12,30 +12,9 @@ from asyncrl.envs.mcp.schema_checks import SchemaChecks, schema_text
 from asyncrl.envs.mcp.session import McpSession
 from asyncrl.envs.mcp.sessions import Sessions
 from asyncrl.envs.rewards.load import RewardFunction
-from asyncrl.envs.signature import Parameters
+from asyncrl.envs.signature import SchemaParameters
 from asyncrl.envs.tool_marks import Marks
 from asyncrl.envs.tools import Tool, ToolEnvironment
-
-
-class SchemaParameters(Parameters):
-    """Parameters that a server describes by a JSON schema, which :class:`SchemaChecks` has found in order."""
-
-    def __init__(self, spec: ToolSpec) -> None:
-        self.schema = spec.parameters
-        properties = spec.parameters.get("properties", {})
-        required = spec.parameters.get("required", [])
-        self.names = tuple(properties)
-        shown = (f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items())
-        self.usage = f"{spec.name}({', '.join(shown)})"
-
-    def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as they are: a process has checked them."""
-        return dict(arguments)
-
-
-def _type(schema: object) -> str:
-    kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
-    return kind if isinstance(kind, str) else " or ".join(map(str, kind))
 
 
 class McpTool(Tool):

@@ -324,7 +324,11 @@ def _messages(messages: Sequence[object]) -> tuple[Message, ...]:
     for message in messages:
         if not isinstance(message, Message) or not isinstance(message.content, str):
             raise TypeError(f"its observation has the message {short(message)}, which must be a Message whose content is text")
-    return tuple(Message(message.role, writable(message.content)) for message in messages if isinstance(message, Message))
+    return tuple(
+        msgspec.structs.replace(message, content=writable(message.content))
+        for message in messages
+        if isinstance(message, Message)
+    )
 
 
 def step_result(answer: Stepped) -> StepResult:

@@ -18,9 +18,10 @@ from asyncrl.core.text import short
 from asyncrl.envs.load import load_members
 from asyncrl.envs.member import Member
 from buffers.tasks.curriculum import Curriculum, load_curriculum
+from buffers.tasks.hub_datasets import pinned
+from buffers.tasks.plain_values import TOO_DEEP, is_too_deep
 from buffers.tasks.recorded_tasks import RecordedSource, recorded_stream
 from buffers.tasks.task_files import read_sources
-from buffers.tasks.task_rows import TOO_DEEP, is_too_deep
 from buffers.tasks.task_stream import TaskSource, TaskStream
 from generators.evaluation import HeldOutTask
 
@@ -51,6 +52,24 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
         )
         for name, member in members.items()
     ]
+
+
+def with_pinned_data_sets(recipe: Recipe) -> Recipe:
+    """Return a recipe that names data sets of the hub with the commit that they are at now, so that a resume reads the same.
+
+    Raises:
+        RecipeError: the hub has no such data set, or cannot be asked.
+    """
+    if not isinstance(recipe.tasks, FileTasksConfig):
+        return recipe
+    pinned_files = {
+        split: tuple(
+            msgspec.structs.replace(file, path=pinned(file.path, f"tasks.{split}[{number}].path"))
+            for number, file in enumerate(getattr(recipe.tasks, split))
+        )
+        for split in ("train", "evaluation")
+    }
+    return msgspec.structs.replace(recipe, tasks=msgspec.structs.replace(recipe.tasks, **pinned_files))
 
 
 def _made(member: Member, split: Split, count: int, seed: int) -> Sequence[Task]:
@@ -150,6 +169,8 @@ def _altered(task: Task) -> str:
     prompt: dict[str, Any] = {"prompt": task.prompt}
     if isinstance(task.prompt, tuple):
         prompt = {f"message {number} of its prompt": one.content for number, one in enumerate(task.prompt, start=1)}
+        calls = [call.arguments for one in task.prompt for call in one.tool_calls]
+        prompt |= {f"call {number} of its prompt": arguments for number, arguments in enumerate(calls, start=1)}
     parts = {"id": task.id, **prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
     for name, part in parts.items():
         try:

@@ -36,7 +36,7 @@ from asyncrl.run.plan.preflight import play_first_tasks
 from asyncrl.run.plan.prompt_lengths import TooLong
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.run.tiny.lessons import remarks_on
-from buffers.tasks.task_files import remarks_on_skipped
+from buffers.tasks.task_files import remarks_on_rows
 from generators.evaluation import HeldOutTask
 from generators.vllm.engine_arguments import check_cpu_arguments, check_engine_arguments
 from generators.vllm.vllm_parsers import check_parsers
@@ -129,7 +129,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     greedy = first.evaluation.temperature == 0
     samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")
-    skipped = remarks_on_skipped(sources, "evaluation")
+    skipped = remarks_on_rows(sources, "evaluation")
     for each in planned:
         check_parsers(each.recipe.model.tool_parser, each.recipe.model.reasoning_parser)  # one of a plug-in takes seconds
         if (here := folder_with_weights(each.recipe.model.path)) is not None and each.recipe.model.path != TINY:

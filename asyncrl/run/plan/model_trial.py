@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.messages import Message, ToolCall, ToolSpec
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
@@ -196,7 +196,8 @@ def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> 
     what = f"the prompt of task {prompt.task} of {prompt.source}"
     if not prompt.messages:
         return RecipeError("environment", f"{what} has no messages", "have reset return an observation with at least one")
-    messages, tools = [Message(**each) for each in prompt.messages], [ToolSpec(**each) for each in prompt.tools]
+    messages = [_message(each) for each in prompt.messages]
+    tools = [ToolSpec(**each) for each in prompt.tools]
     try:
         asyncio.run(chat.prompt(messages, tools))
     except Exception as error:  # noqa: BLE001 - a template may raise anything, also what its author wrote for a user
@@ -206,6 +207,10 @@ def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> 
         with_tools = f" and {len(tools)} tools" if tools else ""
         return RecipeError("model.path", problem, f"use a template that takes the roles {roles}{with_tools}, or other prompts")
     return None
+
+
+def _message(plain: dict[str, Any]) -> Message:
+    return Message(**plain | {"tool_calls": msgspec.convert(plain.get("tool_calls", ()), tuple[ToolCall, ...])})
 
 
 def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:

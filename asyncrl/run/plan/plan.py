@@ -47,7 +47,7 @@ from asyncrl.run.tiny.lessons import remarks_on
 from asyncrl.run.tracking.further_trackers import check_further_trackers
 from asyncrl.run.tracking.tracking_check import check_tracking
 from buffers.sampling import make_sampler
-from buffers.tasks.task_files import remarks_on_skipped
+from buffers.tasks.task_files import remarks_on_rows
 from buffers.tasks.task_stream import TaskSource
 from generators.vllm.engine_arguments import check_cpu_arguments, check_engine_arguments
 from generators.vllm.vllm_parsers import check_parsers
@@ -187,7 +187,7 @@ def make_plan(
         ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
     )
-    skipped = [remark for split, sources in splits for remark in remarks_on_skipped(sources, split)]
+    skipped = [remark for split, sources in splits for remark in remarks_on_rows(sources, split)]
     check_model_weights(recipe)
     check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # a parser of a plug-in takes seconds
     with ModelCheck(recipe, shape) as model:

@@ -17,7 +17,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
-from buffers.tasks.task_files import read_sources, remarks_on_skipped
+from buffers.tasks.task_files import read_sources, remarks_on_rows
 from buffers.tasks.task_stream import TaskSource, TaskStream
 
 ROWS = [{"prompt": f"{i}+{i}", "id": f"sum-{i}", "answer": 2 * i, "meta": {"level": i % 3, "tags": ["a"]}} for i in range(7)]
@@ -160,14 +160,14 @@ def test_rows_without_an_id_are_named_by_file_and_line(tmp_path):
 def test_columns_can_have_other_names(tmp_path):
     rows = [{"question": "1+1", "number": 3, "prompt": "kept", "id": "kept"}]
     for path in (write_jsonl(tmp_path / "a.jsonl", rows), write_parquet(tmp_path / "a.parquet", rows)):
-        (task,) = tasks_of(read(path, prompt_key="question", id_key="number"))
+        (task,) = tasks_of(read(path, columns={"prompt": "question", "id": "number"}))
         assert task == Task(id="3", prompt="1+1", data={"prompt": "kept", "id": "kept"})
 
 
 def test_the_prompt_can_be_the_id(tmp_path):
     rows = [{"prompt": "1+1"}, {"prompt": "2+2"}, {"prompt": "1+1"}]
     for path in (write_jsonl(tmp_path / "a.jsonl", rows), write_parquet(tmp_path / "a.parquet", rows)):
-        source = read(path, on_malformed="skip", id_key="prompt")
+        source = read(path, on_malformed="skip", columns={"id": "prompt"})
         assert tasks_of(source) == [Task(id=prompt, prompt=prompt) for prompt in ("1+1", "2+2")]
         assert source.skipped == 1
 
@@ -252,14 +252,19 @@ def test_what_is_cast_beside_nulls_keeps_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_jsonl, write_parquet])
-def test_messages_as_json_text_are_messages_and_other_texts_are_not(tmp_path, write):
+def test_messages_as_json_text_are_messages_where_that_is_said_and_nothing_else_is(tmp_path, write):
+    path, text = tmp_path / ("a.jsonl" if write is write_jsonl else "a.parquet"), json.dumps(CHAT)
+    write(path, [{"prompt": text, "x": "[1]"}])
+    (task,) = tasks_of(read(path, json=["prompt"]))
+    assert (task.prompt, task.data) == (tuple(Message(**one) for one in CHAT), {"x": "[1]"})
+    assert [task.prompt for task in tasks_of(read(path, json=[]))] == [text]
+    assert "has chat messages as JSON text for a prompt; say so (json: [prompt])" in refusal(path).problem
     other = ["[1, 2]", "[]", '["a"]', '[{"role": "user"}]', '{"role": "user", "content": "a"}', "[not JSON"]
-    rows = [{"prompt": json.dumps(CHAT)}, *({"prompt": text} for text in other)]
-    first, *others = tasks_of(read(write(tmp_path / "a.jsonl" if write is write_jsonl else tmp_path / "a.parquet", rows)))
-    assert first.prompt == tuple(Message(**one) for one in CHAT)
-    assert [task.prompt for task in others] == other
-    error = refusal(write_jsonl(tmp_path / "b.jsonl", [{"prompt": json.dumps([{"role": "tool", "content": "a"}])}]))
-    assert "message 1 has role 'tool'" in error.problem
+    write(path, [{"prompt": each} for each in other])
+    assert [task.prompt for task in tasks_of(read(path))] == other
+    assert "has '[not JSON' in 'prompt', which is no JSON text" in str(
+        refusal(write_jsonl(tmp_path / "b.jsonl", [{"prompt": other[-1]}]), json=["prompt"])
+    )
 
 
 MALFORMED = {
@@ -284,16 +289,19 @@ MALFORMED = {
     '{"prompt": []}': "has an empty list as prompt",
     '{"prompt": ["a"]}': "has a prompt whose message 1 is 'a'; write it as {role: user, content: TEXT}",
     '{"prompt": [{"role": "user"}]}': "whose message 1 has no 'content', only 'role'",
-    '{"prompt": [{"role": "tool", "content": "a"}]}': "message 1 has role 'tool'; a prompt's roles are system, user, assistant",
-    '{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}': "give one text, and no parts or images",
+    '{"prompt": [{"role": "tool", "content": "a"}]}': "message 1 has role 'tool', and follows no turn of",
+    '{"prompt": [{"role": "critic", "content": "a"}]}': "has role 'critic'; a prompt's roles are system, user, assistant, tool",
+    '{"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}': "give one text, or parts",
+    '{"prompt": [{"role": "user", "content": []}]}': "has content []; give one text",
     '{"prompt": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}': "message 2 has role 'system', which",
     '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}': "ends with a message of role",
-    '{"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}]}': "has 'tool_calls', which would not reach the model",
+    '{"prompt": [{"role": "assistant", "tool_calls": [1]}, {"role": "user", "content": "a"}]}': "has the call 1; write it",
+    '{"prompt": [{"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}]}': "only the assistant calls tools",
+    '{"prompt": [{"role": "user", "content": "a", "reasoning": "b"}]}': "has 'reasoning', which would not reach the model",
     '{"prompt": "a", "id": "good"}': "repeats the id 'good'",
     '{"prompt": "a", "id": 1.5}': "has id 1.5",
     '{"prompt": "a", "id": true}': "has id True",
     '{"prompt": "a", "id": ""}': "has id ''",
-    '{"prompt": "a", "n": 123456789012345678901234567890}': "holds an integer of more than 64 bits",
 }
 
 
@@ -329,7 +337,7 @@ def test_a_malformed_line_is_named_and_refused_or_skipped(tmp_path, line, told):
     assert [task.id for task in tasks_of(source)] == ["good", "a.jsonl:4"]
     assert source.skipped == 1
     assert TaskStream([source], seed=0).skipped == {"a.jsonl": 1}
-    (remark,) = remarks_on_skipped([source], "train")
+    (remark,) = remarks_on_rows([source], "train")
     assert remark.startswith(f"tasks.train (a.jsonl): 1 of 3 rows are malformed and left out: {path}:3")
 
 
@@ -353,7 +361,7 @@ def test_malformed_rows_of_a_table_are_named_by_row(tmp_path):
 def test_skipped_rows_are_told_the_first_by_name_and_all_by_number(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("{}\n" * 9 + '{"prompt": "a"}')
-    (told,) = remarks_on_skipped([read(path, on_malformed="skip")], "train")
+    (told,) = remarks_on_rows([read(path, on_malformed="skip")], "train")
     assert told.startswith("tasks.train (a.jsonl): 9 of 10 rows are malformed and left out: ")
     assert f"{path}:3" in told
     assert f"{path}:4" not in told
@@ -367,7 +375,7 @@ def test_a_source_without_a_good_row_is_refused(tmp_path, on_malformed):
     (tmp_path / "bad.jsonl").write_text("{}\n")
     error = refusal(tmp_path / "bad.jsonl", on_malformed=on_malformed)
     assert "bad.jsonl:1 has no 'prompt'" in str(error)
-    assert "set tasks.train[0].prompt_key to the key that holds what is asked" in error.remedy
+    assert "set tasks.train[0].columns.prompt to the column that holds what is asked" in error.remedy
     table = pa.table({"prompt": pa.array([], pa.string())})
     assert "holds no task" in str(refusal(write_parquet(tmp_path / "a.parquet", table), on_malformed=on_malformed))
     assert "holds no task" in str(refusal(save_to_disk(tmp_path / "saved", _data_files=[]), on_malformed=on_malformed))
@@ -432,7 +440,7 @@ def test_columns_that_json_has_no_word_for_are_refused(tmp_path, column, held):
 )
 def test_a_table_without_prompts_is_refused(tmp_path, table, told):
     error = refusal(write_parquet(tmp_path / "a.parquet", table))
-    assert error.place == "tasks.train[0].prompt_key"
+    assert error.place == "tasks.train[0].columns.prompt"
     assert told in str(error)
 
 
@@ -488,8 +496,8 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path):
     assert "git lfs pull" in refusal(tmp_path / "b.parquet").remedy
     (tmp_path / "c.parquet").write_text("{}")
     assert "is not a Parquet file" in refusal(tmp_path / "c.parquet").problem
-    (tmp_path / "d.json").write_text('\n [{"prompt": "a"}]')
-    assert "one JSON array" in refusal(tmp_path / "d.json").problem
+    (tmp_path / "d.json").write_text('\n [{"prompt": "a"}, {"prom')
+    assert "begins as one JSON array, and is none" in refusal(tmp_path / "d.json").problem
     (tmp_path / "e.jsonl").write_bytes('{"prompt": "a"}'.encode("utf-16"))
     assert "UTF-16" in refusal(tmp_path / "e.jsonl").problem
 

@@ -6,10 +6,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
+import yaml
 
 from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
+from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.run.buffer.tasks import load_held_out_tasks, make_task_stream
 from asyncrl.run.plan.plan import Source, make_plan
 from asyncrl.run.recipe.compose import compose
@@ -28,8 +31,8 @@ def save_split(folder: Path, count: int) -> None:
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     """The page's recipe, beside the data that it names."""
-    recipe_text, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    (module,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    recipe_text, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (module,) = [each for each in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Learnable" in each]
     (tmp_path / "recipe.yaml").write_text(recipe_text)
     (tmp_path / "my_curricula.py").write_text(module)
     words = tmp_path / "data" / "word-problems"
@@ -54,6 +57,13 @@ def test_its_sources_are_found_and_counted(recipe):
     assert [each.task.prompt for each in load_held_out_tasks(recipe)] == [f"{i} apples" for i in range(5)]
 
 
+def test_its_columns_are_those_of_the_schema():
+    _, columns, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    sources = msgspec.convert(yaml.safe_load(columns)["train"], tuple[TaskFileConfig, ...])
+    assert [source.reference for source in sources] == [None, None, None, "answer"]
+    assert sources[2].json == ("answers", "tools")
+
+
 def test_its_curriculum_moves_to_what_is_sometimes_solved_and_goes_on_after_a_resume(recipe):
     stream = make_task_stream(recipe)
     assert Counter(stream.next().source for _ in range(100)) == {"sums.jsonl": 50, "word-problems:train": 50}
@@ -69,7 +79,7 @@ def test_its_curriculum_moves_to_what_is_sometimes_solved_and_goes_on_after_a_re
 
 
 def test_its_filters_are_those_of_the_schema(tmp_path):
-    _, filters = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    *_, filters = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "filters.yaml").write_text(f"defaults: [quickstart, _self_]\n{filters}")
     found = compose(str(tmp_path / "filters.yaml")).buffer.filters
     assert found == (ZeroVarianceFilterConfig(), AccuracyWindowFilterConfig(low=0.1, high=0.9))

@@ -331,7 +331,7 @@ def test_every_source_of_tasks_is_read_and_counted(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n{"prompt": \n{"prompt": "2+2", "answer": 4}\n')
     table = pyarrow.table({"question": ["a", "b", None], "answer": [1, 2, 3]})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
-    train = f"{{path: {tmp_path}/a.jsonl}}, {{path: {tmp_path}/b.parquet, prompt_key: question}}"
+    train = f"{{path: {tmp_path}/a.jsonl}}, {{path: {tmp_path}/b.parquet, columns: {{prompt: question}}}}"
     (tmp_path / "c.jsonl").write_text('{"prompt": "3+3", "answer": 6}')
     evaluation = f"{{path: {tmp_path}/c.jsonl}}"
     recipe = of_files("+tasks.on_malformed=skip", train=train, evaluation=evaluation)
@@ -418,7 +418,7 @@ MADE = {
     "[]": "returned []",
     "None": "returned None",
     "[{'prompt': 'a'}]": "returned {'prompt': 'a'} at 0",
-    "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}, environment='') at 0",
+    "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}, environment='', tools=()) at 0",
     "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks with the same id",
     "[][0]": "raised IndexError",
     "[Task(id='1', prompt='a', data={'at': (1, 2)})]": "data['at'] would reach the environment as [1, 2], where (1, 2) is meant",

@@ -1,0 +1,100 @@
+"""Tools as data sets describe them, in the form that the model is told of.
+
+Three forms are known: ``{type: function, function: {...}}``, the same without the frame, and arguments by name in place of a JSON
+schema, whose types have Python's names. Types of Python (``str``, ``List[int]``, ``dict``) become those of JSON schemas.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.core.messages import ToolSpec
+from asyncrl.core.text import short
+
+_TYPES = {"str": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean"}
+_TYPES |= dict.fromkeys(("list", "tuple", "set"), "array") | {"dict": "object"}
+_JSON = {"string", "integer", "number", "boolean", "array", "object", "null"}
+_FRAME = re.compile(r"optional\[(.*)\]", re.IGNORECASE)
+_OPTIONAL = re.compile(r"^\s*optional\[|,\s*optional\s*$", re.IGNORECASE)
+
+
+def described_tools(tools: object) -> tuple[ToolSpec, ...]:
+    """Read a list of tools; None is none.
+
+    Raises:
+        ValueError: they are no descriptions of tools; the text reads well after "has".
+    """
+    if tools is None:
+        return ()
+    if not isinstance(tools, list | tuple):
+        raise ValueError(f"tools {short(tools)}; give a list of descriptions")
+    specs = tuple(map(_spec, tools))
+    if twice := sorted({spec.name for spec in specs if sum(each.name == spec.name for each in specs) > 1}):
+        raise ValueError(f"two tools named {twice[0]!r}, so that a call would not say which it means")
+    return specs
+
+
+def _spec(tool: object) -> ToolSpec:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(
+            f"the tool {short(tool)}; write it as {{function: {{name: NAME, description: TEXT, parameters: SCHEMA}}}}"
+        )
+    name, description, parameters = function["name"], function.get("description") or "", function.get("parameters") or {}
+    if not isinstance(description, str) or not isinstance(parameters, Mapping):
+        raise ValueError(
+            f"tool {name!r} with description {short(description)} and parameters {short(parameters)}; see docs/tasks.md"
+        )
+    return ToolSpec(name, description, _schema(parameters, name))
+
+
+def _schema(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
+    """Return the JSON schema of a tool's parameters, of type object."""
+    if parameters.get("type") in ("object", "dict") or isinstance(parameters.get("properties"), Mapping):
+        schema = _with_json_types(parameters)
+        return schema | {"type": "object", "properties": schema.get("properties") or {}}
+    properties: dict[str, Any] = {}
+    required = []
+    for name, argument in parameters.items():
+        if not isinstance(argument, Mapping):
+            raise ValueError(f"tool {tool!r} with parameter {name!r}: {short(argument)}; give a JSON schema of type object")
+        named = argument.get("type")
+        optional = isinstance(named, str) and _OPTIONAL.search(named) is not None
+        properties[name] = _with_json_types(argument)
+        if not optional and "default" not in argument:
+            required.append(name)
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _with_json_types(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema whose types are those of JSON schemas, as deep as it goes. Others are told in words."""
+    own = dict(schema)
+    named = own.get("type")
+    if isinstance(named, str) and named not in _JSON:
+        del own["type"]
+        found = _json_type(named)
+        own |= found if found else {"description": f"{own.get('description') or ''} ({named})".strip()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(own.get(key), Mapping):
+            own[key] = _with_json_types(own[key])
+    if isinstance(own.get("properties"), Mapping):
+        own["properties"] = {
+            name: _with_json_types(each) if isinstance(each, Mapping) else each for name, each in own["properties"].items()
+        }
+    return own
+
+
+def _json_type(named: str) -> dict[str, Any]:
+    """Return the type of a JSON schema for one of Python's; empty if there is none."""
+    named = named.strip()
+    if named.lower().endswith("optional"):
+        named = named[: -len("optional")].rstrip(" ,")
+    if (framed := _FRAME.fullmatch(named)) is not None:
+        named = framed[1]
+    outer, _, inner = named.partition("[")
+    outer = outer.strip().lower().removeprefix("typing.")
+    kind = _TYPES.get(outer, outer if outer in _JSON else "")
+    if not kind:
+        return {}
+    items = _json_type(inner.removesuffix("]")) if kind == "array" and inner and outer in ("list", "set") else {}
+    return {"type": kind} | ({"items": items} if items else {})
