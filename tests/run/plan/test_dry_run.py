@@ -22,6 +22,7 @@ import generators.chat_template
 import generators.templates
 import generators.vllm.engine_arguments
 import learners.supported_model
+from asyncrl.core.chat_prompt import chat_prompt
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.messages import Message, ToolSpec
@@ -146,6 +147,23 @@ def system_messages(folder: Path) -> None:
         (folder / name).write_text(
             '{"prompt": [{"role": "system", "content": "?"}, {"role": "user", "content": "1+2?"}], "answer": "3"}'
         )
+
+
+CALLED = [
+    {"role": "user", "content": "1+2?"},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "calculate", "arguments": '{"expression": "1+2"}'}}]},
+    {"role": "tool", "content": "3"},
+    {"role": "user", "content": "Well?"},
+]
+
+
+def earlier_calls(folder: Path) -> None:
+    for name in ("tasks.jsonl", "others.jsonl"):
+        (folder / name).write_text(json.dumps({"prompt": CALLED, "answer": "3"}))
+
+
+def be_shown_calls(folder: Path) -> None:
+    asyncio.run(ChatFormat.load(str(folder)).prompt(chat_prompt(CALLED)))
 
 
 def nothing(folder: Path) -> None:
@@ -280,6 +298,12 @@ CASES = {
         call_tools,
     ),
     "tools left out": Case(template(ML.replace("{{ tools }}", "") + START), "leaves out the tools", call_tools),
+    "calls left out": Case(
+        both(template(ML + START), earlier_calls),
+        "leaves out the calls of the assistant's earlier turns",
+        be_shown_calls,
+        FROM_FILES,
+    ),
     "system left out": Case(
         both(template(ML.replace("{{ m.content }}", "{{ m.content if m.role != 'system' }}") + START), system_messages),
         "leaves out the system message",
@@ -441,7 +465,13 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (generators.chat_template, "ChatTemplate._after_marker"): ("no content",),
     (generators.chat_template, "ChatTemplate._find_end_of_turn"): ("no syntax", "no end"),
     (generators.chat_template, "ChatTemplate._check_delta"): ("end at the end", "no start", "plain between"),
-    (generators.chat_template, "ChatTemplate.check_reaches"): ("no tools", "no response", "tools left out", "system left out"),
+    (generators.chat_template, "ChatTemplate.check_reaches"): (
+        "no tools",
+        "no response",
+        "tools left out",
+        "system left out",
+        "calls left out",
+    ),
     (generators.chat_template, "ChatTemplate.check_follows"): ("no tools",),
     (generators.chat_format, "_named_ends"): ("ends",),
     (generators.chat_template, "ChatTemplate._check_tokens"): ("pieces",),
