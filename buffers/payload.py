@@ -237,6 +237,7 @@ class PayloadStore:
         self._freed: dict[str, Extents] = {}
         self._set_aside: dict[str, Extents] = {}  # what the next sweep frees
         self._spared: set[str] = set()  # segments in which nothing is freed before that
+        self._locked: dict[str, Extents] = {}  # what the next sweep frees where no writer holds the segment any more
         self._emptied: set[str] = set()  # segments that were freed completely while their writer was still writing
         self._punches = True
         self._using = threading.Lock()
@@ -284,28 +285,30 @@ class PayloadStore:
     def set_aside(self, live: Iterable[PayloadRef]) -> int:
         """Mark all payload except ``live`` for :meth:`sweep`, and return its size on disk.
 
-        Skips segments that are being written, and changes nothing on disk. Only this method finds payload that was
-        written but never handed in. Call it before the writers of a resumed run begin.
+        Changes nothing on disk. Only this method finds payload that was written but never handed in. Call it before the writers
+        of a resumed run begin. A segment that is locked all the same, by a writer that has not died yet or by a process that was
+        forked from it, is looked at again by the sweep.
         """
         kept: dict[str, Extents] = {}
         for ref in live:
             kept.setdefault(ref.segment, Extents()).add(ref.offset, ref.offset + ref.size)
         size = 0
         with self._using:
-            self._set_aside = {}
+            self._set_aside, self._locked = {}, {}
             self._spared = {path.name for path in self._segments()}
             for path in self._segments():
                 file = os.open(path, os.O_RDWR)
                 try:
-                    if _is_written(file):
-                        continue
+                    written = _is_written(file)
                     found, held = os.fstat(file), kept.get(path.name, Extents())
                 finally:
                     os.close(file)
                 unused = Extents()
                 for start, end in held.gaps(found.st_size):
                     unused.add(start, end)
-                if list(unused) or not found.st_size:
+                if written:
+                    self._locked[path.name] = unused
+                elif list(unused) or not found.st_size:
                     self._set_aside[path.name] = unused
                     size += max(0, found.st_blocks * 512 - sum(end - start for start, end in held))
         return size
@@ -314,9 +317,28 @@ class PayloadStore:
         """Free the payload that was set aside, and the payload that was freed since in the same segments."""
         with self._using:
             set_aside, self._set_aside = self._set_aside, {}
+            locked, self._locked = self._locked, {}
             self._spared = set()
+            for segment, unused in locked.items():
+                if self._is_locked(segment):
+                    logger.warning(
+                        "%s is still being written: what nobody needs of it stays until a resume", self._folder / segment
+                    )
+                    continue
+                for start, end in unused:
+                    set_aside.setdefault(segment, Extents()).add(start, end)
             for segment, unused in set_aside.items():
                 self._free_in(segment, unused)
+
+    def _is_locked(self, segment: str) -> bool:
+        try:
+            file = os.open(self._folder / segment, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            return _is_written(file)
+        finally:
+            os.close(file)
 
     def bytes_on_disk(self) -> int:
         """Return the disk space that all segments take, in bytes."""

@@ -316,6 +316,39 @@ def test_a_sweep_leaves_exactly_what_is_live(folder):
     assert segments(folder) == [in_use[0].segment], "it knows what was unused, too"
 
 
+def test_a_sweep_frees_what_was_only_locked_while_it_was_set_aside(tmp_path):
+    """A process forked from the writer shares its lock, and may outlive it a little."""
+    appending = writer(tmp_path)
+    needed, unused = appending.append([b"a" * ROW, b"b" * ROW])
+    leave, outlive = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(outlive)
+        os.read(leave, 1)
+        os._exit(0)
+    appending.close()
+    store = PayloadStore(tmp_path)
+    assert store.set_aside([needed]) == 0
+    store.free([needed])
+    os.close(outlive)
+    os.waitpid(child, 0)
+    os.close(leave)
+    assert segments(tmp_path) == [unused.segment]
+    store.sweep()
+    assert segments(tmp_path) == []
+
+
+def test_a_sweep_leaves_what_is_still_being_written(tmp_path, caplog):
+    appending = writer(tmp_path)
+    (early,) = appending.append([b"a" * ROW])
+    store = PayloadStore(tmp_path)
+    store.set_aside([])
+    (late,) = appending.append([b"b" * ROW])
+    store.sweep()
+    assert store.verify([early, late]) == []
+    assert f"{early.segment} is still being written" in caplog.text
+
+
 def test_threads_may_share_a_store_and_a_reader_and_a_writer(tmp_path):
     appending, store, reading = writer(tmp_path, segment_bytes=100_000), PayloadStore(tmp_path), PayloadReader(tmp_path)
 
