@@ -190,9 +190,21 @@ class ChatFormat:
             [_readable_json(dict(each)) for each in messages], [each.as_template_input() for each in tools], generation
         )
 
-    def until_end(self, rendered: str, tools: Sequence[ToolSpec] = ()) -> str:
-        """Return what a text rendered with private names has before the end of an assistant turn."""
-        return rendered.partition(self._of(tools).end_name)[0]
+    def written_turn(
+        self, before: Sequence[Mapping[str, Any]], turn: Mapping[str, Any], tools: Sequence[ToolSpec] = ()
+    ) -> list[int] | None:
+        """Return the token ids of a turn of the assistant as the template writes it, from after the start that it gives for
+        sampling one to the token that ends it; None if it begins the turn in another way.
+
+        Args:
+            before, turn: messages as chat templates take them.
+        """
+        start = self.rendered(before, tools)
+        written = self.rendered([*before, turn], tools, generation=False)
+        if not written.startswith(start):
+            return None
+        said, end, _ = written[len(start) :].partition(self._of(tools).end_name)
+        return self._control.encode(said + end)
 
     def encode(self, rendered: str) -> list[int]:
         """Return the token ids of a text rendered with private names."""

@@ -96,11 +96,12 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
         """Take the limits for evaluation from a recipe, for the episodes of one member of its environment."""
         evaluation = recipe.evaluation
         turn_tokens = recipe.sampling.max_turn_tokens if evaluation.max_turn_tokens is None else evaluation.max_turn_tokens
-        return msgspec.structs.replace(cls.of(recipe, member), sampling=evaluation.sampling, max_turn_tokens=turn_tokens)
+        sampling = msgspec.structs.replace(evaluation.sampling, stop=recipe.sampling.stop)
+        return msgspec.structs.replace(cls.of(recipe, member), sampling=sampling, max_turn_tokens=turn_tokens)
 
     def greedy(self) -> "EpisodeLimits":
         """Return the same limits for an episode that is sampled at temperature 0."""
-        return msgspec.structs.replace(self, sampling=Sampling(temperature=0.0))
+        return msgspec.structs.replace(self, sampling=Sampling(temperature=0.0, stop=self.sampling.stop))
 
     def widened(self, *, max_turns: int, max_turn_tokens: int, max_context: int) -> "EpisodeLimits":
         """Return limits of at least so many turns and tokens a turn, with this context and without all that a recipe may omit."""
@@ -109,6 +110,7 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
             max_turns=max(self.max_turns, max_turns),
             max_turn_tokens=max(self.max_turn_tokens, max_turn_tokens),
             max_context=max_context,
+            sampling=msgspec.structs.replace(self.sampling, stop=()),
             end_on=frozenset(),
             max_calls=None,
             max_sampled_tokens=None,

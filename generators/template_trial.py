@@ -132,9 +132,8 @@ async def _grown(chat: ChatFormat, messages: Sequence[Mapping[str, Any]], tools:
             continue
         row += await (chat.delta(given, tools) if row else chat.prompt(given, tools))
         given = []
-        start = chat.rendered(messages[:number], tools)
-        written = chat.rendered(messages[: number + 1], tools, generation=False)
-        if not written.startswith(start):
+        turn = chat.written_turn(messages[:number], message, tools)
+        if turn is None:
             raise _StartRewritten
-        row += [*chat.encode(chat.until_end(written[len(start) :], tools)), chat.end_of_turn]
+        row += turn
     return row + await chat.delta(given, tools)

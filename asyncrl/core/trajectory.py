@@ -108,12 +108,24 @@ class Sampling(msgspec.Struct, frozen=True):
         top_p: the smallest set of most probable tokens with this probability is kept; 1 keeps all.
         top_k: this many most probable tokens are kept; 0 keeps all.
         min_p: tokens are kept that have at least this share of the most probable token's probability; 0 keeps all.
+        stop: texts and ids of tokens at which a turn ends, besides those that the model ends its turns with.
     """
 
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    stop: tuple[str | int, ...] = ()
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts at which a turn ends: with the token that completes one."""
+        return tuple(each for each in self.stop if isinstance(each, str))
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens at which a turn ends as well."""
+        return tuple(each for each in self.stop if isinstance(each, int))
 
     @property
     def truncated(self) -> bool:

@@ -49,7 +49,7 @@ class Reasoning:
         return Reasoning(self._chat, self._name, tools)
 
     def cut(self, text: str) -> str:
-        """Return the text of a turn without its reasoning: nothing if the reasoning does not end.
+        """Return the text of a turn without its reasoning, and the line ends after it: nothing if the reasoning does not end.
 
         Text that neither the model nor the chat template has marked as reasoning is kept, whatever the parser makes of it: some
         take every turn without a mark for reasoning that has not ended.
@@ -58,5 +58,7 @@ class Reasoning:
         known = self._begin or self._end
         if self._over or (known and not marked):
             return text
+        if self._end and self._end in text:  # some parsers take a call within the reasoning for its end
+            return text.partition(self._end)[2].lstrip("\n")
         _, content = self._parser.extract_reasoning(text, self._request)
-        return content or ""
+        return (content or "").lstrip("\n")

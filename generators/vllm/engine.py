@@ -43,6 +43,7 @@ from generators.vllm.engine_load import REPORT_LOAD
 from generators.vllm.engine_ranks import EngineRanks
 from generators.vllm.held_outputs import HOLD_OUTPUTS
 from generators.vllm.request_settings import adapter_request, sampling_params, scoring_params
+from generators.vllm.text_stops import STOP_AT_TEXTS
 from generators.vllm.turn_batches import TurnSettings
 from generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
 from generators.vllm.version_slots import VersionSlots, version_in
@@ -118,6 +119,7 @@ class VllmEngine:
         settings = {"engine": name, "ranks": self._ranks.count, "adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
         await self._ranks.ask(HOLD_OUTPUTS)
+        await self._ranks.ask(STOP_AT_TEXTS)
         length = min(_WARM_UP_TOKENS, max_context // 2)
         with first_error():
             async with asyncio.TaskGroup() as group:

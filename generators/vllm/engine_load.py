@@ -12,6 +12,7 @@ import psutil
 from generators.vllm.engine_locks import own_progress_locks
 from generators.vllm.engine_steps import EngineSteps
 from generators.vllm.held_outputs import HOLD_OUTPUTS, hold_outputs
+from generators.vllm.text_stops import STOP_AT_TEXTS, stop_at_texts
 from generators.vllm.turn_batches import ADD_TURNS, add_turns
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def register() -> None:
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
     setattr(EngineCoreProc, HOLD_OUTPUTS, hold_outputs)
     setattr(EngineCoreProc, ADD_TURNS, add_turns)
+    setattr(EngineCoreProc, STOP_AT_TEXTS, stop_at_texts)
 
 
 def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:

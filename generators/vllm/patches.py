@@ -61,6 +61,18 @@ REACHES = (
         needless="vLLM's engine process keeps outputs of RequestOutputKind.FINAL_ONLY to itself",
     ),
     Reach(
+        files=("generators/vllm/text_stops.py",),
+        names=(
+            *(_CORE, "vllm.v1.core.sched.scheduler.check_stop", "vllm.v1.request.RequestStatus"),
+            *("vllm.v1.request.Request", "vllm.v1.request.Request.status"),
+            "vllm.v1.core.sched.scheduler",
+        ),
+        why="end a turn at a text with the token that completes it; vLLM's front end, which looks for texts, sees a turn once "
+        "it is over",
+        test=f"{_ENGINE}::test_a_turn_ends_at_a_text_with_the_tokens_that_it_has_without",
+        needless="vLLM's engine process stops at texts",
+    ),
+    Reach(
         files=("generators/vllm/engine_steps.py", "generators/vllm/engine_load.py"),
         names=(
             *(_CORE, f"{_CORE}.[_ATTRIBUTE]", f"{_CORE}.scheduler.schedule", f"{_CORE}.step_fn"),
@@ -73,7 +85,7 @@ REACHES = (
     Reach(
         files=("generators/vllm/engine_load.py", "asyncrl/weights/vllm/engine_weights.py"),
         names=(
-            *(_CORE, f"{_CORE}.[REPORT_LOAD]", f"{_CORE}.[HOLD_OUTPUTS]", f"{_CORE}.[ADD_TURNS]"),
+            *(_CORE, f"{_CORE}.[REPORT_LOAD]", f"{_CORE}.[HOLD_OUTPUTS]", f"{_CORE}.[ADD_TURNS]", f"{_CORE}.[STOP_AT_TEXTS]"),
             *(f"{_CORE}.[PREPARE]", f"{_CORE}.[LOAD]"),
         ),
         why="give the engine's process methods that the front end calls there",

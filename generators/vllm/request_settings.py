@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.core.adapters import adapter_id
 from asyncrl.core.trajectory import Sampling
+from generators.vllm.text_stops import STOP_TEXTS
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -59,11 +60,12 @@ def sampling_params(
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         max_tokens=max_tokens,
-        stop_token_ids=list(stop_token_ids),
+        stop_token_ids=[*stop_token_ids, *sampling.stop_token_ids],
         ignore_eos=True,
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if at_once else RequestOutputKind.FINAL_ONLY,
+        extra_args={STOP_TEXTS: list(texts)} if (texts := sampling.stop_texts) else None,
     )
     return processor.process_inputs("params", tokens_input(list(stop_token_ids[:1])), params, ("generate",)).sampling_params

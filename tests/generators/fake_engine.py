@@ -23,7 +23,7 @@ Script = Callable[[str], str]
 
 class FakeEngine:
     """Answers by ``script``. ``gate`` holds back all requests until it is set; each token takes one pass of the event loop, and
-    ``token_s``."""
+    ``token_s``. A turn whose text ends with one of ``ends`` ends there."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -36,6 +36,7 @@ class FakeEngine:
         self.dead = False
         self.prompts: list[list[int]] = []
         self.temperatures: list[float] = []
+        self.ends: tuple[int, ...] = ()
 
     def episode(self) -> AbstractContextManager["FakeEngine"]:
         return nullcontext(self)
@@ -55,7 +56,8 @@ class FakeEngine:
         self.most_running = max(self.most_running, self.running)
         try:
             text = self.script(self.chat.decode(token_ids))
-            ids = [*self.chat.tokenizer.encode(text, add_special_tokens=False), stop_token_ids[0]][:max_tokens]
+            said = self.chat.tokenizer.encode(text, add_special_tokens=False)
+            ids = (said if said and said[-1] in self.ends else [*said, stop_token_ids[0]])[:max_tokens]
             if stop_at is not None:
                 ids = ids[: next((place for place, token in enumerate(ids, start=1) if stop_at(token)), None)]
             versions = []
@@ -70,7 +72,7 @@ class FakeEngine:
         self.tokens += len(ids)
         changes = [0, *(i for i in range(1, len(ids)) if versions[i] != versions[i - 1]), len(ids)]
         spans = tuple(VersionSpan(a, b, versions[a]) for a, b in pairwise(changes))
-        return Completion(np.array(ids, np.int32), pseudo_logprobs(ids), spans, ids[-1] in stop_token_ids)
+        return Completion(np.array(ids, np.int32), pseudo_logprobs(ids), spans, ids[-1] in (*stop_token_ids, *self.ends))
 
     async def load_publication(self, publication: Publication) -> int:
         self.gate.clear()

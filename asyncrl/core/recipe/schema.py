@@ -62,6 +62,8 @@ class SamplingConfig(Section, frozen=True):
         top_k: sample from this many most probable tokens; 0 is off.
         min_p: leave out tokens with less than this share of the most probable token's probability; 0 is off.
         max_turn_tokens: the most tokens of one turn.
+        stop: texts, and ids of tokens, at which a turn ends too, such as ``["</answer>", 13]``; in evaluations as well. What was
+            sampled up to there is kept and trained, and the environment reads it.
     """
 
     temperature: Annotated[float, Meta(ge=LEAST_TEMPERATURE, le=2)] = 1.0
@@ -69,11 +71,12 @@ class SamplingConfig(Section, frozen=True):
     top_k: NonNegative = 0
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     max_turn_tokens: Count = 128
+    stop: tuple[Text | NonNegative, ...] = ()
 
     @property
     def sampling(self) -> Sampling:
         """How the engines are to sample."""
-        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
 
 
 class BatchConfig(Section, frozen=True):

@@ -67,6 +67,7 @@ class ModelCheck:
             model=model,
             learner=None if shape is None else recipe.learner,
             prompts=[],
+            stop=recipe.sampling.stop,
             parsers=_parsers_to_try(recipe) if vllm else {},
             pools={pool_place(name): pool for name, pool in recipe.generators.by_pool.items() if vllm and path and pool.engine},
         )
@@ -95,7 +96,8 @@ class ModelCheck:
         """
         prompts, sets = rehearsed.prompts, rehearsed.sets
         if self._process is None:
-            if all(_longest(each) < self._request.model.max_context for each in sets):
+            short = all(_longest(each) < self._request.model.max_context for each in sets)
+            if short and not any(isinstance(each, int) for each in self._request.stop):
                 return Tried((), ())  # the tiny model's tokenizer is not made yet, and there is no need to make it now
             self._process = self._start()
         request = msgspec.structs.replace(self._request, prompts=list(prompts), sets=list(sets))

@@ -8,7 +8,7 @@ What always holds: no model is built. Unless vLLM is asked too, torch is not imp
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from generators.chat_format import ChatFormat
 
 
+THOUGHTS = ("<think>", "<seed:think>", "[THINK]")
+"""Texts with which templates begin the thoughts of a model."""
 TOOL_PARSER, REASONING_PARSER = "model.tool_parser", "model.reasoning_parser"
 
 
@@ -68,6 +70,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
         learner: the recipe's section ``learner``; None if the model is only played.
         prompts: prompts to be turned into tokens.
         sets: prompts whose tokens are to be counted.
+        stop: the recipe's ``sampling.stop``.
         parsers: which of vLLM's parsers to try with the tokenizer, by their keys in the recipe.
         pools: pools of engines, by their place in the recipe, whose arguments vLLM is to check.
     """
@@ -79,6 +82,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     learner: LearnerConfig | None
     prompts: list[TrialPrompt]
     sets: list[PromptSet] = []
+    stop: tuple[str | int, ...] = ()
     parsers: dict[str, str] = {}
     pools: dict[str, GeneratorsConfig] = {}
 
@@ -123,6 +127,8 @@ def _looked_at(request: TrialRequest, remarks: list[str], facts: list[Fact]) -> 
         copy = f"the run trains and plays a dequantised copy, which transformers writes into {dequantised_folders()} first"
         remarks.append(f"model.path: its weights are quantised ({method_of(quantization)}): {copy}")
     chat = _chat_format(request)
+    text_config = None if source is None else source.get_text_config()
+    _check_stop(request.stop, getattr(text_config, "vocab_size", None) or len(chat.tokenizer))
     if source is not None and (vocabulary := getattr(source.get_text_config(), "vocab_size", None)) is not None:
         check_embedded(chat, vocabulary, folder)
         facts.append(token_fact(chat, vocabulary))
@@ -147,6 +153,7 @@ def _try(chat: "ChatFormat", request: TrialRequest, remarks: list[str]) -> list[
     if any("strftime_now" in template for template in chat.templates.values()):
         problem = "the chat template asks for the date, and prompts must not change with the day"
         remarks.append(f"model.path: {problem}: in a run, it is always {DATE:%-d %B %Y}")
+    remarks += _thoughts(chat, request.model)
     if request.asks_vllm:
         _try_vllm(chat, request)
     return count(chat, request.sets, request.model.max_context)
@@ -172,6 +179,34 @@ def _configuration(request: TrialRequest) -> "PreTrainedConfig | None":
         return None  # vLLM knows further models, which may be played
     check_output(folder, tied=source.get_text_config().tie_word_embeddings)
     return source
+
+
+def _thoughts(chat: "ChatFormat", model: ModelConfig) -> Iterator[str]:
+    """Remark that the model may think, and that nothing tells its thoughts from its answers."""
+    from generators.templates import variables_of
+
+    known = [mark for mark in THOUGHTS if any(mark in template for template in chat.templates.values())]
+    if model.reasoning_parser is not None or not known or f"{known[0][0]}/{known[0][1:]}" in chat.decode(chat.turn_start()):
+        return
+    off = " or switch thinking off (model.chat_template_kwargs={enable_thinking: false})"
+    read = set[str]().union(*map(variables_of, chat.templates.values()))
+    yield (
+        f"model.reasoning_parser: the chat template knows {known[0]}, and no reasoning parser is set, so that thoughts are part "
+        "of what tool parser, environment and reward read; name the one of this model, such as qwen3 or deepseek_r1, if it thinks"
+        f"{',' + off if 'enable_thinking' in read else ''}"
+    )
+
+
+def _check_stop(stop: Sequence[str | int], entries: int) -> None:
+    """Refuse tokens to stop at that the model does not have.
+
+    Raises:
+        RecipeError: there is one.
+    """
+    for each in stop:
+        if isinstance(each, int) and each >= entries:
+            problem = f"there is no token {each}: the model has {entries:,}, from 0 on"
+            raise RecipeError("sampling.stop", problem, "name the id of a token of this model, or its text")
 
 
 def _chat_format(request: TrialRequest) -> "ChatFormat":

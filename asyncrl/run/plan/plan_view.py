@@ -191,6 +191,10 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
         "and takes",
         f"{pluralize(algorithm.optimizer_steps, 'optimizer step')} ({parts}), then publishes one policy version",
     )
+    if recipe.sampling.stop:
+        named = " or ".join(f"token {each}" if isinstance(each, int) else repr(each) for each in recipe.sampling.stop)
+        kept = "what was sampled up to there is kept, trained and read by the environment, and the template's own end follows"
+        table.add_row("a turn ends too at", f"{named}; {kept}")
     table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} training steps")
     table.add_row(
         "outstanding at most",

@@ -19,6 +19,7 @@ from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.publication import PREPARE, Publication, Shard
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
+from asyncrl.episodes.writer import decoder
 from generators.completion import Completion
 from generators.vllm.engine import VllmEngine
 from generators.vllm.engine_arguments import CPU_BLOCK_TOKENS
@@ -165,6 +166,28 @@ async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEn
     (first,) = (await sample(engine, prompt, 1, 0.0)).token_ids.tolist()
     stopped = await engine.generate(prompt, max_tokens=9, sampling=Sampling(0.0), stop_token_ids=(first,))
     assert (stopped.token_ids.tolist(), stopped.finished_by_stop) == ([first], True)
+
+
+async def test_a_turn_ends_at_a_text_with_the_tokens_that_it_has_without(engine: VllmEngine, folder: Path) -> None:
+    prompt, length = list(range(5, 45)), 24
+    free = await sample(engine, prompt, length, 0.0)
+    decode = decoder(folder)
+    for end in (3, 9, 16):
+        said = decode(free.token_ids[:end].tolist())
+        at = next(place for place in range(1, end + 1) if said[-3:] in decode(free.token_ids[:place].tolist()))
+        for stop in ((said[-3:], "never said"), (int(free.token_ids[at - 1]),)):
+            stopped = await engine.generate(
+                prompt, max_tokens=length, sampling=Sampling(0.0, stop=stop), stop_token_ids=(NO_STOP,)
+            )
+            first = at if isinstance(stop[0], str) else free.token_ids.tolist().index(stop[0]) + 1
+            assert stopped.token_ids.tolist() == free.token_ids[:first].tolist()
+            np.testing.assert_allclose(stopped.logprobs, free.logprobs[:first], rtol=1e-5, atol=1e-6)
+            assert stopped.finished_by_stop
+            assert sum(span.end - span.start for span in stopped.spans) == first
+    never = await engine.generate(
+        prompt, max_tokens=length, sampling=Sampling(0.0, stop=("never said",)), stop_token_ids=(NO_STOP,)
+    )
+    assert (never.token_ids.tolist(), never.finished_by_stop) == (free.token_ids.tolist(), False)
 
 
 async def test_requests_are_told_apart_without_chance(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

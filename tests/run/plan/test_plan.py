@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet
 import pytest
-from model_folders import write_model
+from model_folders import SMALL, write_model
 from planned import QWEN3_0_6B, ROOMY
 from rich.console import Console
 
@@ -240,6 +240,39 @@ def test_the_plan_says_what_cannot_act():
     assert shown(*one_step).count("Note: algorithm.loss.clip_low, algorithm.loss.clip_high cannot act") == 1
     assert "cannot act" not in shown(*decoupled, "+algorithm.minibatches=2")
     assert "cannot act" not in shown()
+
+
+def test_the_plan_says_what_a_turn_keeps_that_the_recipe_ends(tmp_path):
+    recipe = compose("quickstart", [f"model.path={write_model(tmp_path, SMALL)}", "+sampling.stop=['</answer>', 3]"])
+    console = Console(file=io.StringIO(), width=1000, _environ={})
+    console.print(plan_view(make_plan(recipe, ROOMY), recipe))
+    said = "'</answer>' or token 3; what was sampled up to there is kept, trained and read by the environment"
+    assert said in console.file.getvalue()
+    for path in (tmp_path, "tiny"):
+        unknown = compose("quickstart", [f"model.path={path}", "+sampling.stop=[99999]"])
+        with pytest.raises(RecipeError, match="there is no token 99999: the model has"):
+            make_plan(unknown, ROOMY)
+    for wrong in ("['']", "[-1]", "[1.5]", "'</answer>'"):
+        with pytest.raises(RecipeError, match=r"sampling\.stop"):
+            compose("quickstart", [f"+sampling.stop={wrong}"])
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("", "knows <think>, and no reasoning parser is set"),
+        ("{% if enable_thinking is defined %}{% endif %}", "or switch thinking off (model.chat_template_kwargs={enable_thinking"),
+        ("<think>\\n\\n</think>\\n\\n", ""),
+        ("<think>\\n", "no reasoning parser is set"),
+    ],
+)
+def test_a_model_that_may_think_aloud_is_remarked_on(tmp_path, start, said):
+    folder = write_model(tmp_path, SMALL)
+    file = folder / "chat_template.jinja"
+    begun = "{%- if add_generation_prompt -%}{{- '" + start + "' -}}{%- endif -%}" if "%" not in start else start
+    file.write_text(file.read_text() + begun + "{# <think> #}")
+    remarks = make_plan(compose("quickstart", [f"model.path={folder}"]), ROOMY).remarks
+    assert [said in each for each in remarks if "reasoning" in each] == ([True] if said else [])
 
 
 @pytest.mark.parametrize("overrides", [["algorithm.loss={kind: ppo_clip}"], ["+correction=far"], ["algorithm.loss={kind: dppo}"]])
