@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.measures.buffer_statistics import GroupState
@@ -103,7 +103,7 @@ class Batches:
             state.unpublished_batches[version] = groups
         return batch
 
-    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[BatchRow]:
+    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[BatchEpisode]:
         oldest_version = self._policy.oldest_version(version)
         for group_id, weight in weights.items():
             group = self._groups[group_id]
@@ -114,7 +114,7 @@ class Batches:
             if group.oldest_sampled < oldest_version:
                 self._state.observed.stale_tokens.masked += _masked_tokens(group, oldest_version)
             for index in sorted(group.records):
-                yield BatchRow.around(group.records[index], group.task.id, group.source, oldest_version, weight)
+                yield BatchEpisode.around(group.records[index], group.task.id, group.source, weight)
 
     def trained(self, version: PolicyVersion) -> None:
         """Note that the batch of ``version`` was trained. A second call does nothing.
@@ -158,12 +158,12 @@ class Batches:
         state.forgotten = max(state.forgotten, version)
 
     def drop_lost_payload(self, refs: Iterable[PayloadRef]) -> int:
-        """Drop the trajectories whose payload a crash destroyed, and return how many of them the groups held.
+        """Drop the episodes whose payload a crash destroyed, and return how many of them the groups held.
 
         For groups that were not handed out yet, they are generated again; a kept batch goes on without them.
 
         Raises:
-            LedgerError: a batch that was trained has no row left.
+            LedgerError: a batch that was trained has nothing left to train.
         """
         lost, dropped = set(refs), 0
         for group in self._groups:
@@ -186,23 +186,23 @@ class Batches:
             self._groups.end(group, GroupState.TRAINED)
 
     def _cut(self, kept: KeptBatch, lost: Collection[PayloadRef]) -> None:
-        """Take lost rows out of a batch, and, if it is not trained yet, whole groups that have too few rows left."""
+        """Take lost episodes out of a batch, and, if it is not trained yet, whole groups that have too few left."""
         state, version = self._state, kept.batch.version
-        rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
-        if kept.trained and all(row.greedy for row in rows):
+        left = tuple(episode for episode in kept.batch.episodes if episode.payload not in lost)
+        if kept.trained and not any(episode.newest_trained() is not None for episode in left):
             raise LedgerError(
-                f"all trajectories of the batch of version {version}, which must be trained again, were destroyed; "
+                f"all episodes of the batch of version {version}, which must be trained again, were destroyed; "
                 "put the run's payload folder back as it was and resume again; if it is lost, launch a new run (with "
-                "buffer.journal.fsync: always, trajectories survive a power cut)"
+                "buffer.journal.fsync: always, episodes survive a power cut)"
             )
         if not kept.trained:
-            cut = {self._groups[row.group_id].id: self._groups[row.group_id] for row in kept.batch.rows if row.payload in lost}
+            cut = {each.group_id: self._groups[each.group_id] for each in kept.batch.episodes if each.payload in lost}
             gone = [group for group in cut.values() if not group.has_enough(self._config.min_group)]
-            rows = tuple(row for row in rows if row.group_id not in {group.id for group in gone})
+            left = tuple(episode for episode in left if episode.group_id not in {group.id for group in gone})
             for group in gone:
                 self._take_out(kept, group)
-        kept.batch = msgspec.structs.replace(kept.batch, rows=rows)
-        if not rows:
+        kept.batch = msgspec.structs.replace(kept.batch, episodes=left)
+        if not left:
             # The learner gets another batch instead.
             del state.kept[version]
             state.trainings -= self._config.groups_per_step
@@ -219,5 +219,6 @@ class Batches:
 
 
 def _masked_tokens(group: Group, oldest_version: PolicyVersion) -> int:
-    records = [record for record in group.records.values() if not record.greedy]
-    return sum(tokens for record in records for version, tokens in record.sampled if version < oldest_version)
+    return sum(
+        record.trainable_tokens(PolicyVersion(0)) - record.trainable_tokens(oldest_version) for record in group.records.values()
+    )

@@ -13,7 +13,7 @@ import msgspec
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.ticket import Ticket
 from buffers.limits import Limits
 from buffers.replay_buffer import ReplayBuffer
@@ -36,7 +36,7 @@ class IssueTickets(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Workers hand in finished episodes."""
 
-    records: tuple[TrajectoryRecord, ...]
+    records: tuple[EpisodeRecord, ...]
     now: float
 
     def apply(self, buffer: ReplayBuffer) -> None:

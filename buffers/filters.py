@@ -3,7 +3,7 @@
 A filter decides by what is known when the group is complete; :mod:`buffers.staleness` decides by when a group is trained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
 from asyncrl.core.reward_spread import has_spread
@@ -11,18 +11,18 @@ from asyncrl.core.reward_spread import has_spread
 Filter = ZeroVarianceFilterConfig | AccuracyWindowFilterConfig
 
 
-def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], parts: Sequence[Sequence[float]]) -> str:
+def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], compared: Iterable[Collection[float]]) -> str:
     """Return why a group is left out, as one of a few fixed texts; empty if the group is trained.
 
     Args:
         rewards: final rewards of the episodes.
-        parts: for each episode, the rewards that the recipe names one by one. A group has variance if its final rewards
-            or any of these rewards have.
+        compared: the rewards by which the episodes are compared: each reward of all episodes that have it. A group has variance
+            if one of them has.
     """
     for chosen in filters:
         match chosen:
             case ZeroVarianceFilterConfig():
-                if not any(map(has_spread, [rewards, *zip(*parts, strict=True)])):
+                if not any(map(has_spread, compared)):
                     return "zero variance"
             case AccuracyWindowFilterConfig(low=low, high=high):
                 if not low <= sum(rewards) / len(rewards) <= high:

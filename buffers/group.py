@@ -10,7 +10,7 @@ import msgspec
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 
@@ -35,7 +35,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         oldest_sampled: the oldest version of its tokens, once it is complete.
         newest_sampled: the newest version of those of its tokens that a loss may take, once it is complete.
         leased: number of its last lease, among those of all groups.
-        advantage: mean over its trajectories of ``|reward - mean| / standard deviation``, once it is complete.
+        advantage: mean over its episodes of ``|reward - mean| / standard deviation``, once it is complete.
     """
 
     id: GroupId
@@ -48,7 +48,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     birth: PolicyVersion
     worker: WorkerId
     open: list[int]
-    records: dict[int, TrajectoryRecord]
+    records: dict[int, EpisodeRecord]
     broken_by: list[FailureKind]
     state: GroupState = GroupState.RUNNING
     leases: int = 1

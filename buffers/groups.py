@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from buffers.group import Group
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL, Ledger
@@ -91,7 +91,7 @@ class Groups:
         self._state.leases += 1
         group.leased = self._state.leases
 
-    def finish_episode(self, group: Group, record: TrajectoryRecord) -> None:
+    def finish_episode(self, group: Group, record: EpisodeRecord) -> None:
         """Take in a finished episode of a running group."""
         group.open.remove(record.sample_index)
         # An engine may have a version shortly before it is published; no episode is committed before the version of its

@@ -26,7 +26,7 @@ class HeldFor(msgspec.Struct, frozen=True):
 
 
 class LengthBin(msgspec.Struct, frozen=True):
-    """Trajectories of ``shortest`` to ``longest`` tokens, and their share of all finished and of all trained trajectories."""
+    """Episodes of ``shortest`` to ``longest`` tokens, and their share of all finished and of all trained ones."""
 
     shortest: int
     longest: int
@@ -49,7 +49,7 @@ class BufferReport(msgspec.Struct, frozen=True):
 
     Attributes:
         held: groups that have not ended, with their staleness and age.
-        lengths: how long finished and trained trajectories are.
+        lengths: how long finished and trained episodes are.
         sources: counts of the task sources.
 
     Other fields are as in :class:`~asyncrl.core.measures.buffer_statistics.BufferStatistics`.
@@ -87,7 +87,7 @@ def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) 
 
 
 def _bins(issued: tuple[int, ...], trained: tuple[int, ...]) -> tuple[LengthBin, ...]:
-    """Return the bins from the shortest trajectories to the longest, without a gap."""
+    """Return the bins from the shortest episodes to the longest, without a gap."""
     trained += (0,) * (len(issued) - len(trained))
     all_issued, all_trained = max(1, sum(issued)), max(1, sum(trained))
     shortest = next((digits for digits, rows in enumerate(issued) if rows), len(issued))

@@ -1,4 +1,4 @@
-"""The ledger: every group, trajectory and draw of a task is in exactly one state, and the states add up to what was issued.
+"""The ledger: every group, episode and draw of a task is in exactly one state, and the states add up to what was issued.
 
 ``issued == sum of all states`` is checked after every operation in constant time: counters move, and nothing is
 scanned. Of groups that have ended, only the counters remain.

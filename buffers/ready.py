@@ -17,7 +17,7 @@ class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         source: name of the source that its task was drawn from.
         oldest_sampled, newest_sampled: the oldest and the newest policy version of its tokens.
-        advantage: mean over its trajectories of ``|reward - mean| / standard deviation``; 0 if the rewards have no spread.
+        advantage: mean over its episodes of ``|reward - mean| / standard deviation``; 0 if the rewards have no spread.
         uses: how often it was handed out already.
     """
 

@@ -3,7 +3,7 @@
 A plain class without waits, clocks, threads or payload. When something is not possible yet, it says so, and the caller
 decides how to wait. The same calls always lead to the same state, byte for byte. What always holds:
 
-* every group, trajectory and draw of a task is in exactly one ledger state;
+* every group, episode and draw of a task is in exactly one ledger state;
 * groups that lost episodes are issued again first, and keep their finished episodes; then tasks of expired groups
   follow; then new tasks;
 * no token older than the staleness bound enters a loss, and no group is handed out more than ``max_reuse`` times;
@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.core.errors import FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, BufferStatistics, GroupState
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef, compared_rewards
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket
@@ -39,6 +39,7 @@ from buffers.tasks.task_stream import TaskStream
 logger = logging.getLogger(__name__)
 
 EXPIRED_UNFINISHED = "over the staleness bound before it was finished"
+NOTHING_TRAINED = "no trajectory of a role that is trained"
 
 
 class ReplayBuffer:
@@ -143,7 +144,7 @@ class ReplayBuffer:
 
     # Finished and failed episodes
 
-    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
+    def commit(self, records: Sequence[EpisodeRecord], now: float) -> None:
         """Take in finished episodes. Those that the buffer no longer expects are counted, and their payload is freed.
 
         Raises:
@@ -158,7 +159,7 @@ class ReplayBuffer:
             kind, reason = (FailureKind.INFRASTRUCTURE, NO_ANSWER_IN_TIME) if late else (FailureKind.DATA, NOTHING_SAMPLED)
             self.fail(record.group_id, record.sample_index, kind, reason)
 
-    def _take_in(self, record: TrajectoryRecord) -> bool:
+    def _take_in(self, record: EpisodeRecord) -> bool:
         """Take in one episode; False if the policy sampled nothing in it."""
         index = record.sample_index
         group = self.groups.get(record.group_id)
@@ -183,7 +184,7 @@ class ReplayBuffer:
             self._settle(group)
         return True
 
-    def _take_in_late(self, record: TrajectoryRecord, group: Group | None) -> None:
+    def _take_in_late(self, record: EpisodeRecord, group: Group | None) -> None:
         if not 0 <= record.group_id < self._ledger.groups.issued or not 0 <= record.sample_index < self._batch.group_size:
             raise LedgerError(
                 f"sample {record.sample_index} of group {record.group_id} was handed in; {self._ledger.groups.issued} groups of "
@@ -297,15 +298,16 @@ class ReplayBuffer:
     def _complete(self, group: Group) -> None:
         records = list(group.records.values())
         rewards = [record.reward for record in records]
-        why = left_out_by(self.limits.filters, rewards, [record.rewards for record in records])
+        by_role = [list(column.values()) for column in compared_rewards(records).values()]
+        named = zip(*[record.rewards for record in records], strict=True)  # those that the recipe names one by one
+        why = left_out_by(self.limits.filters, rewards, [*by_role, *named]) if by_role else NOTHING_TRAINED
         self._state.filtered_in_a_row = self._state.filtered_in_a_row + 1 if why else 0
         if why:
             self.groups.end(group, GroupState.FILTERED, why)
         else:
             group.oldest_sampled = min([record.sampled[0][0] for record in records])
-            # Tokens of a greedy episode enter no loss.
-            group.newest_sampled = max([record.sampled[-1][0] for record in records if not record.greedy])
-            group.advantage = mean_absolute_advantage(rewards)
+            group.newest_sampled = max([newest for record in records if (newest := record.newest_trained()) is not None])
+            group.advantage = sum(map(mean_absolute_advantage, by_role)) / len(by_role)
             self.groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
         self.tasks.observe(group.source, rewards)
 

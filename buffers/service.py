@@ -19,8 +19,8 @@ import msgspec
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.ticket import Ticket
 from buffers import commands
@@ -28,7 +28,7 @@ from buffers.commands import Command
 from buffers.heartbeats import Heartbeats
 from buffers.journal.journal import Journal
 from buffers.pauses import Pauses
-from buffers.replay_buffer import ReplayBuffer
+from buffers.replay_buffer import NOTHING_TRAINED, ReplayBuffer
 from buffers.waiters import Waiters
 from buffers.write_ahead import WriteAhead
 
@@ -71,7 +71,7 @@ class BufferService:
         self._groups_per_step, self._batch_deadline = groups_per_step, deadlines.batch
         self._buffer, self._free, self._sweep, self._clock = buffer, free, sweep, clock
         self._keeps_journal = journal is not None
-        self._arrived: list[TrajectoryRecord] = []
+        self._arrived: list[EpisodeRecord] = []
         self._freed: list[PayloadRef] = []
         self._freeing = False
         self._pauses = Pauses()
@@ -114,7 +114,7 @@ class BufferService:
         self._changes.check()
         return version == self._buffer.version and self._buffer.room() > 0
 
-    async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
+    async def commit(self, records: Sequence[EpisodeRecord]) -> None:
         """Take in finished episodes; when this returns, they are in the journal.
 
         Committing an episode twice does no harm. What arrives together is written together.
@@ -245,6 +245,12 @@ class BufferService:
         left_out, ready = statistics.filtered_in_a_row, statistics.ledger.committed
         if ready >= self._groups_per_step or left_out < BATCHES_IN_VAIN * self._groups_per_step:
             return ""
+        untrained = statistics.ledger.reasons.get(f"{GroupState.FILTERED}: {NOTHING_TRAINED}", 0)
+        if untrained:
+            return (
+                f"{left_out} groups, one after the other, were left out, and the learner waits: {untrained} so far have no "
+                "trajectory of a role that environment.train names; name roles that the agent asks for, or set it to `all`"
+            )
         return (
             f"buffer.filters left out the last {left_out} groups, one after the other, and the learner waits: choose tasks that "
             "the policy sometimes solves, check that the reward tells answers apart, or resume with looser filters "

@@ -7,12 +7,12 @@ from asyncrl.core.measures.buffer_statistics import GroupState, HeldGroups, Stal
 
 
 class Lengths(msgspec.Struct):
-    """Histogram of trajectory lengths, by the number of binary digits of the length in tokens."""
+    """Histogram of episode lengths, by the number of binary digits of the length in tokens."""
 
     counts: list[int] = []
 
     def add(self, length: int) -> None:
-        """Count a trajectory of ``length`` tokens."""
+        """Count an episode of ``length`` tokens, those of all its trajectories."""
         digits = length.bit_length()
         counts = self.counts
         if digits >= len(counts):

@@ -82,7 +82,7 @@ def _show(run: Path) -> None:
     places = reader.places(Choice(kind=Kind.TRAIN), Measure.REWARD)
     (episode,) = reader.read(places.slice(0, 1))
     console = _recording()
-    console.print(episode_view(episode, f"1 of {len(places):,}"))
+    console.print(episode_view(episode, f"1 of {len(places):,}", reader.tree(episode)))
     _drawing(console, "show", "asyncrl show RUN --sort reward")
 
 

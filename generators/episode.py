@@ -14,6 +14,7 @@ from numbers import Real
 import msgspec
 import numpy as np
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import EnvironmentBroken, PromptTooLong
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall
@@ -23,7 +24,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.reward_range import LARGEST_REWARD
 from asyncrl.core.task import Task
 from asyncrl.core.text import writable
-from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
+from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
 from generators.calls.reader import ToolCallReader
@@ -161,7 +162,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
 
 async def run_episode(
     task: Task, name: EpisodeName, limits: EpisodeLimits, tools: EpisodeTools, queued_s: float = 0.0
-) -> Trajectory:
+) -> Episode:
     """Run one episode of ``task``, which waited for ``queued_s`` seconds; its reward is the sum of its turns' rewards.
 
     Raises:
@@ -191,16 +192,12 @@ async def run_episode(
                 problem = f"{slow} took longer than environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
                 raise EnvironmentBroken(f"task {task.id}: {problem}; make it faster, or raise the limit") from error
             stop_reason = StopReason.EPISODE_TIMEOUT
-    return Trajectory(
+    return Episode(
         task_id=task.id,
         group_id=name.group_id,
         sample_index=name.sample_index,
         attempt=name.attempt,
-        token_ids=np.array(stream.token_ids, np.int32),
-        logprobs=stream.logprobs,
-        loss_mask=stream.loss_mask,
-        version_spans=stream.version_spans,
-        turns=tuple(stream.turns),
+        trajectories=(stream.trajectory(),),
         reward=sum(turn.reward for turn in stream.turns),
         stop_reason=stop_reason,
         sampling=limits.sampling,
@@ -345,7 +342,7 @@ def _metric_name(name: object) -> str:
 
 
 def _number(name: str, value: object, largest: float = _LARGEST) -> float:
-    """Convert ``value``, which may be a boolean or a numpy number, to a Python float: a trajectory holds only those."""
+    """Convert ``value``, which may be a boolean or a numpy number, to a Python float: an episode holds only those."""
     if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
         raise ValueError(f"its {name} is {value!r}; it must be a finite number")
     number = float(value)

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, PromptTooLong
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize
-from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.core.trajectory import StopReason
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.first_error import first_error
 
@@ -41,7 +42,7 @@ class EvaluationResult(msgspec.Struct, frozen=True):
     """One episode of a held-out task.
 
     Attributes:
-        turns: number of turns of the model.
+        turns: number of turns of the model, in all trajectories.
         oldest, newest: the oldest and the newest policy version that sampled a token of it; None if no token was sampled.
     """
 
@@ -53,11 +54,12 @@ class EvaluationResult(msgspec.Struct, frozen=True):
     newest: PolicyVersion | None = None
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> "EvaluationResult":
-        """Return the result that a trajectory tells."""
-        versions = [span.version for span in trajectory.version_spans if span.version != NOT_SAMPLED]
+    def of(cls, episode: Episode) -> "EvaluationResult":
+        """Return the result of an episode."""
+        spans = [span for trajectory in episode.trajectories for span in trajectory.version_spans]
+        versions = [span.version for span in spans if span.version != NOT_SAMPLED]
         oldest, newest = min(versions, default=None), max(versions, default=None)
-        return cls(trajectory.task_id, trajectory.reward, trajectory.stop_reason, len(trajectory.turns), oldest, newest)
+        return cls(episode.task_id, episode.reward, episode.stop_reason, sum(1 for _ in episode.turns()), oldest, newest)
 
 
 class BrokenEpisode(msgspec.Struct, frozen=True):
@@ -87,10 +89,10 @@ def require_results(evaluated: Sequence[Evaluated]) -> list[EvaluationResult]:
 
 async def evaluate(
     tasks: Sequence[HeldOutTask], limits: Mapping[str, EpisodeLimits], tools: EpisodeTools, *, at_once: int, attempts: int
-) -> list[Trajectory | BrokenEpisode]:
+) -> list[Episode | BrokenEpisode]:
     """Play the episodes of each task. The engine serves these episodes and all other requests at the same time.
 
-    An episode that breaks its environment ``attempts`` times, or whose prompt leaves no room for a turn, has no trajectory. It is
+    An episode that breaks its environment ``attempts`` times, or whose prompt leaves no room for a turn, has no result. It is
     never counted as a reward of 0.
 
     Args:
@@ -114,7 +116,7 @@ async def evaluate(
 
 async def _evaluate(
     task: Task, sample_index: int, limits: EpisodeLimits, tools: EpisodeTools, slots: asyncio.Semaphore, attempts: int
-) -> Trajectory | BrokenEpisode:
+) -> Episode | BrokenEpisode:
     broken: list[EnvironmentBroken | EnvironmentLost | PromptTooLong] = []
     losses = 0
     while len(broken) < attempts:

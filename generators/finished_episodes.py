@@ -10,10 +10,11 @@ from typing import TypeVar
 
 import msgspec
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.measures.counters import Counters
 from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.messages import CallOutcome, CallRecord
-from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.core.trajectory import StopReason
 
 MAX_NAMES = 1000
 """How many names of one kind (sources, metrics, tools) a worker tells apart."""
@@ -35,7 +36,8 @@ class EpisodeCounts(msgspec.Struct):
 
     Attributes:
         reward: final rewards.
-        turns, tokens, sampled_tokens: turns; tokens, prompt and answers of tools included; tokens that the policy sampled.
+        turns, tokens, sampled_tokens: turns; tokens, prompt and answers of tools included; tokens that the policy sampled. Those
+            of an episode with several trajectories are of all of them together.
         empty_answers: episodes whose final answer has no text.
         truncated_calls: episodes that a limit cut off in the middle of a tool call.
         stopped: episodes by why they ended.
@@ -86,33 +88,33 @@ class FinishedEpisodes(Counters, msgspec.Struct):
     scoring: Latencies = msgspec.field(default_factory=Latencies)
     episode: Latencies = msgspec.field(default_factory=Latencies)
 
-    def add(self, trajectory: Trajectory, source: str, seconds: float, *, empty_answer: bool, member: str = "") -> None:
+    def add(self, episode: Episode, source: str, seconds: float, *, empty_answer: bool, member: str = "") -> None:
         """Count one episode of a task of ``source``, which took ``seconds`` in all.
 
         Args:
             member: which environment of a mixture played it; its tools are counted as ``member.tool``.
         """
         self.episode.add(seconds)
-        self.queue.add(trajectory.times.queued_s)
-        if trajectory.times.scoring_s:
-            self.scoring.add(trajectory.times.scoring_s)
-        for turn in trajectory.turns:
+        self.queue.add(episode.times.queued_s)
+        if episode.times.scoring_s:
+            self.scoring.add(episode.times.scoring_s)
+        turns = list(episode.turns())
+        for turn in turns:
             for call in turn.calls:
                 self._add_call(call, member)
-        if trajectory.sampling.temperature == 0:
+        if episode.sampling.temperature == 0:
             return
         counts = _entry(self.sources, source, EpisodeCounts)
         counts.episodes += 1
-        counts.reward += trajectory.reward
-        counts.turns += len(trajectory.turns)
-        counts.tokens += len(trajectory)
-        counts.sampled_tokens += sum(turn.end - turn.start for turn in trajectory.turns)
+        counts.reward += episode.reward
+        counts.turns += len(turns)
+        counts.tokens += len(episode)
+        counts.sampled_tokens += sum(turn.end - turn.start for turn in turns)
         counts.empty_answers += empty_answer
-        counts.truncated_calls += any(
-            call.outcome is CallOutcome.TRUNCATED for turn in trajectory.turns[-1:] for call in turn.calls
-        )
-        counts.stopped[trajectory.stop_reason] = counts.stopped.get(trajectory.stop_reason, 0) + 1
-        for name, value in trajectory.metrics.items():
+        last_turns = episode.final_trajectory().turns[-1:]
+        counts.truncated_calls += any(call.outcome is CallOutcome.TRUNCATED for turn in last_turns for call in turn.calls)
+        counts.stopped[episode.stop_reason] = counts.stopped.get(episode.stop_reason, 0) + 1
+        for name, value in episode.metrics.items():
             reported = _entry(counts.metrics, name, ReportedMetric)
             reported.episodes += 1
             reported.total += value

@@ -1,7 +1,7 @@
 """Computes the reward of a finished episode from the score of a reward model.
 
-What always holds: a scored episode has the reward that follows from its score, or none at all; and its turns' rewards
-add up to its reward.
+What always holds: a scored episode has the reward that follows from its score, or none at all; and if its turns' rewards
+added up to its reward, they still do.
 """
 
 import time
@@ -10,11 +10,11 @@ from typing import Protocol
 
 import msgspec
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
 from asyncrl.core.measures.counters import Counters
 from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Trajectory
 
 SCORE = "model_score"
 ENVIRONMENT_REWARD = "environment_reward"
@@ -25,7 +25,7 @@ _EXPECTED = f"it must be a number of at most {LARGEST_REWARD:g} in size"
 class Scorer(Protocol):
     """Scores finished episodes, many at once. Every call is bounded by the implementation's own deadline."""
 
-    async def score(self, task: Task, trajectory: Trajectory) -> float:
+    async def score(self, task: Task, episode: Episode) -> float:
         """Return the score of an episode of ``task``; NaN or infinite if the model gives it no score.
 
         Raises:
@@ -61,47 +61,57 @@ class Scoring:
         self._scorer, self._environment_weight, self._clock = scorer, environment_weight, clock
         self.use = ScoringUse()
 
-    async def reward(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """Return the trajectory with the reward ``score + environment_weight * reward``; unchanged if it has no turn.
+    async def reward(self, task: Task, episode: Episode) -> Episode:
+        """Return the episode with the reward ``score + environment_weight * reward``; unchanged if it has no turn.
 
-        The score is added to the reward of the last turn. The metrics get both parts, as :data:`SCORE` and
-        :data:`ENVIRONMENT_REWARD`.
+        Rewards that roles have of their own change in the same way. The score is added to the reward of the last turn of the
+        final trajectory. The metrics get both parts, as :data:`SCORE` and :data:`ENVIRONMENT_REWARD`.
 
         Raises:
             ScoringFailed: there is no score, or the score or the new reward is not a reward that can be trained on.
             ComponentFailed: the scorer failed for good, or the environment reports metrics with these names.
         """
-        if not trajectory.turns:
-            return trajectory
+        if not episode.final_trajectory().turns:
+            return episode
         began = self._clock()
-        score = await self._scorer.score(task, trajectory)
+        score = await self._scorer.score(task, episode)
         if not is_reward(score):
-            name = f"task {task.id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
+            name = f"task {task.id}, group {episode.group_id}, sample {episode.sample_index}"
             raise ScoringFailed(FailureKind.DATA, f"the reward model's score of {name} is {score}; {_EXPECTED}")
         seconds = self._clock() - began
         self.use += ScoringUse(1, score, seconds)
-        scored = _with_score(trajectory, score, self._environment_weight)
+        scored = _with_score(episode, score, self._environment_weight)
         scored = msgspec.structs.replace(scored, times=msgspec.structs.replace(scored.times, scoring_s=seconds))
-        if not is_reward(scored.reward):
-            raise ScoringFailed(
-                FailureKind.DATA,
-                f"the reward of task {task.id} is {scored.reward}: score {score:g} and {self._environment_weight:g} times the "
-                f"environment's {trajectory.reward:g}; {_EXPECTED}",
-            )
+        before = {"": episode.reward, **episode.role_rewards}
+        for role, reward in {"": scored.reward, **scored.role_rewards}.items():
+            if not is_reward(reward):
+                whose = f"role {role!r} in task {task.id}" if role else f"task {task.id}"
+                raise ScoringFailed(
+                    FailureKind.DATA,
+                    f"the reward of {whose} is {reward}: score {score:g} and {self._environment_weight:g} times the "
+                    f"environment's {before[role]:g}; {_EXPECTED}",
+                )
         return scored
 
 
-def _with_score(trajectory: Trajectory, score: float, environment_weight: float) -> Trajectory:
-    if taken := trajectory.metrics.keys() & {SCORE, ENVIRONMENT_REWARD}:
+def _with_score(episode: Episode, score: float, environment_weight: float) -> Episode:
+    if taken := episode.metrics.keys() & {SCORE, ENVIRONMENT_REWARD}:
         problem = (
-            f"the environment of task {trajectory.task_id} reports a metric {min(taken)!r}, a name that scoring uses; rename it"
+            f"the environment of task {episode.task_id} reports a metric {min(taken)!r}, a name that scoring uses; rename it"
         )
         raise ComponentFailed(problem)
-    turns = [msgspec.structs.replace(turn, reward=environment_weight * turn.reward) for turn in trajectory.turns]
-    turns[-1] = msgspec.structs.replace(turns[-1], reward=turns[-1].reward + score)
+    final = episode.final_trajectory()
+    trajectories = []
+    for trajectory in episode.trajectories:
+        turns = [msgspec.structs.replace(turn, reward=environment_weight * turn.reward) for turn in trajectory.turns]
+        if trajectory is final:
+            turns[-1] = msgspec.structs.replace(turns[-1], reward=turns[-1].reward + score)
+        trajectories.append(msgspec.structs.replace(trajectory, turns=tuple(turns)))
+    scored = msgspec.structs.replace(episode, trajectories=tuple(trajectories))
+    adds_up = episode.reward == sum(turn.reward for turn in episode.turns())
     return msgspec.structs.replace(
-        trajectory,
-        turns=tuple(turns),
-        reward=sum(turn.reward for turn in turns),
-        metrics={**trajectory.metrics, SCORE: score, ENVIRONMENT_REWARD: trajectory.reward},
+        scored,
+        reward=sum(turn.reward for turn in scored.turns()) if adds_up else environment_weight * episode.reward + score,
+        role_rewards={role: environment_weight * reward + score for role, reward in episode.role_rewards.items()},
+        metrics={**episode.metrics, SCORE: score, ENVIRONMENT_REWARD: episode.reward},
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion
 from asyncrl.core.messages import CallRecord
-from asyncrl.core.trajectory import Turn, VersionSpan
+from asyncrl.core.trajectory import Trajectory, Turn, VersionSpan
 from generators.completion import Completion
 
 
@@ -58,6 +58,16 @@ class TokenStream:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def trajectory(self) -> Trajectory:
+        """Return the record of the stream so far, as the first and only one of its episode."""
+        return Trajectory(
+            token_ids=np.array(self.token_ids, np.int32),
+            logprobs=self.logprobs,
+            loss_mask=self.loss_mask,
+            version_spans=self.version_spans,
+            turns=tuple(self.turns),
+        )
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:

@@ -21,7 +21,9 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.deadline import deadline
+from asyncrl.core.episode import Episode, named_rewards, with_trained_roles
 from asyncrl.core.errors import (
+    ComponentFailed,
     DeadlineExceeded,
     EnvironmentBroken,
     EnvironmentLost,
@@ -37,7 +39,7 @@ from asyncrl.core.plug_ins.error_counts import CountedError, merged
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
-from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
+from asyncrl.core.trajectory import StopReason
 from generators.completion import Engine, EngineUse
 from generators.concurrency import Concurrency, EngineLoad
 from generators.engine_time import Doing, EngineTime, TimedSamplers
@@ -58,7 +60,7 @@ ADAPT_S = 1.0
 """Seconds between two looks at the load of the engine."""
 
 
-KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory], Mapping[TaskId, str]], Awaitable[None]]
+KeepEvaluation = Callable[[PolicyVersion, Sequence[Episode], Mapping[TaskId, str]], Awaitable[None]]
 """Keeps the episodes of an evaluation of a policy version, given the source of each task."""
 
 
@@ -95,7 +97,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
 
 
 class GeneratorWorker:
-    """Leases tickets, plays their episodes on one engine, and hands the trajectories in.
+    """Leases tickets, plays their episodes on one engine, and hands them in.
 
     Args:
         worker_id: the name under which the buffer knows the worker.
@@ -270,14 +272,16 @@ class GeneratorWorker:
                 queued_s = time.perf_counter() - accepted
                 name = EpisodeName(ticket.group_id, index, ticket.attempt)
                 with self._time.doing(Doing.EPISODE):
-                    trajectory = await run_episode(ticket.task, name, limits, self._tools, queued_s)
+                    episode = await run_episode(ticket.task, name, limits, self._tools, queued_s)
+            self._check_credit(episode)
+            episode = with_trained_roles(episode, self._settings.trained_roles[ticket.task.environment])
             self._finished_episodes += 1
-            self._tool_output_cut += int(trajectory.metrics.get(TOOL_OUTPUT_CUT, 0))
+            self._tool_output_cut += int(episode.metrics.get(TOOL_OUTPUT_CUT, 0))
             self._leases.played(lease, index)
             if self._scoring is not None:
                 with self._time.doing(Doing.SCORE):
-                    trajectory = await self._scoring.reward(ticket.task, trajectory)
-            self._check_rewards(ticket.task, trajectory)
+                    episode = await self._scoring.reward(ticket.task, episode)
+            self._check_rewards(ticket.task, episode)
         except PromptTooLong as too_long:
             self._leases.played(lease, index)
             if self._leases.holds(lease):
@@ -290,22 +294,30 @@ class GeneratorWorker:
             kind, incident = _why(failure)
             await self._ticket_client.fail(ticket.group_id, index, kind, str(failure), incident)
         else:
-            seconds, empty = time.perf_counter() - accepted, self._is_empty_answer(trajectory)
-            self._finished.add(trajectory, ticket.source, seconds, empty_answer=empty, member=ticket.task.environment)
-            await self._ticket_client.commit(trajectory)
+            seconds, empty = time.perf_counter() - accepted, self._is_empty_answer(episode)
+            self._finished.add(episode, ticket.source, seconds, empty_answer=empty, member=ticket.task.environment)
+            await self._ticket_client.commit(episode)
         self._leases.settled(lease, index)
 
-    def _check_rewards(self, task: Task, trajectory: Trajectory) -> None:
+    def _check_rewards(self, task: Task, episode: Episode) -> None:
         try:
-            named_rewards(trajectory, self._settings.reward_names)
+            named_rewards(episode, self._settings.reward_names)
         except ValueError as error:
             remedy = "have the environment report every reward that algorithm.advantage.rewards names"
             raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
 
-    def _is_empty_answer(self, trajectory: Trajectory) -> bool:
+    def _check_credit(self, episode: Episode) -> None:
+        if self._settings.credits_turns and len(episode.trajectories) > 1:
+            raise ComponentFailed(
+                f"task {episode.task_id}: an episode has {len(episode.trajectories)} trajectories, whose turns have no common "
+                "order for algorithm.credit of kind turn; set algorithm.credit.kind=episode"
+            )
+
+    def _is_empty_answer(self, episode: Episode) -> bool:
         """Whether the episode ended with an answer that has no text before the token that ends the turn."""
-        if trajectory.stop_reason is not StopReason.ENVIRONMENT_DONE:
+        if episode.stop_reason is not StopReason.ENVIRONMENT_DONE:
             return False
+        trajectory = episode.final_trajectory()
         turn = trajectory.turns[-1]
         return all(self._is_blank(int(token)) for token in trajectory.token_ids[turn.start : turn.end - 1])
 
@@ -348,7 +360,7 @@ class GeneratorWorker:
             )
         if self._keep is not None:
             sources = {each.task.id: each.source for each in tasks}
-            await self._keep(version, [each for each in episodes if isinstance(each, Trajectory)], sources)
+            await self._keep(version, [each for each in episodes if isinstance(each, Episode)], sources)
         return [each if isinstance(each, BrokenEpisode) else EvaluationResult.of(each) for each in episodes]
 
     def statistics(self) -> GeneratorStatistics:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from asyncrl.core.recipe.algorithm import TurnCreditConfig
 from asyncrl.core.recipe.schema import Recipe
 from generators.episode import EpisodeLimits
 
@@ -13,6 +14,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         limits, evaluation_limits: by member of the environment, the limits of training episodes, and of those of evaluations.
+        trained_roles: by member of the environment, the roles that are trained; None for all.
+        credits_turns: whether turns are credited, so that an episode must have one trajectory.
         max_running: most episodes that the worker plays at once.
         group_size: samples of each task.
         engine_s: seconds that the engine may take to say what it has to do.
@@ -31,6 +34,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     greedy_sample: int | None
     reward_names: tuple[str, ...]
     evaluation_attempts: int
+    trained_roles: Mapping[str, tuple[str, ...] | None]
+    credits_turns: bool
 
     @classmethod
     def of(cls, recipe: Recipe) -> "WorkerSettings":
@@ -46,4 +51,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             greedy_sample=recipe.algorithm.greedy_sample,
             reward_names=recipe.algorithm.reward_names,
             evaluation_attempts=recipe.buffer.max_attempts,
+            trained_roles={name: None if member.train == "all" else member.train for name, member in members.items()},
+            credits_turns=isinstance(recipe.algorithm.credit, TurnCreditConfig),
         )

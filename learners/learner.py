@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.batch import Batch
-from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.batch import Batch, RowName, SampleName
+from asyncrl.core.episode import Episode
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.process.long_import import long_import
@@ -25,7 +26,6 @@ from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import AdaptiveKlConfig, AlgorithmConfig, NoKlConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from asyncrl.core.trajectory import Trajectory
 from learners import metrics
 from learners.algorithm.kl import adapted_coefficient
 from learners.algorithm.losses import policy_loss
@@ -102,8 +102,8 @@ class Learner:
         self._saving: Saving | None = None
         self.version = PolicyVersion(0)
 
-    def rows_needed(self, batch: Batch) -> list[tuple[GroupId, int]]:
-        """Group and sample index of the rows that this rank's data-parallel slice trains.
+    def rows_needed(self, batch: Batch) -> list[RowName]:
+        """Group, sample index and part of the rows that this rank's data-parallel slice trains.
 
         All ranks of a slice get the same answer. Each row belongs to exactly one slice.
 
@@ -112,9 +112,7 @@ class Learner:
         """
         return self.preparation.rows_needed(batch)
 
-    def step(
-        self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory], records: TokenRecords | None = None
-    ) -> StepReport:
+    def step(self, batch: Batch, episodes: Mapping[SampleName, Episode], records: TokenRecords | None = None) -> StepReport:
         """Train ``batch.version`` into the next version by ``algorithm.epochs`` times ``algorithm.minibatches``
         optimizer steps.
 
@@ -124,11 +122,11 @@ class Learner:
 
         Args:
             batch: the same on all ranks.
-            rows: the trajectories of at least :meth:`rows_needed`.
+            episodes: at least those with the rows of :meth:`rows_needed`.
             records: gets what the loss makes of each token, on ranks of the last pipeline stage; None if nobody wants to know.
 
         Raises:
-            ValueError: if a row is missing or does not match its record in the batch, or no token of the batch may
+            ValueError: if an episode is missing or does not match its record in the batch, or no token of the batch may
                 enter the loss.
             TrainingDiverged: on all ranks, if the gradient norm is not finite; the weights are then those before the
                 optimizer step that would have used it.
@@ -141,7 +139,7 @@ class Learner:
         if not any(row.loss_tokens for row in batch.rows):
             raise ValueError(f"no token of the {len(batch.rows)} rows in the batch of version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._steps, self._config)
-        parts = self.preparation.mini_batches(batch, rows, self._kl_coefficient)
+        parts = self.preparation.mini_batches(batch, episodes, self._kl_coefficient)
         tallies: list[Tally] = []
         norms: list[float] = []
         critic_norms: list[float] = []
@@ -186,7 +184,8 @@ class Learner:
             if not isinstance(algorithm.kl, NoKlConfig):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
             if algorithm.overlong is not None:
-                lost = overlong_penalties(torch.tensor([row.length for row in batch.trained().rows]), algorithm.overlong)
+                longest = [max(each.length for each in episode.trajectories) for episode in batch.trained]
+                lost = overlong_penalties(torch.tensor(longest), algorithm.overlong)
                 readings.append(Reading(metrics.OVERLONG_PENALTY, lost.mean().item()))
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))

@@ -12,31 +12,34 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.ids import GroupId
+from asyncrl.core.batch import Batch, BatchRow, RowName, SampleName
+from asyncrl.core.episode import Episode
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, KlInRewardConfig, NoKlConfig
 from asyncrl.core.recipe.correction import NormalizedBoundConfig, RejectSecondMomentConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
-from asyncrl.core.trajectory import Trajectory
-from learners.algorithm.aggregation import denominator, row_shares
+from learners.algorithm.aggregation import Sequences, denominator, shares
 from learners.algorithm.batch_correction import mean_weight, second_moment_outliers
 from learners.algorithm.corrections import correct
 from learners.algorithm.covariance import draws, single_out
 from learners.algorithm.kl import divergence
-from learners.algorithm.row_advantages import row_advantages, with_overlong_penalty, with_penalties
+from learners.algorithm.row_advantages import (
+    compared,
+    row_advantages,
+    with_overlong_penalty,
+    with_penalties,
+    with_turn_penalties,
+)
 from learners.algorithm.token_credit import normalised, token_credit
-from learners.batches.micro_batch import MicroBatch, check_sampling, pack
+from learners.batches.micro_batch import MicroBatch, check_sampling, pack, trajectory_of
 from learners.batches.mini_batches import mini_batches
 from learners.batches.packing import FP8_MULTIPLE, plan
+from learners.batches.prefixes import families
 from learners.rank import RankSpec
 
 if TYPE_CHECKING:
     from learners.megatron.trainer import Trainer
-
-RowName = tuple[GroupId, int]
-"""Group and sample index."""
 
 
 class MiniBatch(NamedTuple):
@@ -81,37 +84,37 @@ class Preparation:
             RecipeError: if a row is longer than ``learner.micro_batch_tokens``.
         """
         return [
-            _name(part.rows[row])
-            for part in mini_batches(batch.trained(), self._algorithm.minibatches)
+            part.rows[row].name
+            for part in mini_batches(batch, self._algorithm.minibatches)
             for micro_batch in self._planned(part)
             for row in micro_batch
         ]
 
-    def mini_batches(self, batch: Batch, rows: Mapping[RowName, Trajectory], kl_coefficient: float) -> list[MiniBatch]:
-        """Prepare the mini-batch of each optimizer step. Advantages compare the rows of the whole batch.
+    def mini_batches(self, batch: Batch, episodes: Mapping[SampleName, Episode], kl_coefficient: float) -> list[MiniBatch]:
+        """Prepare the mini-batch of each optimizer step. Advantages compare the episodes of the whole batch.
 
         Args:
             batch: the batch.
-            rows: the trajectories of at least :meth:`rows_needed`.
+            episodes: at least those with the rows of :meth:`rows_needed`.
             kl_coefficient: multiplies the divergence from the reference where that is subtracted from the reward.
 
         Raises:
-            ValueError: if a row is missing or does not match its record in the batch.
+            ValueError: if an episode is missing or does not match its record in the batch.
         """
         algorithm = self._algorithm
-        parts = mini_batches(batch.trained(), algorithm.minibatches)
+        parts = mini_batches(batch, algorithm.minibatches)
         if algorithm.overlong is not None:
             batch = with_overlong_penalty(batch, algorithm.overlong, algorithm.credit)
         with_critic = isinstance(algorithm.advantage, GaeAdvantageConfig)
         advantages = _by_name(batch, [[0.0] for _ in batch.rows] if with_critic else row_advantages(batch, algorithm))
-        packed = [self._with_policies(self._packed(part, rows, advantages)) for part in parts]
+        packed = [self._with_policies(self._packed(part, episodes, advantages)) for part in parts]
         if with_critic:
             packed = self._valued(mini_batches(batch, algorithm.minibatches), packed, kl_coefficient)
         elif isinstance(algorithm.kl, KlInRewardConfig) and self._trainer.on_last_stage:
             packed = self._rated_less_divergence(batch, parts, packed, kl_coefficient)
         prepared = []
         for part, micro_batches in zip(parts, packed, strict=True):
-            divisor = denominator(_loss_tokens(part), _weights(part), algorithm.aggregation)
+            divisor = denominator(Sequences.of(part.rows, algorithm.aggregation), algorithm.aggregation)
             if divisor:
                 micro_batches = self._with_batch_correction(self._with_singled_out(part, micro_batches))
             prepared.append(MiniBatch(micro_batches, divisor))
@@ -125,32 +128,32 @@ class Preparation:
         return planned + [[] for _ in range(-len(planned) % stages)]
 
     def _packed(
-        self, batch: Batch, rows: Mapping[RowName, Trajectory], advantages: Mapping[RowName, Sequence[float]]
+        self, batch: Batch, episodes: Mapping[SampleName, Episode], advantages: Mapping[RowName, Sequence[float]]
     ) -> list[MicroBatch]:
-        weights = _weights(batch)
-        shares = (weights * row_shares(_loss_tokens(batch), weights, self._algorithm.aggregation)).tolist()
+        sequences = Sequences.of(batch.rows, self._algorithm.aggregation)
+        factors = (sequences.weights * shares(sequences, self._algorithm.aggregation))[sequences.of_rows].tolist()
+        alike = families(batch.rows) if self.shares_prefixes else []
+        family_of = {batch.rows[row].name: number for number, family in enumerate(alike) for row in family}
         packed = []
         for micro_batch in self._planned(batch):
             records = [batch.rows[row] for row in micro_batch]
-            names = [_name(record) for record in records]
-            missing = [name for name in names if name not in rows]
+            missing = [record.name[:2] for record in records if record.name[:2] not in episodes]
             if missing:
                 raise ValueError(
-                    f"rows {missing} (group, sample) of version {batch.version} are missing; fetch all of rows_needed()"
+                    f"episodes {missing} (group, sample) of version {batch.version} are missing; fetch those of all rows_needed()"
                 )
-            payload = [rows[name] for name in names]
-            for row in payload:
-                check_sampling(row, self._temperature, self._algorithm.uses_behaviour)
+            for record in records:
+                check_sampling(episodes[record.name[:2]], self._temperature, self._algorithm.uses_behaviour)
             packed.append(
                 pack(
                     records,
-                    payload,
-                    [advantages[name] for name in names],
-                    [shares[row] for row in micro_batch],
+                    [trajectory_of(record, episodes[record.name[:2]]) for record in records],
+                    [advantages[record.name] for record in records],
+                    [factors[row] for row in micro_batch],
                     batch=batch,
                     # Tensor-parallel ranks divide the tokens among them.
                     multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
-                    share_prefixes=self.shares_prefixes,
+                    families=family_of,
                 )
             )
         return packed
@@ -198,13 +201,13 @@ class Preparation:
     def _rated_less_divergence(
         self, batch: Batch, parts: list[Batch], packed: list[list[MicroBatch]], coefficient: float
     ) -> list[list[MicroBatch]]:
-        """Recompute the advantages from rewards that each row's, or each turn's, divergence from the reference has been
-        subtracted from."""
+        """Recompute the advantages from rewards that the divergence from the reference has been subtracted from: that of all rows
+        with the reward together, or each turn's."""
         algorithm = self._algorithm
         assert isinstance(algorithm.kl, KlInRewardConfig)
         by_row = isinstance(algorithm.credit, EpisodeCreditConfig)
         counts = [1 if by_row else len(record.turn_rewards) for record in batch.rows]
-        places = dict(zip(map(_name, batch.rows), accumulate(counts, initial=0), strict=False))
+        places = dict(zip([row.name for row in batch.rows], accumulate(counts, initial=0), strict=False))
         penalties = torch.zeros(sum(counts), dtype=torch.float64)
         for records, micro_batch in self._with_records(parts, packed):
             assert micro_batch.logp_proximal is not None
@@ -212,14 +215,18 @@ class Preparation:
             tokens = divergence((micro_batch.logp_proximal - micro_batch.logp_reference).double().cpu(), algorithm.kl.estimator)
             sums = (micro_batch.rows if by_row else micro_batch.turns).sums(tokens)
             for record in records:
-                place, count = places[_name(record)], 1 if by_row else len(record.turn_rewards)
+                place, count = places[record.name], 1 if by_row else len(record.turn_rewards)
                 penalties[place : place + count], sums = sums[:count], sums[count:]
         of_units = (coefficient * self._trainer.added_over_data(penalties)).split(counts)
-        penalised = with_penalties(batch, [units.tolist() for units in of_units], algorithm.credit)
+        of_rows = [units.tolist() for units in of_units]
+        if by_row:
+            penalised = with_penalties(batch, [sum(of_rows[row][0] for row in one.rows) for one in compared(batch)])
+        else:
+            penalised = with_turn_penalties(batch, of_rows)
         advantages = _by_name(batch, row_advantages(penalised, algorithm))
         rated = []
         for records, micro_batch in self._with_records(parts, packed):
-            units = torch.tensor([one for record in records for one in advantages[_name(record)]])
+            units = torch.tensor([one for record in records for one in advantages[record.name]])
             spread = units[(micro_batch.rows if by_row else micro_batch.turns).index]
             rated.append(msgspec.structs.replace(micro_batch, advantages=spread))
         remaining = iter(rated)
@@ -283,18 +290,5 @@ def _proximal(part: MicroBatch) -> Tensor:
     return part.logp_proximal.cpu()
 
 
-def _name(record: BatchRow) -> RowName:
-    return record.group_id, record.sample_index
-
-
 def _by_name(batch: Batch, of_rows: list[list[float]]) -> dict[RowName, list[float]]:
-    return {_name(record): of_row for record, of_row in zip(batch.rows, of_rows, strict=True)}
-
-
-def _weights(batch: Batch) -> Tensor:
-    """float64 [rows], the weights that the sampler gave the rows."""
-    return torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
-
-
-def _loss_tokens(batch: Batch) -> Tensor:
-    return torch.tensor([row.loss_tokens for row in batch.rows])
+    return {record.name: of_row for record, of_row in zip(batch.rows, of_rows, strict=True)}

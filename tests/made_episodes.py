@@ -60,6 +60,13 @@ def row(step=1, turns=2, sampled_by=None, gap=0.01, **changed):
         "group_id": step * 10 if of_training else -1,
         "sample_index": 0,
         "attempt": 0,
+        "part": 0,
+        "parts": 1,
+        "role": "",
+        "parent": None,
+        "shared": 0,
+        "why": "first",
+        "trained": True,
         "temperature": 1.0 if of_training else 0.0,
         "top_p": 1.0,
         "top_k": 0,
@@ -67,6 +74,7 @@ def row(step=1, turns=2, sampled_by=None, gap=0.01, **changed):
         "logprob_convention": "full_softmax" if of_training else "greedy",
         "stop_reason": "environment_done",
         "reward": float(sum(each["reward"] for each in turns)),
+        "role_rewards": [],
         "metrics": [("tool_calls", float(len(turns)))],
         "prompt": "user: 3 + 4 = ?",
         "turns": turns,
@@ -92,3 +100,14 @@ def write(run, rows, name="some"):
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows), SCHEMA), folder / f"{name}.parquet", compression="zstd")
     return folder
+
+
+def tree(step=7, **changed):
+    """The rows of one episode of three trajectories: a solver, a critic that branched off it, and a second one beside that."""
+    begun = {
+        0: {"role": "solver", "why": "first", "parent": None, "shared": 0},
+        1: {"role": "critic", "why": "other_role", "parent": 0, "shared": 6, "trained": False},
+        2: {"role": "solver", "why": "parallel", "parent": 0, "shared": 4},
+    }
+    common = {"role_rewards": [("critic", 0.25)], "task_id": "of-three", "reward": 1.0, **changed}
+    return [row(step, turns=1 + part, part=part, parts=3, **fields, **common) for part, fields in begun.items()]

@@ -19,7 +19,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.bench.buffer.buffer import BenchSettings, cost_of_trajectories
-from asyncrl.bench.buffer.buffer_actors import trajectory_of
+from asyncrl.bench.buffer.buffer_actors import episode_of
+from asyncrl.core.episode import decode, encode
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.publication import WeightFile
@@ -27,7 +28,6 @@ from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import decode, encode
 from asyncrl.run.host.ray_cluster import start_ray
 from asyncrl.run.publications.tcp_transport import FAN_OUT
 from asyncrl.simulation.figures import StalenessTally
@@ -158,7 +158,7 @@ def measure(assumptions: Assumptions) -> Costs:
     finally:
         ray.shutdown()
     ticket = Ticket(GroupId(0), Task(id=TaskId("0"), prompt=""), (0,), 0, PolicyVersion(0))
-    encoded = encode(trajectory_of(ticket, 0, assumptions.tokens, PolicyVersion(0)))
+    encoded = encode(episode_of(ticket, 0, assumptions.tokens, PolicyVersion(0)))
     begin = time.perf_counter()
     for _ in range(_READINGS):
         decode(encoded)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Read the episodes that a run kept, one a page: prompt, turns, tool calls and
 rewards in place, and what became of the tokens. On a terminal, n and p turn
-the page, arrows and space scroll, q ends. Only reads, so the run may be live;
-neither task files nor the model are needed."""
+the page, arrows and space scroll, q ends. Of an episode with several
+trajectories each has a page, with the tree of all. Only reads, so the run may
+be live; neither task files nor the model are needed."""
 
 _EXAMPLES = """\
 examples:
@@ -105,7 +106,7 @@ def _print_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Cons
     from asyncrl.run.views.episode_view import episode_view
 
     for number, episode in enumerate(reader.read(places), 1):
-        console.print(episode_view(episode, f"{number:,} of {of:,}"))
+        console.print(episode_view(episode, f"{number:,} of {of:,}", reader.tree(episode)))
 
 
 def _turn_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Console) -> None:
@@ -114,6 +115,6 @@ def _turn_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Conso
 
     def page(number: int) -> RenderableType:
         (episode,) = reader.read(places.slice(number, 1))
-        return episode_view(episode, f"{number + 1:,} of {of:,}")
+        return episode_view(episode, f"{number + 1:,} of {of:,}", reader.tree(episode))
 
     show_pages(console, len(places), page)

@@ -11,7 +11,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
 
 
@@ -24,7 +24,7 @@ class BufferApi(Protocol):
         A worker that is behind the published version gets no ticket.
         """
 
-    async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
+    async def commit(self, records: Sequence[EpisodeRecord]) -> None:
         """Take in finished episodes; when this returns, they are in the journal. Committing an episode twice does no harm.
 
         Raises:

@@ -9,82 +9,23 @@ Invariants, checked by :func:`Episode.check`:
 * nobody sampled these in it: a token that the policy sampled is sampled in exactly one trajectory.
 """
 
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from asyncrl.core.ids import GroupId, TaskId
+from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.trajectory import (
     EpisodeTimes,
     Sampling,
+    StartReason,
     StopReason,
+    Trajectory,
     Turn,
-    VersionSpan,
-    check_stream,
     decode_array,
     encode_array,
 )
-
-
-class StartReason(StrEnum):
-    """Why a trajectory was begun."""
-
-    FIRST = "first"
-    """It is the first of its episode."""
-    HISTORY_REWRITTEN = "history_rewritten"
-    """A request's messages were not those of any trajectory, continued."""
-    PARALLEL = "parallel"
-    """The trajectory that a request continued was continued by another request already."""
-    OTHER_TOOLS = "other_tools"
-    """A request came with other tools, or other arguments of the template."""
-    OTHER_ROLE = "other_role"
-    """A request came from another role."""
-
-
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one token stream of an episode, never re-tokenized.
-
-    Attributes:
-        token_ids: int32 [T], prompt, sampled turns and tool responses in the order the engine saw them.
-        logprobs: float32 [T], behaviour log-probability (nats) of each token sampled in it; 0 elsewhere.
-        loss_mask: bool [T], true where the policy sampled the token in it.
-        version_spans: which policy version sampled which tokens, from the engine's own report.
-        turns: the sampled segments and their rewards.
-        part: its place among the trajectories of the episode, from 0, in the order in which they were begun.
-        role: who asked for it; empty where the environment knows only one.
-        parent: the part that it branched off; None if it begins anew.
-        shared: how many leading tokens are a copy of the parent's, sampled there or not; nobody sampled them here.
-        why: why it was begun.
-        trained: whether the recipe trains its role.
-    """
-
-    token_ids: np.ndarray
-    logprobs: np.ndarray
-    loss_mask: np.ndarray
-    version_spans: tuple[VersionSpan, ...]
-    turns: tuple[Turn, ...]
-    part: int = 0
-    role: str = ""
-    parent: int | None = None
-    shared: int = 0
-    why: StartReason = StartReason.FIRST
-    trained: bool = True
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    def prompt_length(self) -> int:
-        """Count the leading tokens that nobody sampled in it."""
-        return self.turns[0].start if self.turns else len(self)
-
-    def versions(self) -> np.ndarray:
-        """Return int32 [T], the policy version that sampled each token in it, ``NOT_SAMPLED`` elsewhere."""
-        spans = self.version_spans
-        return np.repeat(
-            np.fromiter((s.version for s in spans), np.int32, len(spans)),
-            np.fromiter((s.end - s.start for s in spans), np.int64, len(spans)),
-        )
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +57,28 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
         """Count the tokens of all its trajectories, those that they share as often as they have them."""
         return sum(map(len, self.trajectories))
 
+    def turns(self) -> Iterator[Turn]:
+        """Iterate over the turns of all its trajectories, one trajectory after the other."""
+        return (turn for trajectory in self.trajectories for turn in trajectory.turns)
+
+    def final_trajectory(self) -> Trajectory:
+        """Return the trajectory with the final answer: of the first one's role, the last that has a turn."""
+        first = self.trajectories[0]
+        return next((each for each in reversed(self.trajectories) if each.role == first.role and each.turns), first)
+
+    def reward_of(self, role: str) -> float:
+        """Return the final reward of a role: its own, or else the episode's."""
+        return self.role_rewards.get(role, self.reward)
+
     def check(self) -> None:
         """Raise ``ValueError`` naming the broken invariant, if any."""
         if not self.trajectories:
             raise ValueError("the episode has no trajectory")
+        for role, reward in self.role_rewards.items():
+            if not is_reward(reward):
+                raise ValueError(
+                    f"role {role!r} has the reward {reward}; it must be a number of at most {LARGEST_REWARD:g} in size"
+                )
         for place, trajectory in enumerate(self.trajectories):
             if trajectory.part != place:
                 raise ValueError(f"trajectory {place} says that it is part {trajectory.part}")
@@ -127,7 +86,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"trajectory {place} was begun for the reason {trajectory.why}; only trajectory 0 is the first")
             _check_parent(trajectory, self.trajectories)
             try:
-                check_stream(trajectory)
+                trajectory.check()
             except ValueError as error:
                 raise ValueError(f"trajectory {place}: {error}") from error
 
@@ -144,6 +103,44 @@ def _check_parent(trajectory: Trajectory, among: tuple[Trajectory, ...]) -> None
         raise ValueError(f"trajectory {part} shares {shared} tokens: more than its prompt, or than its parent, has")
     if not np.array_equal(trajectory.token_ids[:shared], among[parent].token_ids[:shared]):
         raise ValueError(f"the first {shared} tokens of trajectory {part} are not those of its parent {parent}")
+
+
+FINAL_REWARD = "reward"
+"""Name of the final reward in a recipe that names several rewards."""
+
+
+def named_rewards(episode: Episode, names: Sequence[str]) -> tuple[float, ...]:
+    """Return the rewards of an episode with these names: the final reward for :data:`FINAL_REWARD`, and metrics for other names.
+
+    Metrics are sums over an episode, so a metric is 0 if the episode was cut off before the environment reported it.
+
+    Raises:
+        ValueError: the environment ended the episode without reporting one of them, a value is not a number or too large, or
+            roles have rewards of their own, with which these cannot be combined.
+    """
+    if names and episode.role_rewards:
+        raise ValueError(
+            f"the episode has a reward for each of the roles {sorted(episode.role_rewards)}, and algorithm.advantage.rewards "
+            "compares rewards of the whole episode; use an advantage without `rewards`, or one reward for all roles"
+        )
+    found = [episode.reward if name == FINAL_REWARD else episode.metrics.get(name) for name in names]
+    for name, value in zip(names, found, strict=True):
+        if value is None and episode.stop_reason is StopReason.ENVIRONMENT_DONE:
+            reported = ", ".join(sorted(episode.metrics)) or "none"
+            raise ValueError(f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}")
+        if value is not None and not is_reward(value):
+            raise ValueError(
+                f"the episode's reward {name!r} is {value}; it must be a number of at most {LARGEST_REWARD:g} in size"
+            )
+    return tuple(0.0 if value is None else value for value in found)
+
+
+def with_trained_roles(episode: Episode, roles: Sequence[str] | None) -> Episode:
+    """Return the episode with only the trajectories of ``roles`` marked to be trained; None marks all."""
+    if roles is None:
+        return episode
+    trajectories = [msgspec.structs.replace(each, trained=each.role in roles) for each in episode.trajectories]
+    return msgspec.structs.replace(episode, trajectories=tuple(trajectories))
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)

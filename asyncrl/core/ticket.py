@@ -5,10 +5,10 @@ from typing import Protocol
 
 import msgspec
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Trajectory
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class TicketClient(Protocol):
         A worker whose ``version`` is behind the published version gets no ticket.
         """
 
-    async def commit(self, trajectory: Trajectory) -> None:
+    async def commit(self, episode: Episode) -> None:
         """Hand in one finished episode. Handing it in twice does no harm."""
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:

@@ -1,24 +1,20 @@
 """The trajectory: the record of one token stream of an episode, exactly as the engine saw it.
 
-It is encoded once, by the worker that made it. These bytes lie in a payload file until a data-parallel rank reads them there; the
-buffer and its journal hold only its :class:`~asyncrl.core.payload.TrajectoryRecord`.
-
 Invariants, checked by :func:`Trajectory.check`:
 * ``token_ids``, ``logprobs`` and ``loss_mask`` have the same length T;
 * ``version_spans`` cover ``[0, T)`` without gap or overlap, and a token has version ``NOT_SAMPLED`` exactly where its mask is 0;
 * turns lie inside the trajectory, in order, and every sampled token is in exactly one turn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
+from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion
 from asyncrl.core.messages import CallRecord
-from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 
 
 class StopReason(StrEnum):
@@ -141,44 +137,59 @@ class Sampling(msgspec.Struct, frozen=True):
         return LogprobConvention.KEPT_SET if self.truncated else LogprobConvention.FULL_SOFTMAX
 
 
+class StartReason(StrEnum):
+    """Why a trajectory was begun."""
+
+    FIRST = "first"
+    """It is the first of its episode."""
+    HISTORY_REWRITTEN = "history_rewritten"
+    """A request's messages were not those of any trajectory, continued."""
+    PARALLEL = "parallel"
+    """The trajectory that a request continued was continued by another request already."""
+    OTHER_TOOLS = "other_tools"
+    """A request came with other tools, or other arguments of the template."""
+    OTHER_ROLE = "other_role"
+    """A request came from another role."""
+
+
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one token stream of an episode, never re-tokenized.
 
     Attributes:
         token_ids: int32 [T], prompt, sampled turns and tool responses in the order the engine saw them.
-        logprobs: float32 [T], behaviour log-probability (nats) of each sampled token; 0 elsewhere.
-        loss_mask: bool [T], true where the policy sampled the token.
+        logprobs: float32 [T], behaviour log-probability (nats) of each token sampled in it; 0 elsewhere.
+        loss_mask: bool [T], true where the policy sampled the token in it.
         version_spans: which policy version sampled which tokens, from the engine's own report.
         turns: the sampled segments and their rewards.
-        reward: final reward of the episode (the sum of turn rewards).
-        metrics: numbers the environment reports, e.g. ``tool_calls``.
-        times: when it was played, and the time that belongs to no turn.
+        part: its place among the trajectories of the episode, from 0, in the order in which they were begun.
+        role: who asked for it; empty where the environment knows only one.
+        parent: the part that it branched off; None if it begins anew.
+        shared: how many leading tokens are a copy of the parent's, sampled there or not; nobody sampled them here.
+        why: why it was begun.
+        trained: whether the recipe trains its role.
     """
 
-    task_id: TaskId
-    group_id: GroupId
-    sample_index: int
-    attempt: int
     token_ids: np.ndarray
     logprobs: np.ndarray
     loss_mask: np.ndarray
     version_spans: tuple[VersionSpan, ...]
     turns: tuple[Turn, ...]
-    reward: float
-    stop_reason: StopReason
-    sampling: Sampling
-    metrics: dict[str, float] = {}
-    times: EpisodeTimes = EpisodeTimes()
+    part: int = 0
+    role: str = ""
+    parent: int | None = None
+    shared: int = 0
+    why: StartReason = StartReason.FIRST
+    trained: bool = True
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def prompt_length(self) -> int:
-        """Count the leading tokens that nobody sampled."""
+        """Count the leading tokens that nobody sampled in it."""
         return self.turns[0].start if self.turns else len(self)
 
     def versions(self) -> np.ndarray:
-        """Return int32 [T], the policy version that sampled each token, ``NOT_SAMPLED`` elsewhere."""
+        """Return int32 [T], the policy version that sampled each token in it, ``NOT_SAMPLED`` elsewhere."""
         spans = self.version_spans
         return np.repeat(
             np.fromiter((s.version for s in spans), np.int32, len(spans)),
@@ -187,60 +198,31 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise ``ValueError`` naming the broken invariant, if any."""
-        check_stream(self)
-
-
-FINAL_REWARD = "reward"
-"""Name of the final reward in a recipe that names several rewards."""
-
-
-def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, ...]:
-    """Return the rewards of an episode with these names: the final reward for :data:`FINAL_REWARD`, and metrics for other names.
-
-    Metrics are sums over an episode, so a metric is 0 if the episode was cut off before the environment reported it.
-
-    Raises:
-        ValueError: the environment ended the episode without reporting one of them, or a value is not a number or too large.
-    """
-    found = [trajectory.reward if name == FINAL_REWARD else trajectory.metrics.get(name) for name in names]
-    for name, value in zip(names, found, strict=True):
-        if value is None and trajectory.stop_reason is StopReason.ENVIRONMENT_DONE:
-            reported = ", ".join(sorted(trajectory.metrics)) or "none"
-            raise ValueError(f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}")
-        if value is not None and not is_reward(value):
+        length = len(self.token_ids)
+        if not len(self.logprobs) == len(self.loss_mask) == length:
             raise ValueError(
-                f"the episode's reward {name!r} is {value}; it must be a number of at most {LARGEST_REWARD:g} in size"
+                f"{length} tokens, {len(self.logprobs)} logprobs, {len(self.loss_mask)} mask entries: they must be equally long"
             )
-    return tuple(0.0 if value is None else value for value in found)
-
-
-def check_stream(stream: Any) -> None:
-    """Raise ``ValueError`` naming the invariant of a token stream that is broken, if any."""
-    length = len(stream.token_ids)
-    if not len(stream.logprobs) == len(stream.loss_mask) == length:
-        raise ValueError(
-            f"{length} tokens, {len(stream.logprobs)} logprobs, {len(stream.loss_mask)} mask entries: they must be equally long"
-        )
-    if stream.loss_mask.dtype != bool:
-        raise ValueError(f"the loss mask has dtype {stream.loss_mask.dtype}; it must be bool")
-    end = 0
-    for span in stream.version_spans:
-        if span.start != end or span.end <= span.start:
-            raise ValueError(f"version span {span} does not continue at token {end}")
-        end = span.end
-    if end != length:
-        raise ValueError(f"version spans end at {end}, the trajectory at {length}")
-    # There are few stretches of sampled tokens, so stretches are compared, not tokens.
-    masked = _stretches(stream.loss_mask)
-    if _joined((span.start, span.end) for span in stream.version_spans if span.version != NOT_SAMPLED) != masked:
-        raise ValueError("the loss mask is not exactly the tokens with a policy version")
-    end = 0
-    for turn in stream.turns:
-        if turn.start < end or turn.end > length or turn.end <= turn.start:
-            raise ValueError(f"turn {turn} is empty, out of order or outside the trajectory of {length} tokens")
-        end = turn.end
-    if _joined((turn.start, turn.end) for turn in stream.turns) != masked:
-        raise ValueError("the loss mask is not exactly the tokens of the turns")
+        if self.loss_mask.dtype != bool:
+            raise ValueError(f"the loss mask has dtype {self.loss_mask.dtype}; it must be bool")
+        end = 0
+        for span in self.version_spans:
+            if span.start != end or span.end <= span.start:
+                raise ValueError(f"version span {span} does not continue at token {end}")
+            end = span.end
+        if end != length:
+            raise ValueError(f"version spans end at {end}, the trajectory at {length}")
+        # There are few stretches of sampled tokens, so stretches are compared, not tokens.
+        masked = _stretches(self.loss_mask)
+        if _joined((span.start, span.end) for span in self.version_spans if span.version != NOT_SAMPLED) != masked:
+            raise ValueError("the loss mask is not exactly the tokens with a policy version")
+        end = 0
+        for turn in self.turns:
+            if turn.start < end or turn.end > length or turn.end <= turn.start:
+                raise ValueError(f"turn {turn} is empty, out of order or outside the trajectory of {length} tokens")
+            end = turn.end
+        if _joined((turn.start, turn.end) for turn in self.turns) != masked:
+            raise ValueError("the loss mask is not exactly the tokens of the turns")
 
 
 def _stretches(mask: np.ndarray) -> list[int]:
@@ -284,21 +266,3 @@ def decode_array(code: int, data: memoryview) -> np.ndarray:
     if code not in _DTYPE_OF_EXTENSION:
         raise ValueError(f"unknown array code {code}; known: {sorted(_DTYPE_OF_EXTENSION)}")
     return np.frombuffer(data, _DTYPE_OF_EXTENSION[code])
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
-_decoder = msgspec.msgpack.Decoder(Trajectory, ext_hook=decode_array)
-
-
-def encode(trajectory: Trajectory) -> bytes:
-    """Encode a trajectory as MessagePack, about 9 bytes a token."""
-    return _encoder.encode(trajectory)
-
-
-def decode(data: bytes) -> Trajectory:
-    """Decode what :func:`encode` returned. Arrays are read-only views into ``data``.
-
-    Raises:
-        msgspec.DecodeError: the bytes are not a trajectory.
-    """
-    return _decoder.decode(data)

@@ -33,13 +33,13 @@ from typing import Any, ClassVar
 import msgspec
 
 from asyncrl.core.chat_prompt import opening
+from asyncrl.core.episode import FINAL_REWARD
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.plug_ins.users_error import UsersError, WrongResult
 from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.task import Task
 from asyncrl.core.text import describe_error, pluralize, short, text_of
-from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.guarded_calls import Overdue, Raised, contained, contained_within
 from asyncrl.envs.hosting.threads import run_in_daemon_thread

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncrl.episodes.kept import KeptEpisode
+from asyncrl.episodes.kept import KeptTrajectory
 from asyncrl.episodes.writer import Decode, table, write
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ WAIT_S = 30.0
 
 class _File(NamedTuple):
     path: Path
-    episodes: Callable[[], Sequence[KeptEpisode]]
+    episodes: Callable[[], Sequence[KeptTrajectory]]
 
 
 class BackgroundWriter:
@@ -45,7 +45,7 @@ class BackgroundWriter:
         # A daemon, so that a disk that never answers cannot keep the process alive.
         self._thread = threading.Thread(target=self._run, name="writing episodes", daemon=True)
 
-    def put(self, path: Path, episodes: Callable[[], Sequence[KeptEpisode]]) -> None:
+    def put(self, path: Path, episodes: Callable[[], Sequence[KeptTrajectory]]) -> None:
         """Have the thread write what ``episodes`` returns to ``path``."""
         if self._thread.ident is None:
             self._thread.start()

@@ -1,9 +1,10 @@
-"""One kept episode: a trajectory, and what training made of its tokens."""
+"""One kept trajectory of an episode, and what training made of its tokens."""
 
 from typing import NamedTuple
 
 import numpy as np
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.episodes.schema import Kind, TokenFate
 
@@ -11,20 +12,22 @@ FATES = tuple(TokenFate)
 """The fates in the order of their codes."""
 
 
-class KeptEpisode(NamedTuple):
+class KeptTrajectory(NamedTuple):
     """A row of the table, before its tokens are text.
 
     Attributes:
-        trajectory: the record of the episode.
+        episode: the episode that it is a trajectory of.
+        part: its place among the episode's trajectories.
         kind: what it was played for.
         step: the training step that trained it; None in an evaluation.
         version: the policy version that was trained or evaluated.
         source: the task source, where it is known.
         fates: int8 [T], for each token its place in :data:`FATES`.
-        learner_logprobs, advantages, weights: float32 [T], see the schema; None where no loss saw the episode.
+        learner_logprobs, advantages, weights: float32 [T], see the schema; None where no loss saw the trajectory.
     """
 
-    trajectory: Trajectory
+    episode: Episode
+    part: int
     kind: Kind
     step: int | None
     version: int
@@ -34,13 +37,19 @@ class KeptEpisode(NamedTuple):
     advantages: np.ndarray | None = None
     weights: np.ndarray | None = None
 
+    @property
+    def trajectory(self) -> Trajectory:
+        """The trajectory itself."""
+        return self.episode.trajectories[self.part]
 
-def untrained(trajectory: Trajectory, kind: Kind, *, step: int | None, version: int, source: str | None) -> KeptEpisode:
-    """Return an episode that no loss trains: one of an evaluation, or a greedy one."""
-    fates = np.where(trajectory.loss_mask, fate_code(TokenFate.NOT_TRAINED), fate_code(TokenFate.GIVEN)).astype(np.int8)
-    return KeptEpisode(trajectory, kind, step, version, source, fates)
+
+def untrained(episode: Episode, part: int, kind: Kind, *, step: int | None, version: int, source: str | None) -> KeptTrajectory:
+    """Return a trajectory that no loss trains: of an evaluation, of a greedy episode, or of a role that is not trained."""
+    sampled = episode.trajectories[part].loss_mask
+    fates = np.where(sampled, fate_code(TokenFate.NOT_TRAINED), fate_code(TokenFate.GIVEN)).astype(np.int8)
+    return KeptTrajectory(episode, part, kind, step, version, source, fates)
 
 
 def fate_code(fate: TokenFate) -> int:
-    """The number that stands for ``fate`` in :attr:`KeptEpisode.fates`."""
+    """The number that stands for ``fate`` in :attr:`KeptTrajectory.fates`."""
     return FATES.index(fate)

@@ -19,17 +19,23 @@ import pyarrow.parquet as pq
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.text import short, writable
-from asyncrl.episodes.episode_record import EpisodeRecord
 from asyncrl.episodes.measures import COLUMNS, Measure, measure
+from asyncrl.episodes.read_trajectory import Branch, ReadTrajectory
 from asyncrl.episodes.schema import SCHEMA, Kind
 
 _FILE = "__filename"
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating)
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
-_NEEDED = [field.name for field in msgspec.structs.fields(EpisodeRecord) if field.required]
-_ORDER = [("kind", "descending"), ("version", "ascending"), ("group_id", "ascending"), ("sample_index", "ascending")]
-"""The order of episodes that are sorted by nothing: training steps as they went, then evaluations."""
+_NEEDED = [field.name for field in msgspec.structs.fields(ReadTrajectory) if field.required]
+_ORDER = [
+    ("kind", "descending"),
+    ("version", "ascending"),
+    ("group_id", "ascending"),
+    ("sample_index", "ascending"),
+    ("part", "ascending"),
+]
+"""The order of trajectories that are sorted by nothing: training steps as they went, then evaluations."""
 
 _FIRST_PART, _GROWTH = 128, 8
 """How many episodes are read at first where they lie scattered, and how many times as many in each further part."""
@@ -125,15 +131,15 @@ class EpisodeReader:
         return sorted(value for value in pc.unique(found).to_pylist() if value is not None)
 
     def places(self, choice: Choice = ALL, by: Measure | None = None, limit: int | None = None) -> pa.Table:
-        """Return where the chosen episodes lie, in order; :meth:`read` reads them.
+        """Return where the trajectories of the chosen episodes lie, in order; :meth:`read` reads them.
 
         Args:
             by: what to sort by; without it the order is that of training.
             limit: how many places to return at most.
 
         Returns:
-            Columns ``file``, ``row``, kind, step, version, task_id, source, group_id, sample_index, reward, stop_reason, and
-            ``measure`` where it is sorted by something.
+            Columns ``file``, ``row``, kind, step, version, task_id, source, group_id, sample_index, part, reward, stop_reason,
+            and ``measure`` where it is sorted by something. Each trajectory has a place of its own.
         """
         rows = self._everywhere.filter(choice.expression())
         keys = _ORDER
@@ -144,8 +150,8 @@ class EpisodeReader:
         order = pc.sort_indices(rows, sort_keys=keys)
         return rows.take(order if limit is None else order[:limit])
 
-    def read(self, places: pa.Table) -> Iterator[EpisodeRecord]:
-        """Yield the episodes at these places, in their order.
+    def read(self, places: pa.Table) -> Iterator[ReadTrajectory]:
+        """Yield the trajectories at these places, in their order.
 
         They may lie scattered over many files, so that they are read in parts, and each file once for a part. The first part is
         small, so that the first episodes come soon; each further one is larger, as long as it takes no more than ``_HELD_BYTES``.
@@ -164,7 +170,7 @@ class EpisodeReader:
             rows_of = {file: _each_row(table) for file, table in zip(chosen, tables, strict=True)}
             for file, number in zip(files, numbers, strict=True):
                 try:
-                    yield EpisodeRecord.from_row(next(rows_of[file]).to_pylist()[0])
+                    yield ReadTrajectory.from_row(next(rows_of[file]).to_pylist()[0])
                 except (ValueError, TypeError) as error:
                     problem = f"row {number} of {file} is no episode: {error}; see asyncrl.episodes.schema"
                     raise EpisodesUnreadable(problem) from error
@@ -172,10 +178,29 @@ class EpisodeReader:
             bytes_a_row = sum(table.nbytes for table in tables) / len(part)
             count = max(1, min(count * _GROWTH, int(_HELD_BYTES / bytes_a_row)))
 
+    def tree(self, of: ReadTrajectory) -> list[Branch]:
+        """Return the trajectories of the episode that a trajectory belongs to, in their order; none if it is the only one.
+
+        Raises:
+            EpisodesUnreadable: a file is damaged.
+        """
+        if (of.parts or 1) == 1:
+            return []
+        identity = {name: getattr(of, name) for name in ("version", "task_id", "group_id", "sample_index")}
+        chosen = pc.field("kind") == of.kind.value
+        for name, value in identity.items():
+            chosen &= pc.field(name) == value
+        columns = ["part", "role", "parent", "shared", "why", "trained", "token_ids"]
+        with _readable(self.folder):
+            rows = self._dataset.to_table(columns=columns, filter=chosen).sort_by("part")
+        tokens = pc.fill_null(pc.list_value_length(rows["token_ids"]), 0)
+        counted = rows.drop_columns("token_ids").append_column("tokens", tokens)
+        return msgspec.convert(counted.to_pylist(), list[Branch])
+
     @cached_property
     def _everywhere(self) -> pa.Table:
         """Every row's place, and what it is chosen by; read once."""
-        columns = ["kind", "step", "version", "task_id", "source", "group_id", "sample_index", "reward", "stop_reason"]
+        columns = ["kind", "step", "version", "task_id", "source", "group_id", "sample_index", "part", "reward", "stop_reason"]
         with _readable(self.folder):
             rows = self._dataset.to_table(columns=[*columns, _FILE])
         return rows.append_column("row", pa.array(_rows_of(rows[_FILE]))).rename_columns([*columns, "file", "row"])

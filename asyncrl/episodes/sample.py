@@ -1,21 +1,21 @@
-"""Chooses which trajectories of a training step are kept, on every rank alike.
+"""Chooses which episodes of a training step are kept, on every rank alike.
 
 What always holds: the choice depends on the batch alone, so that all ranks agree on it and a step that is done again after a
-resume keeps the same; it takes a second trajectory from a group only when it has one from every group.
+resume keeps the same; it takes a second episode from a group only when it has one from every group.
 """
 
 from itertools import islice
 
 import numpy as np
 
-from asyncrl.core.batch import Batch
+from asyncrl.core.batch import Batch, SampleName
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig, SampledTrajectoriesConfig, TrajectoriesConfig
 
 
-def kept_rows(batch: Batch, config: TrajectoriesConfig) -> list[tuple[GroupId, int]]:
-    """Return group and sample index of the rows that are kept, in the order of the batch."""
-    names = [(row.group_id, row.sample_index) for row in batch.rows]
+def kept_episodes(batch: Batch, config: TrajectoriesConfig) -> list[SampleName]:
+    """Return the names of the episodes that are kept, in the order of the batch."""
+    names = [episode.name for episode in batch.episodes]
     match config:
         case NoTrajectoriesConfig():
             return []
@@ -26,10 +26,10 @@ def kept_rows(batch: Batch, config: TrajectoriesConfig) -> list[tuple[GroupId, i
             return names
 
 
-def _spread(names: list[tuple[GroupId, int]], count: int, seed: int) -> list[tuple[GroupId, int]]:
+def _spread(names: list[SampleName], count: int, seed: int) -> list[SampleName]:
     """Draw ``count`` names at random, first one of each group, then a second of each, and so on."""
     turns: dict[GroupId, int] = {}
-    drawn: list[tuple[int, int, tuple[GroupId, int]]] = []
+    drawn: list[tuple[int, int, SampleName]] = []
     for number in np.random.default_rng(seed).permutation(len(names)):
         name = names[number]
         turns[name[0]] = turn = turns.get(name[0], -1) + 1

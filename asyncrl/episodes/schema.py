@@ -1,7 +1,8 @@
 """The table of kept episodes: one row for each trajectory, in Parquet files that any reader of Parquet takes as they are.
 
-A file holds the episodes of one training step that one data-parallel rank trained, or those of one evaluation that one generator
-played. What always holds: the lists of a row that are of its tokens are all as long as ``token_ids``, or null.
+A file holds the trajectories of one training step that one data-parallel rank trained, or those of one evaluation that one
+generator played. Those of one episode may lie in several files of its step. What always holds: the lists of a row that are of its
+tokens are all as long as ``token_ids``, or null.
 """
 
 from enum import StrEnum
@@ -30,7 +31,7 @@ class TokenFate(StrEnum):
     REJECTED = "rejected"
     """A rejection criterion of ``algorithm.correction`` left it out."""
     NOT_TRAINED = "not_trained"
-    """Sampled in an episode that no loss trains: one of an evaluation, or a greedy one."""
+    """Sampled where no loss trains it: in an evaluation, in a greedy episode, or by a role that is not trained."""
 
 
 def _field(name: str, kind: pa.DataType, meaning: str) -> pa.Field:
@@ -76,13 +77,25 @@ SCHEMA = pa.schema(
         _field("group_id", pa.int64(), "the group; -1 in an evaluation"),
         _field("sample_index", pa.int32(), "its place in the group"),
         _field("attempt", pa.int32(), "how often the task had been given up before"),
+        _field(
+            "part",
+            pa.int32(),
+            "its place among the trajectories of the episode; null, as what follows, in files of earlier releases",
+        ),
+        _field("parts", pa.int32(), "how many trajectories the episode has"),
+        _field("role", pa.string(), "who asked for it; empty where the environment knows only one role"),
+        _field("parent", pa.int32(), "the part that it branched off; null if it begins anew"),
+        _field("shared", pa.int32(), "how many of its first tokens are a copy of its parent's; nobody sampled them here"),
+        _field("why", pa.string(), "why it was begun, see asyncrl.core.trajectory.StartReason"),
+        _field("trained", pa.bool_(), "whether its role is trained"),
         _field("temperature", pa.float32(), "what it was sampled with"),
         _field("top_p", pa.float32(), "what it was sampled with; 1 keeps all tokens"),
         _field("top_k", pa.int32(), "what it was sampled with; 0 keeps all tokens"),
         _field("min_p", pa.float32(), "what it was sampled with; 0 keeps all tokens"),
         _field("logprob_convention", pa.string(), "what logprobs are of, see asyncrl.core.trajectory.LogprobConvention"),
         _field("stop_reason", pa.string(), "why it ended, see asyncrl.core.trajectory.StopReason"),
-        _field("reward", pa.float64(), "final reward, the sum of its turns' rewards"),
+        _field("reward", pa.float64(), "final reward of the episode; with one trajectory, the sum of its turns' rewards"),
+        _field("role_rewards", pa.map_(pa.string(), pa.float64()), "final rewards of the roles that have one of their own"),
         _field("metrics", pa.map_(pa.string(), pa.float64()), "what the environment reported, rewards that have names among it"),
         _field("prompt", pa.string(), "the tokens before the first turn, as text"),
         _field("turns", pa.list_(TURN), "its turns: tokens, text, the environment's answer, reward, calls, and seconds"),
@@ -103,17 +116,17 @@ SCHEMA = pa.schema(
         _field(
             "learner_logprobs",
             pa.list_(pa.float32()),
-            "the same by the learner, of the policy before the token's first optimizer step; null where no loss saw the episode",
+            "the same by the learner, of the policy before the token's first optimizer step; null where no loss saw it",
         ),
         _field(
             "advantages",
             pa.list_(pa.float32()),
-            "of each token: its advantage; 0 where nobody sampled it; null where no loss saw the episode",
+            "of each token: its advantage; 0 where nobody sampled it; null where no loss saw the trajectory",
         ),
         _field(
             "weights",
             pa.list_(pa.float32()),
-            "of each token: its importance weight in the loss, 0 where it is left out; null where no loss saw the episode",
+            "of each token: its importance weight in the loss, 0 where it is left out; null where no loss saw the trajectory",
         ),
         _field("fates", pa.list_(pa.dictionary(pa.int8(), pa.string())), "of each token: what became of it, see TokenFate"),
     ],

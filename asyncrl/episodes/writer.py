@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.episodes.files import unfinished_file
-from asyncrl.episodes.kept import FATES, KeptEpisode
+from asyncrl.episodes.kept import FATES, KeptTrajectory
 from asyncrl.episodes.schema import SCHEMA
 
 Decode = Callable[[list[int]], str]
 """Makes text of token ids, with special tokens."""
 
-_REPEATING = ["kind", "environment", "source", "task_id", "stop_reason", "prompt", "fates.list.element"]
+_REPEATING = ["kind", "environment", "source", "task_id", "role", "why", "stop_reason", "prompt", "fates.list.element"]
 """Columns whose values repeat. All others would only cost time as a dictionary."""
 
 
@@ -42,46 +42,54 @@ def decoder(model_path: Path) -> Decode:
     return decode
 
 
-def table(episodes: Sequence[KeptEpisode], environment: Callable[[str | None], str], decode: Decode) -> pa.Table:
-    """Make the table of ``episodes``.
+def table(kept: Sequence[KeptTrajectory], environment: Callable[[str | None], str], decode: Decode) -> pa.Table:
+    """Make the table of the ``kept`` trajectories.
 
     Args:
         environment: names the environment that plays the tasks of a source.
     """
-    trajectories = [episode.trajectory for episode in episodes]
+    trajectories, episodes = [each.trajectory for each in kept], [each.episode for each in kept]
     prompts = _Texts(decode)
     columns: dict[str, Any] = {
-        "kind": [episode.kind for episode in episodes],
-        "step": [episode.step for episode in episodes],
-        "version": [episode.version for episode in episodes],
-        "environment": [environment(episode.source) for episode in episodes],
-        "source": [episode.source for episode in episodes],
-        "task_id": [each.task_id for each in trajectories],
-        "group_id": [each.group_id for each in trajectories],
-        "sample_index": [each.sample_index for each in trajectories],
-        "attempt": [each.attempt for each in trajectories],
-        "temperature": [each.sampling.temperature for each in trajectories],
-        "top_p": [each.sampling.top_p for each in trajectories],
-        "top_k": [each.sampling.top_k for each in trajectories],
-        "min_p": [each.sampling.min_p for each in trajectories],
-        "logprob_convention": [each.sampling.convention for each in trajectories],
-        "stop_reason": [each.stop_reason for each in trajectories],
-        "reward": [each.reward for each in trajectories],
-        "metrics": [list(each.metrics.items()) for each in trajectories],
+        "kind": [each.kind for each in kept],
+        "step": [each.step for each in kept],
+        "version": [each.version for each in kept],
+        "environment": [environment(each.source) for each in kept],
+        "source": [each.source for each in kept],
+        "task_id": [each.task_id for each in episodes],
+        "group_id": [each.group_id for each in episodes],
+        "sample_index": [each.sample_index for each in episodes],
+        "attempt": [each.attempt for each in episodes],
+        "part": [each.part for each in trajectories],
+        "parts": [len(each.trajectories) for each in episodes],
+        "role": [each.role for each in trajectories],
+        "parent": [each.parent for each in trajectories],
+        "shared": [each.shared for each in trajectories],
+        "why": [each.why for each in trajectories],
+        "trained": [each.trained for each in trajectories],
+        "temperature": [each.sampling.temperature for each in episodes],
+        "top_p": [each.sampling.top_p for each in episodes],
+        "top_k": [each.sampling.top_k for each in episodes],
+        "min_p": [each.sampling.min_p for each in episodes],
+        "logprob_convention": [each.sampling.convention for each in episodes],
+        "stop_reason": [each.stop_reason for each in episodes],
+        "reward": [each.reward for each in episodes],
+        "role_rewards": [list(each.role_rewards.items()) for each in episodes],
+        "metrics": [list(each.metrics.items()) for each in episodes],
         "prompt": [prompts.of(each.token_ids[: each.prompt_length()]) for each in trajectories],
         "turns": [list(_turns(each, decode)) for each in trajectories],
         "turn_rewards": [[list(turn.rewards.items()) for turn in each.turns] for each in trajectories],
-        "began": [round(each.times.began * 1e6) for each in trajectories],
-        "queued_s": [each.times.queued_s for each in trajectories],
-        "reset_s": [each.times.reset_s for each in trajectories],
-        "scoring_s": [each.times.scoring_s for each in trajectories],
+        "began": [round(each.times.began * 1e6) for each in episodes],
+        "queued_s": [each.times.queued_s for each in episodes],
+        "reset_s": [each.times.reset_s for each in episodes],
+        "scoring_s": [each.times.scoring_s for each in episodes],
         "token_ids": _lists([each.token_ids for each in trajectories], np.int32),
         "versions": _lists([each.versions() for each in trajectories], np.int32),
         "logprobs": _lists([each.logprobs for each in trajectories], np.float32),
-        "learner_logprobs": _lists([episode.learner_logprobs for episode in episodes], np.float32),
-        "advantages": _lists([episode.advantages for episode in episodes], np.float32),
-        "weights": _lists([episode.weights for episode in episodes], np.float32),
-        "fates": _lists([episode.fates for episode in episodes], np.int8, _fates),
+        "learner_logprobs": _lists([each.learner_logprobs for each in kept], np.float32),
+        "advantages": _lists([each.advantages for each in kept], np.float32),
+        "weights": _lists([each.weights for each in kept], np.float32),
+        "fates": _lists([each.fates for each in kept], np.int8, _fates),
     }
     arrays = [
         column if isinstance(column, pa.Array) else pa.array(column, field.type)

@@ -1,4 +1,4 @@
-"""One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication.
+"""One learner rank as a Ray actor: it reads its episodes, trains, and writes its part of each publication.
 
 The driver imports this too, to make the actors, and needs nothing that takes seconds to import: torch is imported by the actor.
 """
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import ray
 
-from asyncrl.core.batch import Batch
+from asyncrl.core.batch import Batch, SampleName
+from asyncrl.core.episode import Episode, decode
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.memory_owners import MemoryOwner
-from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.trajectory import decode
 from asyncrl.run.buffer.payload import PayloadSource
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.once import Once
@@ -138,24 +138,23 @@ class LearnerActor:
         assert self._kept is not None
         needed = learner.rows_needed(batch)
         chosen = self._kept.chosen(batch, needed)
-        fetched = list(dict.fromkeys([*needed, *chosen]))
-        rows = {key: decode(data) for key, data in zip(fetched, self._fetch_trajectories(batch, fetched), strict=True)}
+        episodes = self._fetch_episodes(batch, list(dict.fromkeys(name[:2] for name in [*needed, *chosen])))
         seconds = time.perf_counter() - began
         records = TokenRecords(chosen)
-        report = learner.step(batch, rows, records)
+        report = learner.step(batch, episodes, records)
         if self._is_reporter:
             report = msgspec.structs.replace(report, time=report.time + LearnerTime(data=seconds))
-        self._probed = tuple(
-            tuple(rows[key].token_ids[:PROBED_TOKENS].tolist()) for key in needed[:PROBED_ROWS] if len(rows[key].token_ids) > 1
-        )
-        self._kept.write(batch, rows, chosen, records)
+        probed = [episodes[name[:2]].trajectories[name[2]].token_ids for name in needed[:PROBED_ROWS]]
+        self._probed = tuple(tuple(tokens[:PROBED_TOKENS].tolist()) for tokens in probed if len(tokens) > 1)
+        self._kept.write(batch, episodes, chosen, records)
         return msgspec.structs.replace(report, news=self._kept.news())
 
-    def _fetch_trajectories(self, batch: Batch, rows: list[tuple[GroupId, int]]) -> list[bytes]:
+    def _fetch_episodes(self, batch: Batch, names: list[SampleName]) -> dict[SampleName, Episode]:
         if self._payload is None:
             self._payload = PayloadSource.of(self._buffer, f"learner rank {self._rank}")
-        lying = {(row.group_id, row.sample_index): row.payload for row in batch.rows}
-        return self._payload.fetch_payloads([lying[row] for row in rows])
+        lying = {episode.name: episode.payload for episode in batch.episodes}
+        payloads = self._payload.fetch_payloads([lying[name] for name in names])
+        return {name: decode(payload) for name, payload in zip(names, payloads, strict=True)}
 
     def write_trajectories(self, seconds: float) -> str:
         """Wait until the trajectories that were trained are in their files, or given up; returns what the user should know."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket
@@ -22,7 +22,7 @@ from buffers.tasks.task_stream import TaskStream
 class _Group(msgspec.Struct):
     ticket: Ticket
     worker: WorkerId
-    finished: dict[int, TrajectoryRecord] = {}
+    finished: dict[int, EpisodeRecord] = {}
 
 
 class AdmissionOnly:
@@ -61,7 +61,7 @@ class AdmissionOnly:
             tickets.append(ticket)
         return tickets
 
-    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
+    def commit(self, records: Sequence[EpisodeRecord], now: float) -> None:
         """Take in finished episodes; a group that is complete becomes ready or is filtered."""
         for record in records:
             group = self._running.get(record.group_id)
@@ -107,12 +107,12 @@ class AdmissionOnly:
     def take(self, version: PolicyVersion, groups: int) -> Batch:
         """Hand out the groups that were finished first; every token counts."""
         self._taken[version] = [self._ready.popleft() for _ in range(groups)]
-        rows = [
-            BatchRow.around(record, group.ticket.task.id, "", PolicyVersion(0), 1.0)
+        episodes = [
+            BatchEpisode.around(record, group.ticket.task.id, "", 1.0)
             for group in self._taken[version]
             for record in group.finished.values()
         ]
-        return Batch(version, PolicyVersion(0), tuple(rows))
+        return Batch(version, PolicyVersion(0), tuple(episodes))
 
     def trained(self, version: PolicyVersion) -> None:
         """Do nothing: :meth:`advance` frees the payload."""

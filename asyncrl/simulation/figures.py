@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
 from asyncrl.simulation.pool import Observer, Shape, Varied
 
@@ -24,7 +24,7 @@ class StalenessTally(Observer):
         self.masked = 0
         self.rows = 0
 
-    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
+    def took(self, batch: Batch, records: Sequence[EpisodeRecord]) -> None:
         """Count the tokens of a batch.
 
         Raises:
@@ -90,7 +90,7 @@ class Cohort(Observer):
         if self._reward.varies(ticket.task):
             self.varied.add(ticket.group_id)
 
-    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
+    def took(self, batch: Batch, records: Sequence[EpisodeRecord]) -> None:
         """Note the lengths of the trained episodes."""
         for record in records:
             if record.group_id in self._issued:

@@ -18,7 +18,7 @@ import msgspec
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.splitmix import STEP, WHOLE, mixed
 from asyncrl.core.task import Task
@@ -83,7 +83,7 @@ class Observer:
     def issued(self, ticket: Ticket) -> None:
         """Look at a ticket that was leased; its group may have been issued before."""
 
-    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
+    def took(self, batch: Batch, records: Sequence[EpisodeRecord]) -> None:
         """Look at a batch that the learner takes; its row ``i`` was made from ``records[i]``."""
 
 
@@ -151,7 +151,7 @@ class Pool:
         self.learner_idle = 0.0
         self.buffer_busy = 0.0
         self._served_until = 0.0
-        self.stored: dict[int, TrajectoryRecord] = {}
+        self.stored: dict[int, EpisodeRecord] = {}
         self._next_death()
 
     def run(self, until: float = math.inf, step: int | None = None) -> None:
@@ -216,14 +216,13 @@ class Pool:
         ticket, index = episode.ticket, episode.index
         length = self._shape.length(ticket.group_id, index)
         sampled = tuple(self._sampled(episode, length))
-        record = TrajectoryRecord(
+        record = EpisodeRecord(
             group_id=ticket.group_id,
             sample_index=index,
-            length=length,
-            sampled=sampled,
             reward=self._reward(ticket.task, index, sampled[0][0]),
             stop_reason=StopReason.ENVIRONMENT_DONE,
             payload=PayloadRef(_SHARD, "", next(self._offsets), 9 * length, 0),
+            trajectories=(TrajectoryRecord(length, sampled),),
         )
         self.stored[record.payload.offset] = record
         self._end(episode)
@@ -289,7 +288,7 @@ class Pool:
         self.learner_idle += self.now - self._waiting_since
         self._waiting_since = None
         batch = self._buffer.batches.take(version, groups)
-        records = [self.stored[row.payload.offset] for row in batch.rows]
+        records = [self.stored[episode.payload.offset] for episode in batch.episodes]
         for observer in self._observers:
             observer.took(batch, records)
         self._at(self._shape.step, self._step_ends)

@@ -12,10 +12,10 @@ import msgspec
 
 from asyncrl.core.files.file_formats import check_format
 
-FORMAT = 6
+FORMAT = 7
 """The format of these frames and of the records and snapshots in them; files of another are refused.
 
-It was 5 until tasks whose prompts are too long were left out.
+It was 6 until an episode could have several trajectories, and 5 until tasks whose prompts are too long were left out.
 """
 
 _MARK = b"\xa7RL\x1e"

@@ -16,10 +16,9 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.episode import Trajectory
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.messages import ToolSpec
-from asyncrl.core.trajectory import StopReason
+from asyncrl.core.trajectory import StopReason, Trajectory
 from generators.chat_format import ChatFormat
 from generators.chat_template import TemplateUnsuitable
 from generators.completion import Completion, Sampler

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncrl.core.episode import StartReason, Trajectory
+from asyncrl.core.trajectory import StartReason, Trajectory
 from generators.completion import Completion
 from generators.gateway.messages import ChatMessage, call_ids, chained, start_of_chain
 from generators.token_stream import TokenStream

@@ -90,6 +90,7 @@ def draws(batch: Batch, rows: Sequence[Sequence[int]], packed: Sequence[LossToke
     for numbers, part in zip(rows, packed, strict=True):
         tokens = torch.bincount(part.rows.index, minlength=part.rows.count).tolist()
         for record, count in zip([batch.rows[number] for number in numbers], tokens, strict=True):
-            seed = (batch.version, record.group_id, record.sample_index)
+            further = [record.part] if record.part else []
+            seed = (batch.version, record.group_id, record.sample_index, *further)
             drawn.append(np.random.default_rng(seed).random(count))
     return torch.from_numpy(np.concatenate(drawn))

@@ -35,7 +35,7 @@ def token_credit(
     Args:
         part: the micro-batch.
         records: records of the micro-batch's rows, in order. They hold the rewards. If ``credit`` is by turn, the last
-            token of each turn earns that turn's reward; otherwise the row's last token earns the final reward.
+            token of each turn earns that turn's reward; otherwise the last token of each row earns the final reward of its role.
         values: [n], the critic's value of the state in which each token was sampled.
         divergences: [n], divergence of each token from the reference.
         kl_coefficient: ``kl_coefficient`` times the divergence is subtracted from each token's reward.

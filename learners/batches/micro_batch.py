@@ -5,7 +5,7 @@ such prefixes begin with is one that they continue in turn. Neither has a sample
 to know of them. What a row has from its last sampled token on predicts nothing, and is not laid down.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import msgspec
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.ids import GroupId
+from asyncrl.core.batch import Batch, BatchRow, RowName
+from asyncrl.core.episode import Episode
 from asyncrl.core.trajectory import Trajectory
 from learners.algorithm.loss_tokens import LossTokens
 from learners.algorithm.segments import Segments
@@ -42,7 +42,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
             needs it before its own forward pass, and on all pipeline stages but the last.
         values, returns: float32 [n], the critic's value of each token's state before the first optimizer step of the
             batch, and the value it is to learn; None without a critic, and on all pipeline stages but the last.
-        names: group and sample index of each row.
+        names: group, sample index and part of each row.
     """
 
     token_ids: Tensor
@@ -55,7 +55,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     logp_proximal: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
-    names: tuple[tuple[GroupId, int], ...] = ()
+    names: tuple[RowName, ...] = ()
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ def pack(
     *,
     batch: Batch,
     multiple: int,
-    share_prefixes: bool,
+    families: Mapping[RowName, int],
 ) -> MicroBatch:
     """Lay ``rows`` end to end. Padding at the end makes the length a multiple of ``multiple`` tokens.
 
@@ -129,8 +129,8 @@ def pack(
         batch: the batch that the rows belong to.
         multiple: what the number of tokens must be divisible by: ranks of sequence parallelism divide the tokens, and
             fp8 products need multiples.
-        share_prefixes: whether a prefix that neighbouring rows of a group have in common is laid down once, and so what
-            several such prefixes begin with.
+        families: the family of each row, see :func:`.prefixes.families`: a prefix that neighbouring rows of one family have in
+            common is laid down once, and so is what several such prefixes begin with. Empty to lay down every row whole.
 
     Raises:
         ValueError: naming the row, if it does not match its record, the number of its advantages is neither 1 nor the
@@ -140,10 +140,10 @@ def pack(
         _check(record, row, batch)
         if len(of_turns) not in (1, len(row.turns)):
             raise ValueError(
-                f"sample {record.sample_index} of group {record.group_id}: {len(of_turns)} advantages for its {len(row.turns)} "
-                "turns; its record must hold one reward for each turn"
+                f"{record.described}: {len(of_turns)} advantages for its {len(row.turns)} turns; its record must hold one reward "
+                "for each turn"
             )
-    prefixes = _prefixes(records, rows) if share_prefixes else {}
+    prefixes = _prefixes(records, rows, families) if families else {}
     shared = np.zeros(len(rows), np.int64)
     for continuing, length in prefixes.items():
         shared[continuing.start : continuing.stop] = length
@@ -185,12 +185,25 @@ def pack(
         max_staleness=batch.version - batch.oldest_version,
         staleness=torch.from_numpy(batch.version - versions),
         in_buffer=torch.from_numpy(batch.version - committed),
-        names=tuple((record.group_id, record.sample_index) for record in records),
+        names=tuple(record.name for record in records),
     )
 
 
-def check_sampling(row: Trajectory, temperature: float, uses_behaviour: bool) -> None:
-    """Refuse a row whose log-probabilities are not those that the update compares with its own.
+def trajectory_of(record: BatchRow, episode: Episode) -> Trajectory:
+    """Return the trajectory of an episode that a row is.
+
+    Raises:
+        ValueError: the episode is another, or has no such trajectory.
+    """
+    if (episode.group_id, episode.sample_index) != record.name[:2]:
+        raise ValueError(f"{record.described}: got the payload of sample {episode.sample_index} of group {episode.group_id}")
+    if record.part >= len(episode.trajectories):
+        raise ValueError(f"{record.described}: the payload has {len(episode.trajectories)} trajectories")
+    return episode.trajectories[record.part]
+
+
+def check_sampling(episode: Episode, temperature: float, uses_behaviour: bool) -> None:
+    """Refuse an episode whose log-probabilities are not those that the update compares with its own.
 
     Args:
         temperature: temperature at which tokens are sampled.
@@ -198,21 +211,21 @@ def check_sampling(row: Trajectory, temperature: float, uses_behaviour: bool) ->
             distribution; see :attr:`asyncrl.core.recipe.algorithm.AlgorithmConfig.uses_behaviour`.
 
     Raises:
-        ValueError: naming the row, if it was sampled in another way.
+        ValueError: naming the episode, if it was sampled in another way.
     """
-    used = row.sampling
+    used = episode.sampling
     if used.temperature != temperature or (used.truncated and uses_behaviour):
         raise ValueError(
-            f"sample {row.sample_index} of group {row.group_id}: sampled with temperature {used.temperature:g}, top-p "
+            f"sample {episode.sample_index} of group {episode.group_id}: sampled with temperature {used.temperature:g}, top-p "
             f"{used.top_p:g}, top-k {used.top_k}, min-p {used.min_p:g}; the loss compares log-probabilities at temperature "
             f"{temperature:g} of the whole distribution"
         )
 
 
-def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[range, int]:
+def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory], families: Mapping[RowName, int]) -> dict[range, int]:
     """For each shared prefix: the rows that continue it, and its length."""
     prefixes = {}
-    for _, numbers in groupby(range(len(records)), lambda number: records[number].group_id):
+    for _, numbers in groupby(range(len(records)), lambda number: families[records[number].name]):
         first, *others = numbers
         alike = range(first, first + 1 + len(others))
         if planned_prefix(records[alike.start : alike.stop]) and (length := shared_prefix(rows[alike.start : alike.stop])):
@@ -258,9 +271,7 @@ def _starts(lengths: np.ndarray, first: int) -> np.ndarray:
 
 def _check(record: BatchRow, row: Trajectory, batch: Batch) -> None:
     """Refuse a row that would otherwise be trained on wrong numbers without any error."""
-    name = f"sample {record.sample_index} of group {record.group_id}"
-    if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):
-        raise ValueError(f"{name}: got the payload of sample {row.sample_index} of group {row.group_id}")
+    name = record.described
     if len(row) != record.length:
         raise ValueError(f"{name}: the payload has {len(row)} tokens, but its record says {record.length}")
     row.check()

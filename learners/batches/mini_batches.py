@@ -25,7 +25,7 @@ def mini_batches(batch: Batch, count: int) -> list[Batch]:
     dealt = np.random.default_rng(batch.version).permutation(len(groups))
     part_of = {groups[group]: place % count for place, group in enumerate(dealt)}
     return [
-        msgspec.structs.replace(batch, rows=tuple(row for row in batch.rows if part_of[row.group_id] == part))
+        msgspec.structs.replace(batch, episodes=tuple(each for each in batch.episodes if part_of.get(each.group_id) == part))
         for part in range(count)
     ]
 

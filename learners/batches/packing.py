@@ -1,7 +1,7 @@
 """Decides which rows each data-parallel rank trains, in which micro-batches. Pure planning; the same answer on every
 rank.
 
-Rows of a group that start with the same tokens are kept together, as far as the token budget and an even load of the
+Rows of a group that start with the same tokens, a family, are kept together, as far as the token budget and an even load of the
 ranks allow, because a micro-batch computes their shared prefix only once. Tokens are counted as often as they are
 computed, but for a preamble of several groups, which is known only once the payload is: it is counted with each group's prefix.
 
@@ -10,7 +10,7 @@ What always holds of a plan:
 * every data-parallel rank has the same number of micro-batches, at least one, as the pipeline's schedule needs; if rows
   are few and long, some may be empty;
 * no micro-batch computes more than ``micro_batch_tokens`` tokens;
-* tokens are balanced by assigning the largest piece first, where a piece is one row, or rows of one group with a shared
+* tokens are balanced by assigning the largest piece first, where a piece is one row, or rows of one family, with a shared
   prefix: the heaviest micro-batch is within 4/3 of the best possible for these pieces (Graham 1969);
 * the plan depends only on the batch's rows and the arguments;
 * in each micro-batch, rows with a shared prefix are neighbours and come before all others; both these and the others
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import RecipeError
-from learners.batches.prefixes import planned_prefix
+from learners.batches.prefixes import families, planned_prefix
 
 FP8_MULTIPLE = 16
 """TransformerEngine multiplies matrices in fp8 only if their dimensions (tokens and channels) are multiples of this."""
@@ -71,31 +71,26 @@ def plan(batch: Batch, data_parallel: int, micro_batch_tokens: int, *, share_pre
         row = batch.rows[lengths.index(longest)]
         raise RecipeError(
             "learner.micro_batch_tokens",
-            f"{micro_batch_tokens} tokens cannot hold sample {row.sample_index} of group {row.group_id}, which has {longest}",
+            f"{micro_batch_tokens} tokens cannot hold {row.described}, which has {longest}",
             f"set it to at least {longest}, best to model.max_context or more",
         )
-    families = _families(batch, lengths, share_prefixes)
-    planner = _Planner(lengths, families, data_parallel, micro_batch_tokens)
+    divided = _families(batch, lengths, share_prefixes)
+    planner = _Planner(lengths, divided, data_parallel, micro_batch_tokens)
     fair_share = planner.tokens(range(len(lengths))) / data_parallel
     # A single rank cannot be loaded unevenly, and families of one row cannot be cut.
-    choices = _PIECES_OF_A_FAIR_SHARE if data_parallel > 1 and len(families) < len(lengths) else (1,)
+    choices = _PIECES_OF_A_FAIR_SHARE if data_parallel > 1 and len(divided) < len(lengths) else (1,)
     limits = [max(longest, min(micro_batch_tokens, ceil(fair_share / pieces))) for pieces in choices]
     return min((planner.with_pieces(limit) for limit in dict.fromkeys(limits)), key=planner.heaviest_rank)
 
 
 def _families(batch: Batch, lengths: Sequence[int], share_prefixes: bool) -> list[_Family]:
-    """Divide the rows of the batch into families: the rows of a group that share a prefix, or a single row."""
-    groups: dict[int, MicroBatchRows] = {}
-    for number, row in enumerate(batch.rows):
-        groups.setdefault(row.group_id, []).append(number)
-    families = []
-    for rows in groups.values():
-        prefix = planned_prefix([batch.rows[number] for number in rows]) if share_prefixes else 0
-        if prefix:
-            families.append(_Family(sorted(rows, key=lambda row: (-lengths[row], row)), prefix))
-        else:
-            families.extend(_Family([row], 0) for row in rows)
-    return families
+    """Divide the rows of the batch into families: rows of a group that share a prefix, or a single row."""
+    rows = batch.rows
+    divided = families(rows) if share_prefixes else [[number] for number in range(len(rows))]
+    return [
+        _Family(sorted(numbers, key=lambda row: (-lengths[row], row)), planned_prefix([rows[number] for number in numbers]))
+        for numbers in divided
+    ]
 
 
 class _Planner:

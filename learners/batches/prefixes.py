@@ -6,7 +6,8 @@ A shared prefix ends, at the latest, before the last token of the shortest promp
 sampled token, and stays in the row. So every prediction is made within its own row, and a shared prefix has neither
 targets nor a loss of its own.
 
-What always holds: rows share no more than they have in common; :func:`planned_prefix` needs no payload and never
+What always holds: rows share no more than they have in common, also where only some rows of a group share something;
+:func:`planned_prefix` needs no payload and never
 promises more than :func:`shared_prefix` finds (except after a collision of CRC-32).
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from asyncrl.core.batch import BatchRow
+from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import TrajectoryRecord, checked_lengths
 from asyncrl.core.trajectory import Trajectory
 
@@ -29,9 +32,49 @@ def planned_prefix(records: Sequence[TrajectoryRecord]) -> int:
     """
     if len(records) < 2:
         return 0
-    checked = (set(zip(checked_lengths(each.prompt_length), each.prompt_checksums, strict=False)) for each in records)
-    common = max((length for length, _ in set.intersection(*checked)), default=0)
-    return max(0, min(common, min(each.prompt_length for each in records) - 1))
+    return max(0, min(_common(records), min(each.prompt_length for each in records) - 1))
+
+
+def families(rows: Sequence[BatchRow]) -> list[list[int]]:
+    """Divide rows into families, each of which shares a beginning, so that most tokens are saved; a row may be alone.
+
+    Only rows of one group are in one family: they share most, and stay in one mini-batch. The families are listed in the order of
+    their first rows; what other groups have in common with them is the preamble.
+    """
+    groups: dict[GroupId, list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(row.group_id, []).append(number)
+    divided = [family for numbers in groups.values() for family in _divided(rows, numbers)[0]]
+    return sorted(divided, key=lambda family: family[0])
+
+
+def _divided(rows: Sequence[BatchRow], numbers: list[int], known: int = 0) -> tuple[list[list[int]], int]:
+    """Return the families of rows that begin with the same ``known`` tokens, and how many tokens sharing saves."""
+    common = _common([rows[number] for number in numbers]) if len(numbers) > 1 else 0
+    shared = planned_prefix([rows[number] for number in numbers])
+    whole = [numbers] if shared else [[number] for number in numbers]
+    saved = shared * (len(numbers) - 1)
+    known = max(known, common)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number in numbers:
+        further = next((check for check in _checks(rows[number]) if check[0] > known), (0, number))
+        alike.setdefault(further, []).append(number)
+    if len(alike) == 1 or max(map(len, alike.values())) == 1:
+        return whole, saved
+    parts = [_divided(rows, members, length) for (length, _), members in alike.items()]
+    if sum(of_part for _, of_part in parts) <= saved:
+        return whole, saved
+    return [family for of_part, _ in parts for family in of_part], sum(of_part for _, of_part in parts)
+
+
+def _checks(record: TrajectoryRecord) -> list[tuple[int, int]]:
+    """The lengths of the prompt's beginnings that have a checksum, and these."""
+    return list(zip(checked_lengths(record.prompt_length), record.prompt_checksums, strict=False))
+
+
+def _common(records: Sequence[TrajectoryRecord]) -> int:
+    """How many leading tokens the prompts have in common, as far as checksums tell."""
+    return max((length for length, _ in set.intersection(*(set(_checks(each)) for each in records))), default=0)
 
 
 def tokens_before(lengths: Sequence[int], prefixes: Sequence[range], preamble: int) -> list[int]:

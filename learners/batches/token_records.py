@@ -11,12 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.ids import GroupId
+from asyncrl.core.batch import RowName
 from learners.algorithm.losses import Outcome
 from learners.batches.micro_batch import MicroBatch
-
-RowName = tuple[GroupId, int]
-"""Group and sample index."""
 
 
 class TokenRecord(NamedTuple):

@@ -67,14 +67,15 @@ class WeightInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AggregationInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows of one optimizer step, over all micro-batches and ranks, for an aggregation.
+    """All sequences of one optimizer step, over all micro-batches and ranks, for an aggregation. A sequence is an episode, or
+    each of its trajectories: ``algorithm.aggregation.unit``.
 
-    The function returns a pair ``(shares, denominator)``: float [rows], at least 0, and a number above 0. The loss is the
-    sum over rows of ``weights * shares * sum of the row's token losses``, divided by ``denominator``.
+    The function returns a pair ``(shares, denominator)``: float [sequences], at least 0, and a number above 0. The loss is the
+    sum over sequences of ``weights * shares * sum of the sequence's token losses``, divided by ``denominator``.
 
     Attributes:
-        loss_tokens: int64 [rows], tokens of each row that may enter the loss; 0 for a row that is too old.
-        weights: float64 [rows], factors that remove the sampler's bias; 1 where the sampler needs none.
+        loss_tokens: int64 [sequences], tokens of each sequence that may enter the loss; 0 for one that is too old.
+        weights: float64 [sequences], factors that remove the sampler's bias; 1 where the sampler needs none.
     """
 
     loss_tokens: Tensor

@@ -19,13 +19,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from made_buffers import recovered
+from played_episodes import played
 
+from asyncrl.core.episode import decode, encode
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
+from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan
 from buffers import service as service_module
 from buffers import write_ahead
 from buffers.journal.disk import DiskFull
@@ -113,7 +115,7 @@ def episode(ticket, index, began, ended):
     sampled = (VersionSpan(prompt, prompt + half, began), VersionSpan(prompt + half, length, ended))
     mask = np.arange(length) >= prompt
     earned = reward(ticket.task.id, index)
-    return Trajectory(
+    return played(
         task_id=ticket.task.id,
         group_id=ticket.group_id,
         sample_index=index,
@@ -203,9 +205,9 @@ class Run:
             if self.given_up[worker] == given_up:  # else it would be charged to whoever generates the episode by now
                 await self.service.fail(ticket.group_id, index, FailureKind.DATA, "the environment broke")
             return
-        trajectory = episode(ticket, index, began, self.version)
-        (ref,) = await self.kept(worker, encode(trajectory), writer)
-        await self.service.commit([TrajectoryRecord.of(trajectory, ref)])
+        finished = episode(ticket, index, began, self.version)
+        (ref,) = await self.kept(worker, encode(finished), writer)
+        await self.service.commit([EpisodeRecord.of(finished, ref)])
         if self.given_up[worker] == given_up:  # else it may have come too late
             log(self.paths.acknowledged, ticket.group_id, index)
 
@@ -227,16 +229,16 @@ class Run:
         reader, checkpoint = PayloadReader(self.paths.payload), self.checkpoint
         for step, version in enumerate(range(checkpoint.version, self.recipe.steps)):
             batch = await self.service.take(version)
-            payloads = reader.read([row.payload for row in batch.rows])
-            for row, trajectory in zip(batch.rows, map(decode, payloads), strict=True):
-                assert (row.group_id, row.sample_index) == (trajectory.group_id, trajectory.sample_index)
-                oldest = [span.version for span in trajectory.version_spans if span.version >= batch.oldest_version]
-                assert oldest, "a row without a token within the bound"
+            payloads = reader.read([each.payload for each in batch.episodes])
+            for each, finished in zip(batch.episodes, map(decode, payloads), strict=True):
+                assert each.name == (finished.group_id, finished.sample_index)
+                spans = finished.trajectories[0].version_spans
+                assert any(span.version >= batch.oldest_version for span in spans), "a row without a token within the bound"
             await asyncio.sleep(self.chance.expovariate(2000))
             if step == self.dies_in_step:
                 os.kill(os.getpid(), signal.SIGKILL)
             checkpoint.weights = trained_on(checkpoint.weights, payloads)
-            checkpoint.lineage.append((version, [(row.group_id, row.task_id) for row in batch.rows]))
+            checkpoint.lineage.append((version, [(each.group_id, each.task_id) for each in batch.episodes]))
             checkpoint.version = version + 1
             log(self.paths.trained, version, checkpoint.weights)
             await self.service.trained(version)

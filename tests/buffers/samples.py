@@ -3,13 +3,13 @@
 import itertools
 
 from made_buffers import buffer_of
+from played_episodes import record
 
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import StopReason
 from buffers.tasks.task_stream import TaskSource, TaskStream
 
 _offsets = itertools.count(0, 100)
@@ -37,13 +37,12 @@ def make_buffer(**recipe):
 
 def sample(ticket, index, versions=(0,), reward=0.0, tokens=2, size=100, prompt=3):
     """An episode of ``ticket`` that each of ``versions`` sampled ``tokens`` of; its payload is like no other's."""
-    return TrajectoryRecord(
+    return record(
         group_id=ticket.group_id,
         sample_index=index,
         length=prompt + tokens * len(versions),
         sampled=tuple((version, tokens) for version in versions),
         reward=reward,
-        stop_reason=StopReason.ENVIRONMENT_DONE,
         payload=PayloadRef(0, "segment", next(_offsets), size, 0),
         turn_rewards=(reward,),
         rewards=(reward, 0.5),

@@ -289,10 +289,12 @@ class BufferMachine(RuleBasedStateMachine):
         batch = self.do("batches.take", version, self.groups)
         assert (batch.version, batch.oldest_version) == (version, version - self.bound)
         by_group = {}
-        for row in batch.rows:
+        for row in batch.episodes:
             by_group.setdefault(row.group_id, []).append(row)
         assert len(by_group) == self.groups
-        assert [row.group_id for row in batch.rows] == [g for g, rows in by_group.items() for _ in rows], "groups are contiguous"
+        assert [row.group_id for row in batch.episodes] == [g for g, rows in by_group.items() for _ in rows], (
+            "groups are contiguous"
+        )
         for group, rows in by_group.items():
             self.uses[group] += 1
             assert self.uses[group] <= self.max_reuse
@@ -301,10 +303,10 @@ class BufferMachine(RuleBasedStateMachine):
             for row in rows:
                 finished = self.handed_in[row.payload]
                 within = sum(n for v, n in finished.sampled if version - v <= self.bound)
-                assert (row.loss_tokens, row.task_id) == (within, self.tasks[group])
+                assert (row.trainable_tokens(batch.oldest_version), row.task_id) == (within, self.tasks[group])
                 if self.on_stale != "mask":
                     assert within == sum(n for _, n in finished.sampled), "trained whole"
-            assert any(row.loss_tokens for row in rows)
+            assert any(row.loss_tokens for row in batch.rows if row.group_id == group)
         assert version not in self.kept
         self.kept[version] = batch
         self.taken += 1
@@ -323,7 +325,7 @@ class BufferMachine(RuleBasedStateMachine):
         version = self.trained
         self.do("batches.trained", version)
         self.trained += 1
-        self.trained_tasks |= {row.task_id for row in self.kept[version].rows}
+        self.trained_tasks |= {row.task_id for row in self.kept[version].episodes}
         before = self.buffer.snapshot()
         self.do("batches.trained", version)
         assert self.buffer.snapshot() == before
@@ -361,22 +363,22 @@ class BufferMachine(RuleBasedStateMachine):
         self.do("restart")
         self.open = {worker: {} for worker in WORKERS}
         # Some row of each trained batch is left; without one the redo is refused, which is tested elsewhere.
-        safe = {self.kept[v].rows[0].payload for v in self.kept if v < self.trained}
+        safe = {self.kept[v].episodes[0].payload for v in self.kept if v < self.trained}
         held = [ref for ref in sorted(set(self.buffer.groups.live_payload()), key=lambda ref: ref.offset) if ref not in safe]
         lost = set(rng.sample(held, rng.randint(0, min(3, len(held)))) if rng.random() < 0.5 else ())
         assert self.do("batches.drop_lost_payload", sorted(lost, key=lambda ref: ref.offset)) == len(lost)
         self.lost |= lost
         # What the model knows of kept batches is what the buffer now says: without the rows that are lost, and no others.
         for version, batch in list(self.kept.items()):
-            rows = tuple(row for row in batch.rows if row.payload not in lost)
+            rows = tuple(row for row in batch.episodes if row.payload not in lost)
             if version >= self.trained:
                 left = Counter(row.group_id for row in rows)
-                gone = {row.group_id for row in batch.rows if row.payload in lost and left[row.group_id] < self.min_group}
+                gone = {row.group_id for row in batch.episodes if row.payload in lost and left[row.group_id] < self.min_group}
                 self.uses -= Counter(gone)
                 rows = tuple(row for row in rows if row.group_id not in gone)
             if rows:
                 self.kept[version] = self.buffer.batches.take(version, self.groups)
-                assert self.kept[version].rows == rows
+                assert self.kept[version].episodes == rows
             else:
                 del self.kept[version]
                 self.taken -= 1
@@ -420,7 +422,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert len(set(held)) == len(held)
         assert not self.freed & set(held)
         assert set(held) | self.freed == set(self.handed_in)
-        assert {row.payload for batch in self.kept.values() for row in batch.rows} <= set(held), (
+        assert {row.payload for batch in self.kept.values() for row in batch.episodes} <= set(held), (
             "what may be trained again is held"
         )
         statistics = self.buffer.statistics()

@@ -7,8 +7,10 @@ from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, GroupState
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.buffer import ZeroVarianceFilterConfig
 from asyncrl.core.trajectory import StopReason
+from buffers.replay_buffer import NOTHING_TRAINED
 
 INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA
 
@@ -102,7 +104,7 @@ def test_oldest_first_and_groups_whole():
     for ticket in reversed(buffer.lease("w", 4, 0.0)):
         finish(buffer, ticket)
     batch = buffer.batches.take(0, 2)
-    assert [(r.group_id, r.sample_index) for r in batch.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(r.group_id, r.sample_index) for r in batch.episodes] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_a_record_says_all_of_its_row():
@@ -114,10 +116,11 @@ def test_a_record_says_all_of_its_row():
     buffer.commit(rows, 0.0)
     batch = buffer.batches.take(3, 1)
     assert (batch.version, batch.oldest_version) == (3, 1)
-    record = batch.rows[1]
-    assert (record.task_id, record.length, record.loss_tokens, record.reward) == (ticket.task.id, 18, 10, 1.0)
+    record = batch.episodes[1]
+    assert (record.task_id, record.length, record.trainable_tokens(1), record.reward) == (ticket.task.id, 18, 10, 1.0)
+    assert (batch.rows[1].loss_tokens, batch.rows[1].reward) == (10, 1.0)
     assert (record.committed_version, record.weight, record.payload) == (4, 1.0, rows[1].payload)
-    assert record.turn_rewards == (1.0,)
+    assert record.trajectories[0].turn_rewards == (1.0,)
     assert record.rewards == (1.0, 0.5)
     assert buffer.statistics().stale_tokens.masked == 10
 
@@ -130,11 +133,12 @@ def test_a_greedy_episode_is_in_the_batch_and_none_of_its_tokens_in_the_loss():
     greedy, sampled = (sample(ticket, index, (0, 1, 2), reward=1.0 - index, tokens=5) for index in range(2))
     buffer.commit([msgspec.structs.replace(greedy, greedy=True), sampled], 0.0)
     batch = buffer.batches.take(2, 1)
-    assert [(row.sample_index, row.greedy, row.reward, row.loss_tokens) for row in batch.rows] == [
+    assert [(each.sample_index, each.greedy, each.reward, each.trainable_tokens(1)) for each in batch.episodes] == [
         (0, True, 1.0, 0),
         (1, False, 0.0, 10),
     ]
-    assert [row.sample_index for row in batch.trained().rows] == [1]
+    assert [row.name for row in batch.rows] == [(0, 1, 0)]
+    assert batch.trained == batch.episodes[1:]
     assert buffer.statistics().stale_tokens.masked == 5
 
 
@@ -170,7 +174,7 @@ def test_too_few_groups_are_not_a_batch():
         buffer.batches.take(0, 1)
     buffer.commit([sample(ticket, 1)], 0.0)
     assert buffer.batches.takeable(0, 1)
-    assert len(buffer.batches.take(0, 1).rows) == 2
+    assert len(buffer.batches.take(0, 1).episodes) == 2
 
 
 def test_a_batch_is_the_same_until_a_newer_checkpoint():
@@ -194,7 +198,7 @@ def test_a_batch_is_the_same_until_a_newer_checkpoint():
         buffer.batches.take(0, 1)
     buffer.batches.trained(0)
     buffer.batches.checkpointed(0)
-    assert [row.payload for row in buffer.batches.take(1, 1).rows] == list(buffer.groups.live_payload())
+    assert [row.payload for row in buffer.batches.take(1, 1).episodes] == list(buffer.groups.live_payload())
 
 
 def test_a_checkpoint_cannot_be_newer_than_what_was_trained():
@@ -329,7 +333,7 @@ def test_a_partial_group_is_trained_if_enough_finished():
     buffer.commit([sample(ticket, 0), sample(ticket, 2)], 0.0)
     assert not buffer.batches.takeable(0, 1), "the third may still come"
     buffer.fail(ticket.group_id, 1, DATA, "KeyError")
-    assert [row.sample_index for row in buffer.batches.take(0, 1).rows] == [0, 2]
+    assert [row.sample_index for row in buffer.batches.take(0, 1).episodes] == [0, 2]
     counts = buffer.statistics().ledger.trajectories
     assert (counts.taken, counts.missing) == (2, 1)
 
@@ -508,14 +512,19 @@ def test_lost_payload_is_generated_again_or_left_out_of_the_redo():
     buffer.advance(1)
     taken = buffer.batches.take(1, 1)
     ready, running = (buffer._state.groups[i] for i in (2, 3))
-    lost = [step_one.rows[0].payload, *(row.payload for row in taken.rows), next(ready.payload()), next(running.payload())]
+    lost = [
+        step_one.episodes[0].payload,
+        *(row.payload for row in taken.episodes),
+        next(ready.payload()),
+        next(running.payload()),
+    ]
     assert buffer.batches.drop_lost_payload(lost) == 5
     assert buffer.batches.drop_lost_payload(lost) == 0
-    assert [row.sample_index for row in buffer.batches.take(0, 1).rows] == [1]
+    assert [row.sample_index for row in buffer.batches.take(0, 1).episodes] == [1]
     assert not buffer.batches.takeable(1, 1), "nothing of the batch that was being trained is left"
     counts = buffer.statistics().ledger
     assert (counts.trained, counts.expired, counts.failed, counts.running) == (1, 1, 1, 1)
-    assert sum(row.payload.size for row in step_one.rows) // 2 == buffer.statistics().kept_bytes
+    assert sum(row.payload.size for row in step_one.episodes) // 2 == buffer.statistics().kept_bytes
     (again, *_) = buffer.lease("v", 1, 0.0)
     assert (again.group_id, again.samples) == (2, (0,))
     finish(buffer, again, versions=(1,))
@@ -529,7 +538,7 @@ def test_a_trained_batch_without_any_payload_cannot_be_done_again():
     batch = buffer.batches.take(0, 1)
     buffer.batches.trained(0)
     with pytest.raises(LedgerError, match="batch of version 0, which must be trained again, were destroyed"):
-        buffer.batches.drop_lost_payload([row.payload for row in batch.rows])
+        buffer.batches.drop_lost_payload([row.payload for row in batch.episodes])
 
 
 def test_other_tasks_than_those_of_the_snapshot_are_refused():
@@ -570,3 +579,77 @@ def test_time_that_was_over_before_the_first_answer_is_not_the_tasks_fault(stop_
     again = buffer.lease("worker", 1, 0.0)[0]
     # At most one attempt is allowed, so a failure of the task's own ends the group; the other is issued again.
     assert (again.group_id == ticket.group_id) == (counted is FailureKind.INFRASTRUCTURE)
+
+
+def several(ticket, index, *trajectories, **fields):
+    """An episode of ``ticket`` with trajectories of (role, versions, whether it is trained), 5 tokens of each version."""
+    records = tuple(
+        TrajectoryRecord(3 + 5 * len(versions), tuple((version, 5) for version in versions), role=role, trained=trained)
+        for role, versions, trained in trajectories
+    )
+    return msgspec.structs.replace(sample(ticket, index), trajectories=records, **fields)
+
+
+def test_an_episode_of_several_trajectories_is_one_in_every_count():
+    buffer = make_buffer(groups_per_step=1, max_staleness=1)
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    for version in (1, 2):
+        buffer.advance(version)
+    made = [
+        several(ticket, 0, ("a", (1, 2), True), ("b", (0, 1), True), ("c", (2,), False), reward=1.0),
+        several(ticket, 1, ("a", (2,), True)),
+    ]
+    buffer.commit(made, 0.0)
+    statistics = buffer.statistics()
+    assert (statistics.ledger.trajectories.issued, statistics.ledger.trajectories.committed) == (2, 2)
+    assert sum(statistics.lengths_issued) == 2
+    assert statistics.lengths_issued[(13 + 13 + 8).bit_length()] == 1, "its length is that of all trajectories"
+    assert buffer.groups[ticket.group_id].oldest_sampled == 0
+    batch = buffer.batches.take(2, 1)
+    assert [each.name for each in batch.episodes] == [(0, 0), (0, 1)]
+    assert [(row.name, row.loss_tokens) for row in batch.rows] == [((0, 0, 0), 10), ((0, 0, 1), 5), ((0, 1, 0), 5)]
+    assert buffer.statistics().stale_tokens.masked == 5
+    assert len(list(buffer.groups.live_payload())) == 2
+    assert buffer.batches.drop_lost_payload([made[0].payload]) == 1, "its payload is lost as a whole"
+    assert buffer.statistics().lost_trajectories == 1
+
+
+def test_an_episode_is_as_old_as_its_oldest_trajectory():
+    buffer = make_buffer(groups_per_step=1, max_staleness=1, on_stale="drop")
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    buffer.commit([several(ticket, index, ("a", (0,), True), ("b", (0, 1), True), reward=float(index)) for index in (0, 1)], 0.0)
+    assert buffer.groups[ticket.group_id].birth == 0
+    for version in (1, 2):
+        buffer.advance(version)
+    assert buffer.batches.has_stale(2)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "role_rewards", "kept"),
+    [
+        ((0.0, 1.0), ({}, {}), True),
+        ((1.0, 1.0), ({}, {}), False),
+        ((1.0, 1.0), ({"b": 0.0}, {"b": 1.0}), True),
+        ((1.0, 1.0), ({"c": 0.0}, {"c": 1.0}), False),
+        ((0.0, 1.0), ({"a": 2.0, "b": 2.0}, {"a": 2.0, "b": 2.0}), False),
+        ((0.0, 1.0), ({"a": 2.0, "b": 2.0}, {"a": 2.0}), True),
+    ],
+    ids=["episodes", "equal", "a role", "a role that is not trained", "only roles", "where a role has none"],
+)
+def test_a_group_varies_if_a_reward_varies_by_which_something_is_trained(rewards, role_rewards, kept):
+    buffer = make_buffer(groups_per_step=1, filters=(ZeroVarianceFilterConfig(),))
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    parts = ("a", (0,), True), ("b", (0,), True), ("c", (0,), False)
+    fields = zip(rewards, role_rewards, strict=True)
+    buffer.commit(
+        [several(ticket, i, *parts, reward=one, role_rewards=by_role, rewards=()) for i, (one, by_role) in enumerate(fields)], 0.0
+    )
+    assert buffer.statistics().ledger.committed == kept
+
+
+def test_a_group_in_which_nothing_is_trained_is_left_out_and_says_why():
+    buffer = make_buffer(groups_per_step=1)
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    buffer.commit([several(ticket, index, ("a", (0,), False), reward=float(index)) for index in (0, 1)], 0.0)
+    ledger = buffer.statistics().ledger
+    assert (ledger.filtered, ledger.reasons) == (1, {f"filtered: {NOTHING_TRAINED}": 1})

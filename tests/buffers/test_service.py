@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 import virtual_time
 from made_buffers import buffer_of, restored
+from played_episodes import record
 
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig, NoJournalConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import StopReason
 from buffers import commands, write_ahead
 from buffers.journal.disk import DiskFull
 from buffers.journal.journal import Journal
@@ -58,13 +58,12 @@ class FullJournal(Journal):
 
 
 def sample(ticket, index, version=0, reward=None):
-    return TrajectoryRecord(
+    return record(
         group_id=ticket.group_id,
         sample_index=index,
         length=10,
         sampled=((PolicyVersion(version), 5),),
         reward=float(index if reward is None else reward),
-        stop_reason=StopReason.ENVIRONMENT_DONE,
         payload=PayloadRef(0, "segment", 100 * (2 * ticket.group_id + index), 100, 0),
     )
 
@@ -244,7 +243,7 @@ class TestTake:
                 await asyncio.sleep(0.001)
                 assert taking.done()
             batch = taking.result()
-            assert [row.payload for row in batch.rows] == [row.payload for row in rows]
+            assert [each.payload for each in batch.episodes] == [each.payload for each in rows]
             assert await bench.service.take(0) == batch
 
         either(scenario)
@@ -375,7 +374,7 @@ class TestWriteAhead:
         async def scenario(bench):
             batch = await bench.step(0)
             await asyncio.sleep(0.001)
-            assert bench.freed == [row.payload for row in batch.rows]
+            assert bench.freed == [each.payload for each in batch.episodes]
 
         _drive(scenario, None)
 
@@ -386,7 +385,7 @@ class TestWriteAhead:
             assert bench.freed == []
             await bench.service.checkpointed(1)
             await asyncio.sleep(0.001)
-            assert bench.freed == [row.payload for row in batch.rows]
+            assert bench.freed == [each.payload for each in batch.episodes]
 
         journaled(scenario)
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from made_buffers import recovered
+from played_episodes import record
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.trajectory import StopReason
+from asyncrl.core.payload import PayloadRef
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.folder.run_folder import RunFolder
@@ -51,7 +51,14 @@ def drive(recipe, folder):
     for ticket, length in zip(tickets[:3], (10, 10, 1000), strict=True):
         ref = PayloadRef(0, "segment", 0, 10, 0)
         samples = tuple(
-            TrajectoryRecord(ticket.group_id, index, length, ((PolicyVersion(0), 5),), 1.0, StopReason.MAX_TURNS, ref)
+            record(
+                group_id=ticket.group_id,
+                sample_index=index,
+                length=length,
+                sampled=((PolicyVersion(0), 5),),
+                reward=1.0,
+                payload=ref,
+            )
             for index in ticket.samples
         )
         do(commands.Commit(samples, 1e9))

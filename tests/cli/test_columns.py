@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from made_trajectories import trajectory, words
+from played_episodes import episode, words
 
 from asyncrl.cli.columns import main, with_columns
 from asyncrl.core.recipe.decode import decode_recipe
@@ -30,7 +30,7 @@ def test_every_fate_is_told():
 
 
 def test_reading_as_shown_finds_the_episodes(tmp_path, capsys):
-    played = [untrained(trajectory(group), Kind.TRAIN, step=group, version=group, source="s") for group in (1, 1, 2)]
+    played = [untrained(episode(group), 0, Kind.TRAIN, step=group, version=group, source="s") for group in (1, 1, 2)]
     write(table(played, lambda source: "world", words), tmp_path / "train-000001-0.parquet")
     shown, *_ = re.findall(r"```python\n(import pyarrow.*?)```", PAGE.read_text(), re.DOTALL)
     exec(shown.replace("runs/quickstart-20260901T120000Z/trajectories", str(tmp_path)), {})

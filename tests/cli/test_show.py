@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_episodes import PROMPT_TOKENS, row, turn, write
+from made_episodes import PROMPT_TOKENS, row, tree, turn, write
 from terminal import terminal
 
 from asyncrl.cli.main import main
@@ -226,3 +226,41 @@ def test_the_folder_of_an_evaluation_leads_to_its_models(run, tmp_path_factory, 
     assert main(["show", str(above)]) == ExitCode.REFUSED
     told = capsys.readouterr().err.replace("\n", "")
     assert all(str(above / name) in told for name in ("1-tiny", "2-tiny"))
+
+
+def test_an_episode_of_several_trajectories_has_a_page_for_each_with_the_tree(tmp_path, capsys, monkeypatch):
+    """They may lie in several files, each written by the rank that trained them."""
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "recipe.yaml").write_text("name: gone\nenvironment: {name: 'no_such_module:Gone'}\n")
+    first, second, third = tree()
+    write(tmp_path, [third, first, row(7, task_id="alone", group_id=99)], "train-000007-0")
+    write(tmp_path, [second], "train-000007-1")
+    assert main(["show", str(tmp_path), "--task", "of-three"]) == ExitCode.COMPLETED
+    shown = capsys.readouterr().out
+    lines = [
+        "0 solver: 10 tokens",
+        "  1 critic: 17 tokens, the first 6 those of 0; begun because of other role; not trained",
+        "  2 solver: 24 tokens, the first 4 those of 0; begun because of parallel",
+    ]
+    for number in range(3):
+        assert f"Trajectory {number + 1} of 3 kept · training step 7" in shown
+        assert shown.count(f"-> {lines[number]}") == 1, "each page marks its own"
+    assert "reward by role" in shown
+    assert "critic 0.25" in shown
+    assert "; the first 6 are a copy of those of trajectory 0" in shown
+    assert main(["show", str(tmp_path), "--task", "alone"]) == ExitCode.COMPLETED
+    assert "Episode 1 of 1 kept" in (alone := capsys.readouterr().out)
+    assert "trajectories" not in alone
+
+
+def test_trajectories_are_lines_of_json_with_what_they_are(tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text("name: gone\n")
+    write(tmp_path, tree())
+    assert main(["show", str(tmp_path), "--json"]) == ExitCode.COMPLETED
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["part"], line["role"], line["parent"], line["shared"], line["why"]) for line in lines] == [
+        (0, "solver", None, 0, "first"),
+        (1, "critic", 0, 6, "other_role"),
+        (2, "solver", 0, 4, "parallel"),
+    ]
+    assert {line["role_rewards"]["critic"] for line in lines} == {0.25}

@@ -5,7 +5,7 @@ import threading
 
 import pyarrow.parquet as pq
 import pytest
-from made_trajectories import trajectory, words
+from played_episodes import episode, words
 
 from asyncrl.episodes import background
 from asyncrl.episodes.background import BackgroundWriter
@@ -14,7 +14,7 @@ from asyncrl.episodes.schema import Kind
 
 
 def episodes(step, count=1):
-    return lambda: [untrained(trajectory(group), Kind.TRAIN, step=step, version=step - 1, source="s") for group in range(count)]
+    return lambda: [untrained(episode(group), 0, Kind.TRAIN, step=step, version=step - 1, source="s") for group in range(count)]
 
 
 def test_files_are_written_and_flushing_waits_for_them(tmp_path):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from made_episodes import row, write
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.episodes.episode_record import mean
 from asyncrl.episodes.measures import Measure
+from asyncrl.episodes.read_trajectory import mean
 from asyncrl.episodes.reader import Choice, EpisodeReader, EpisodesUnreadable, no_such_episodes
 from asyncrl.episodes.schema import SCHEMA, Kind, TokenFate
 

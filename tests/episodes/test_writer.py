@@ -2,28 +2,32 @@
 
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_trajectories import trajectory, words
+from played_episodes import episode, words
 
-from asyncrl.episodes.kept import FATES, KeptEpisode, untrained
+from asyncrl.core.trajectory import StartReason
+from asyncrl.episodes.kept import FATES, KeptTrajectory, untrained
 from asyncrl.episodes.schema import SCHEMA, Kind, TokenFate
 from asyncrl.episodes.writer import table, write
 
 
 def trained(of, weights):
-    fates = np.where(of.loss_mask, FATES.index(TokenFate.TRAINED), FATES.index(TokenFate.GIVEN)).astype(np.int8)
-    return KeptEpisode(of, Kind.TRAIN, 5, 4, "sums", fates, 2 * of.logprobs, of.logprobs + 1, np.array(weights, np.float32))
+    (stream,) = of.trajectories
+    fates = np.where(stream.loss_mask, FATES.index(TokenFate.TRAINED), FATES.index(TokenFate.GIVEN)).astype(np.int8)
+    numbers = 2 * stream.logprobs, stream.logprobs + 1, np.array(weights, np.float32)
+    return KeptTrajectory(of, 0, Kind.TRAIN, 5, 4, "sums", fates, *numbers)
 
 
 @pytest.fixture
 def episodes():
     return [
-        trained(trajectory(group=7, sample=3), [0, 0, 0, 0.5, 1, 0, 1.5, 2]),
-        untrained(trajectory(turns=0), Kind.EVALUATION, step=None, version=4, source=None),
-        untrained(trajectory(group=8, turns=1), Kind.TRAIN, step=5, version=4, source="sums"),
+        trained(episode(group=7, sample=3), [0, 0, 0, 0.5, 1, 0, 1.5, 2]),
+        untrained(episode(turns=0), 0, Kind.EVALUATION, step=None, version=4, source=None),
+        untrained(episode(group=8, turns=1), 0, Kind.TRAIN, step=5, version=4, source="sums"),
     ]
 
 
@@ -46,6 +50,13 @@ def test_a_file_says_what_its_episodes_were(episodes, tmp_path):
         "group_id": 7,
         "sample_index": 3,
         "attempt": 1,
+        "part": 0,
+        "parts": 1,
+        "role": "",
+        "parent": None,
+        "shared": 0,
+        "why": "first",
+        "trained": True,
         "temperature": 0.75,
         "top_p": 1.0,
         "top_k": 0,
@@ -53,6 +64,7 @@ def test_a_file_says_what_its_episodes_were(episodes, tmp_path):
         "logprob_convention": "full_softmax",
         "stop_reason": "environment_done",
         "reward": 0.5,
+        "role_rewards": {},
         "metrics": {"tool_calls": 2.0},
         "prompt": "t0 t1 t2",
         "turns": [
@@ -100,7 +112,7 @@ def test_lists_of_tokens_are_as_long_as_the_tokens_or_null(episodes):
 
 def test_a_prompt_that_a_group_shares_is_decoded_once(episodes):
     asked = []
-    group = [trained(trajectory(sample=sample), [0.0] * 8) for sample in range(4)]
+    group = [trained(episode(sample=sample), [0.0] * 8) for sample in range(4)]
     table(group, lambda source: "world", lambda token_ids: asked.append(tuple(token_ids)) or "")
     assert asked.count((0, 1, 2)) == 1
 
@@ -118,3 +130,18 @@ def test_a_file_is_replaced_whole_or_stays(episodes, tmp_path):
     assert path.read_bytes() == before
     write(table(episodes[:1], lambda source: "world", words), path)
     assert len(pq.read_table(path)) == 1
+
+
+def test_each_trajectory_of_an_episode_is_a_row_that_says_which():
+    whole = episode(group=7)
+    (stream,) = whole.trajectories
+    branch = msgspec.structs.replace(stream, part=1, role="critic", parent=0, shared=2, why=StartReason.OTHER_ROLE, trained=False)
+    whole = msgspec.structs.replace(whole, trajectories=(stream, branch), role_rewards={"critic": 0.5})
+    whole.check()
+    rows = [untrained(whole, part, Kind.TRAIN, step=5, version=4, source="sums") for part in (0, 1)]
+    first, second = table(rows, lambda source: "w", words).to_pylist(maps_as_pydicts="strict")
+    names = ("part", "parts", "role", "parent", "shared", "why", "trained")
+    assert [first[name] for name in names] == [0, 2, "", None, 0, "first", True]
+    assert [second[name] for name in names] == [1, 2, "critic", 0, 2, "other_role", False]
+    assert first["role_rewards"] == second["role_rewards"] == {"critic": 0.5}
+    assert first["token_ids"] == second["token_ids"]

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from scripted_environment import task
 from virtual_time import in_virtual_time
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.core.trajectory import StopReason
 from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.hosting import guarded_calls, hosted
@@ -84,7 +85,7 @@ class Hostile(Environment):
                 self.calls.append(f"{method} cancelled")
 
 
-async def play(environment: Environment, **limits: object) -> Trajectory:
+async def play(environment: Environment, **limits: object) -> Episode:
     engine = FakeEngine(lambda row: "a")
     tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda task: environment)
     async with asyncio.timeout(60):
@@ -99,8 +100,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_all_calls_run_in_one_task_and_one_context() -> None:
     """Libraries whose contexts may not be left in another task, anyio's above all, can be entered in reset and left in close."""
     environment = Hostile()
-    trajectory = await play(environment)
-    assert (trajectory.reward, environment.calls) == (2.0, ["reset", "step", "step", "close"])
+    episode = await play(environment)
+    assert (episode.reward, environment.calls) == (2.0, ["reset", "step", "step", "close"])
     assert len(set(environment.tasks)) == 1
 
 
@@ -202,9 +203,9 @@ async def test_a_timeout_of_the_environments_own_works_after_a_cancellation() ->
         environment.ends.set()
 
     letting_go = asyncio.create_task(let_go())
-    trajectory = await play(environment, episode_timeout_s=0.05)
+    episode = await play(environment, episode_timeout_s=0.05)
     await letting_go
-    assert (trajectory.stop_reason, inner) == (StopReason.EPISODE_TIMEOUT, ["timed out"])
+    assert (episode.stop_reason, inner) == (StopReason.EPISODE_TIMEOUT, ["timed out"])
     assert environment.calls == ["reset", "step", "step cancelled", "close"]
     assert len(set(environment.tasks)) == 1
 
@@ -212,8 +213,8 @@ async def test_a_timeout_of_the_environments_own_works_after_a_cancellation() ->
 @in_virtual_time
 async def test_a_step_that_ignores_the_end_of_its_episode_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
     environment = Hostile("step", ignores=True)
-    trajectory = await play(environment, episode_timeout_s=0.05)
-    assert (trajectory.stop_reason, trajectory.reward, len(trajectory.turns)) == (StopReason.EPISODE_TIMEOUT, 0.0, 1)
+    episode = await play(environment, episode_timeout_s=0.05)
+    assert (episode.stop_reason, episode.reward, len(list(episode.turns()))) == (StopReason.EPISODE_TIMEOUT, 0.0, 1)
     assert environment.calls == ["reset", "step", "step cancelled", "close"]
     (said,) = [
         each.getMessage() for each in caplog.records if (each.levelno, each.name) == (logging.WARNING, guarded_calls.__name__)
@@ -283,7 +284,7 @@ class SlowToScore(ToolEnvironment):
         return 1.0
 
 
-async def play_slow_to_score(environment: SlowToScore) -> Trajectory:
+async def play_slow_to_score(environment: SlowToScore) -> Episode:
     turns = ['<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>', "an answer"]
     engine = FakeEngine(lambda row: turns.pop(0))
     tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda task: environment)
@@ -293,8 +294,8 @@ async def play_slow_to_score(environment: SlowToScore) -> Trajectory:
 
 @in_virtual_time
 async def test_a_reward_that_comes_after_the_episodes_deadline_is_the_reward() -> None:
-    trajectory = await play_slow_to_score(SlowToScore(late_s=0.05))
-    assert (trajectory.reward, trajectory.stop_reason) == (1.0, StopReason.ENVIRONMENT_DONE)
+    episode = await play_slow_to_score(SlowToScore(late_s=0.05))
+    assert (episode.reward, episode.stop_reason) == (1.0, StopReason.ENVIRONMENT_DONE)
 
 
 @in_virtual_time

@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from played_episodes import played
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
+from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan
 from generators.scoring import Scoring, ScoringUse
 
 TASK = Task(id=TaskId("t"), prompt="?")
 REWARDS = st.floats(-10, 10)
 
 
-def episode(rewards: list[float]) -> Trajectory:
-    """A trajectory of a given token and one-token turns."""
+def episode(rewards: list[float]) -> Episode:
+    """One trajectory of a given token and one-token turns."""
     length = 1 + len(rewards)
     spans = (VersionSpan(0, 1, NOT_SAMPLED), VersionSpan(1, length, PolicyVersion(0)))
-    return Trajectory(
+    return played(
         task_id=TASK.id,
         group_id=GroupId(7),
         sample_index=2,
@@ -42,7 +44,7 @@ class Says:
     def __init__(self, score: float) -> None:
         self._score, self.asked = score, 0
 
-    async def score(self, task: Task, trajectory: Trajectory) -> float:
+    async def score(self, task: Task, episode: Episode) -> float:
         assert task is TASK
         self.asked += 1
         return self._score
@@ -54,8 +56,8 @@ async def test_a_reward_is_the_score_and_a_share_of_the_environment_s(rewards: l
     after = await Scoring(Says(score), weight).reward(TASK, before)
     after.check()
     assert after.reward == pytest.approx(score + weight * sum(rewards), abs=1e-9)
-    assert [turn.reward for turn in after.turns[:-1]] == [weight * reward for reward in rewards[:-1]]
-    assert sum(turn.reward for turn in after.turns) == after.reward
+    assert [turn.reward for turn in list(after.turns())[:-1]] == [weight * reward for reward in rewards[:-1]]
+    assert sum(turn.reward for turn in after.turns()) == after.reward
     assert after.metrics == {"calls": 3.0, "model_score": score, "environment_reward": before.reward}
 
 

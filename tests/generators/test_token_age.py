@@ -17,17 +17,17 @@ from fake_engine import FakeEngine
 from made_buffers import buffer_of
 from scripted_environment import Scripted, task
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import FailureKind, HandedBack, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.recipe.buffer import BufferConfig, NoJournalConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import Trajectory
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from buffers.service import BufferService
 from buffers.tasks.task_stream import TaskSource, TaskStream
@@ -65,8 +65,8 @@ class Tickets:
             self._leased[ticket.group_id] = ticket.version
         return tickets
 
-    async def commit(self, trajectory: Trajectory) -> None:
-        record = TrajectoryRecord.of(trajectory, PayloadRef(0, "segment", 100 * next(self._world.payloads), 100, 0))
+    async def commit(self, episode: Episode) -> None:
+        record = EpisodeRecord.of(episode, PayloadRef(0, "segment", 100 * next(self._world.payloads), 100, 0))
         oldest, newest = record.sampled[0][0], record.sampled[-1][0]
         assert self._leased[record.group_id] <= oldest <= newest <= self._world.written
         self._world.spans[newest - oldest] += 1
@@ -216,7 +216,7 @@ class World:
             for step in range(STEPS):
                 batch = await self.service.take(PolicyVersion(step))
                 oldest = step - RECIPE.buffer.max_staleness
-                for row in batch.trained().rows:
+                for row in batch.rows:
                     assert row.loss_tokens == sum(tokens for version, tokens in row.sampled if version >= oldest)
                 await self.service.trained(PolicyVersion(step))
                 await self.publish(step + 1)

@@ -12,6 +12,7 @@ from fake_engine import FakeEngine
 from scripted_environment import Scripted, task
 from virtual_time import in_virtual_time
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
@@ -22,7 +23,7 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.core.trajectory import StopReason
 from asyncrl.envs.base import Action, Observation, StepResult
 from asyncrl.envs.hosting import hosted
 from generators import worker
@@ -55,7 +56,7 @@ class FakeTicketClient:
         self.clock = PolicyVersion(0)
         self.tickets = deque(Ticket(GroupId(i), task, tuple(range(size)), 0, self.clock) for i, task in enumerate(tasks))
         self.limits: list[int] = []
-        self.groups: dict[int, list[Trajectory]] = {}
+        self.groups: dict[int, list[Episode]] = {}
         self.failures: dict[tuple[int, int], tuple[FailureKind, str]] = {}
         self.renewals: list[tuple[GroupId, ...]] = []
         self.unwanted: set[GroupId] = set()
@@ -73,9 +74,9 @@ class FakeTicketClient:
             await self.changed.wait_for(lambda: self.tickets and version == self.clock)
         return [self.tickets.popleft() for _ in range(min(limit, len(self.tickets)))]
 
-    async def commit(self, trajectory: Trajectory) -> None:
+    async def commit(self, episode: Episode) -> None:
         await self.commits.wait()
-        self.groups.setdefault(trajectory.group_id, []).append(trajectory)
+        self.groups.setdefault(episode.group_id, []).append(episode)
         await self.notify()
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
@@ -107,7 +108,7 @@ class FakeTicketClient:
 
     def finished(self, group_id: int) -> list[int]:
         """Samples of a group that were handed in."""
-        return sorted(trajectory.sample_index for trajectory in self.groups.get(group_id, []))
+        return sorted(episode.sample_index for episode in self.groups.get(group_id, []))
 
 
 class Odd(Scripted):
@@ -591,14 +592,14 @@ async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new
         shop.ticket_client.tickets.append(Ticket(GroupId(0), task("t"), (0, 1, 2, 3), 0, shop.ticket_client.clock))
         await shop.ticket_client.notify()
         await shop.ticket_client.until(lambda: 0 in shop.ticket_client.groups)
-    assert {span.version for row in shop.ticket_client.groups[0] for span in row.version_spans} == {-1, 1}
+    assert {span.version for row in shop.ticket_client.groups[0] for span in row.trajectories[0].version_spans} == {-1, 1}
 
 
 async def test_evaluation_runs_beside_training_and_keeps_its_episodes() -> None:
     kept: list[tuple[int, list[tuple[str, int, str]]]] = []
 
-    async def keep(version: PolicyVersion, trajectories: Sequence[Trajectory], sources: Mapping[TaskId, str]) -> None:
-        kept.append((version, [(each.task_id, each.sample_index, sources[each.task_id]) for each in trajectories]))
+    async def keep(version: PolicyVersion, episodes: Sequence[Episode], sources: Mapping[TaskId, str]) -> None:
+        kept.append((version, [(each.task_id, each.sample_index, sources[each.task_id]) for each in episodes]))
 
     shop = Shop([task("train")], keep=keep)
     async with shop.open():
@@ -657,13 +658,13 @@ class Judge:
         self._how = how
         self.open = asyncio.Event()
 
-    async def score(self, task: Task, trajectory: Trajectory) -> float:
+    async def score(self, task: Task, episode: Episode) -> float:
         await self.open.wait()
-        if trajectory.sample_index == 1 and self._how is FailureKind.DATA:
+        if episode.sample_index == 1 and self._how is FailureKind.DATA:
             return float("nan")
-        if trajectory.sample_index == 1 and self._how is FailureKind.INFRASTRUCTURE:
+        if episode.sample_index == 1 and self._how is FailureKind.INFRASTRUCTURE:
             raise ScoringFailed(self._how, "the service is down")
-        return 10.0 * trajectory.sample_index
+        return 10.0 * episode.sample_index
 
 
 @pytest.mark.parametrize("how", FailureKind)

@@ -5,9 +5,10 @@ from pathlib import Path
 from unittest import mock
 
 import msgspec
-from rank_side import Rows, new_learner
+from learner_samples import changed
+from rank_side import Episodes, new_learner
 
-from asyncrl.core.batch import Batch
+from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.kept.trained_episodes import TrainedEpisodes
@@ -16,19 +17,19 @@ from learners.algorithm.losses import Outcome, policy_loss
 from learners.batches.micro_batch import MicroBatch
 from learners.rank import RankSpec
 
-Seen = dict[tuple[int, int], list[tuple[list[float], list[float]]]]
+Seen = dict[RowName, list[tuple[list[float], list[float]]]]
 """For each row, for each pass over it: log-probabilities and weights of its sampled tokens."""
 
 
 def train_and_keep(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, kept: Path
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes, kept: Path
 ) -> tuple[list[Reading], Seen]:
     """One training step whose trajectories are kept as a rank's actor does it, and what its loss really did."""
     learner = new_learner(spec, recipe, folder)
-    episodes = TrainedEpisodes(recipe, folder, kept, spec)
+    keeping = TrainedEpisodes(recipe, folder, kept, spec)
     needed = learner.rows_needed(batch)
-    chosen = episodes.chosen(batch, needed)
-    own = {name: rows[name] for name in {*needed, *chosen}}
+    chosen = keeping.chosen(batch, needed)
+    own = {name[:2]: episodes[name[:2]] for name in {*needed, *chosen}}
     records = learner_module.TokenRecords(chosen)
     seen: Seen = {}
 
@@ -41,9 +42,9 @@ def train_and_keep(
 
     with mock.patch.object(learner_module, "policy_loss", spied):
         report = learner.step(batch, own, records)
-    episodes.write(batch, own, chosen, records)
-    assert episodes.flush(60), "the files are not written"
-    assert episodes.news() == ""
+    keeping.write(batch, own, chosen, records)
+    assert keeping.flush(60), "the files are not written"
+    assert keeping.news() == ""
     learner.close()
     return report.readings, seen
 
@@ -54,17 +55,11 @@ def _applied(outcome: Outcome, tokens: MicroBatch):
     return correction.weight * (tokens.mask & ~correction.masked & ~correction.rejected)
 
 
-def with_greedy(batch: Batch, rows: Rows, greedy: Collection[tuple[int, int]]) -> tuple[Batch, Rows]:
-    """The same batch, with the rows that ``greedy`` names sampled at temperature 0."""
-    records = tuple(
-        msgspec.structs.replace(record, greedy=True, loss_tokens=0)
-        if (record.group_id, record.sample_index) in greedy
-        else record
-        for record in batch.rows
-    )
-    changed = {
-        name: msgspec.structs.replace(row, sampling=msgspec.structs.replace(row.sampling, temperature=0.0))
-        for name, row in rows.items()
+def with_greedy(batch: Batch, episodes: Episodes, greedy: Collection[SampleName]) -> tuple[Batch, Episodes]:
+    """The same batch, with the episodes that ``greedy`` names sampled at temperature 0."""
+    sampled_so = {
+        name: msgspec.structs.replace(episode, sampling=msgspec.structs.replace(episode.sampling, temperature=0.0))
+        for name, episode in episodes.items()
         if name in greedy
     }
-    return msgspec.structs.replace(batch, rows=records), {**rows, **changed}
+    return changed(batch, lambda each: {"greedy": each.name in greedy}), {**episodes, **sampled_so}

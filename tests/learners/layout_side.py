@@ -6,7 +6,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from rank_side import PlainShard, Rows, new_learner, plain_shards
+from rank_side import Episodes, PlainShard, new_learner, plain_shards
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
@@ -15,7 +15,7 @@ from learners.step_report import StepReport
 
 
 def gradients(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
 ) -> tuple[StepReport, list[PlainShard], list[Any]]:
     """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
     learner = new_learner(spec, recipe, folder)
@@ -38,12 +38,14 @@ def gradients(
 
     needed = learner.rows_needed(batch)
     with mock.patch.object(optimizer, "prepare_grads", capture):
-        report = learner.step(batch, {name: rows[name] for name in needed})
+        report = learner.step(batch, {name[:2]: episodes[name[:2]] for name in needed})
     learner.close()
     return report, found, needed
 
 
-def tokens_in_norms(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> tuple[list[int], list[int]]:
+def tokens_in_norms(
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
+) -> tuple[list[int], list[int]]:
     """Tokens of each micro-batch, padding included, and how many of them this rank has in a layer's first norm."""
     learner = new_learner(spec, recipe, folder)
     chunk = learner._trainer._chunks[0]
@@ -51,7 +53,7 @@ def tokens_in_norms(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, 
     norms: list[int] = []
     chunk.register_forward_pre_hook(lambda _, inputs: all_tokens.append(len(inputs[0])))
     chunk.decoder.layers[0].input_layernorm.register_forward_pre_hook(lambda _, inputs: norms.append(len(inputs[0])))
-    learner.step(batch, rows)
+    learner.step(batch, episodes)
     learner.close()
     return all_tokens, norms
 
@@ -82,7 +84,9 @@ def _gather(values: torch.Tensor, group: dist.ProcessGroup) -> None:
         part.copy_(whole)
 
 
-def kept_for_backward(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> tuple[int, list[PlainShard]]:
+def kept_for_backward(
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
+) -> tuple[int, list[PlainShard]]:
     """Elements that the forward passes of a step save for its backward passes, and the weights after it."""
     learner = new_learner(spec, recipe, folder)
     kept = 0
@@ -94,7 +98,7 @@ def kept_for_backward(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        learner.step(batch, rows)
+        learner.step(batch, episodes)
     shards = plain_shards(learner)
     learner.close()
     return kept, shards

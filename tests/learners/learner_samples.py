@@ -1,6 +1,6 @@
 """Small models, batches and recipes that the learner's tests share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,17 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode, BatchRow, RowName, SampleName
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
-from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
+from asyncrl.core.trajectory import StartReason, StopReason, Trajectory, Turn, VersionSpan
 from learners.batches.micro_batch import MicroBatch, pack
+from learners.batches.prefixes import families
 
 VOCABULARY = 96
 NO_PAYLOAD = PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)
@@ -106,7 +108,7 @@ def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int =
     )
 
 
-def make_row(
+def make_episode(
     group: int,
     sample: int,
     prompt: int,
@@ -115,7 +117,7 @@ def make_row(
     reward: float,
     temperature: float = 0.8,
     alike: int = 0,
-) -> Trajectory:
+) -> Episode:
     """A prompt, a sampled turn, two tokens of a tool and another sampled turn; ``versions`` sampled equal parts of each turn.
 
     The first ``alike`` tokens are those of every row of the group.
@@ -134,20 +136,38 @@ def make_row(
             spans.append(VersionSpan(start + completion, start + completion + 2, NOT_SAMPLED))
     token_ids = random.integers(0, VOCABULARY, length)
     token_ids[:alike] = np.random.default_rng(group).integers(0, VOCABULARY, alike)
-    return Trajectory(
-        task_id=TaskId(f"task-{group}"),
-        group_id=GroupId(group),
-        sample_index=sample,
-        attempt=0,
+    trajectory = Trajectory(
         token_ids=token_ids.astype(np.int32),
         logprobs=np.where(mask, random.uniform(-6, -3, length), 0).astype(np.float32),
         loss_mask=mask,
         version_spans=tuple(spans),
         turns=tuple(turns),
+    )
+    return Episode(
+        task_id=TaskId(f"task-{group}"),
+        group_id=GroupId(group),
+        sample_index=sample,
+        attempt=0,
+        trajectories=(trajectory,),
         reward=reward,
         stop_reason=StopReason.ENVIRONMENT_DONE,
         sampling=Sampled(temperature=temperature, top_p=1.0, top_k=0),
     )
+
+
+def make_several(group: int, sample: int, parts: Sequence[tuple[str, int, int]], reward: float, **fields: Any) -> Episode:
+    """An episode of several trajectories, each of a role, a prompt and turns of so many tokens, sampled by version 5 and 4."""
+    trajectories = [
+        msgspec.structs.replace(
+            make_episode(group, 100 * sample + part, prompt, completion, (4, 5), reward).trajectories[0],
+            part=part,
+            role=role,
+            why=StartReason.OTHER_ROLE if part else StartReason.FIRST,
+        )
+        for part, (role, prompt, completion) in enumerate(parts)
+    ]
+    made = make_episode(group, sample, 3, 2, (5,), reward)
+    return msgspec.structs.replace(made, trajectories=tuple(trajectories), **fields)
 
 
 def assemble(shards_by_rank):
@@ -162,19 +182,19 @@ def assemble(shards_by_rank):
     return whole
 
 
-def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
+def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[SampleName, Episode]]:
     """Three groups of four rows of 9 to 36 tokens, sampled by versions 3 to 5: those of 3 are too old.
 
     The rows of the second group have one prompt, and those of the third another.
     """
     random = np.random.default_rng(0)
-    rows = []
+    episodes = []
     for group, alike in enumerate((0, 9, 8)):
         for sample in range(4):
             prompt, completion = int(random.integers(3, 11)), int(random.integers(2, 13))
             versions, reward = ((3, 4, 5), (5,), (4, 5))[sample % 3], float(random.integers(0, 2))
-            rows.append(make_row(group, sample, alike or prompt, completion, versions, reward, alike=alike))
-    return batch_of(rows, version, oldest)
+            episodes.append(make_episode(group, sample, alike or prompt, completion, versions, reward, alike=alike))
+    return batch_of(episodes, version, oldest)
 
 
 def needed(row: Trajectory) -> int:
@@ -182,54 +202,66 @@ def needed(row: Trajectory) -> int:
     return int(np.flatnonzero(row.loss_mask)[-1])
 
 
-def batch_of(
-    rows: Sequence[Trajectory], version: int = 5, oldest: int = 4
-) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
-    """A batch of these rows, and the rows by their names."""
-    records = []
-    for row in rows:
-        sampled = row.versions()[row.loss_mask]
-        record = TrajectoryRecord.of(row, NO_PAYLOAD)
-        records.append(
-            BatchRow(
-                group_id=row.group_id,
-                task_id=row.task_id,
-                sample_index=row.sample_index,
-                length=len(row),
-                sampled=((PolicyVersion(version), len(sampled)),),
-                stop_reason=row.stop_reason,
-                loss_tokens=int((sampled >= oldest).sum()),
-                reward=row.reward,
-                committed_version=PolicyVersion(version),
-                weight=1.0,
-                payload=NO_PAYLOAD,
-                prompt_length=record.prompt_length,
-                prompt_checksums=record.prompt_checksums,
-            )
+def batch_of(episodes: Iterable[Episode], version: int = 5, oldest: int = 4) -> tuple[Batch, dict[SampleName, Episode]]:
+    """A batch of these episodes, and the episodes by their names."""
+    episodes = list(episodes)
+    records = [
+        BatchEpisode.around(
+            msgspec.structs.replace(EpisodeRecord.of(episode, NO_PAYLOAD), committed_version=PolicyVersion(version)),
+            episode.task_id,
+            "",
+            1.0,
         )
-    names = {(row.group_id, row.sample_index): row for row in rows}
+        for episode in episodes
+    ]
+    names = {(episode.group_id, episode.sample_index): episode for episode in episodes}
     return Batch(PolicyVersion(version), PolicyVersion(oldest), tuple(records)), names
 
 
-def separate(
-    batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]
-) -> tuple[Batch, Mapping[tuple[GroupId, int], Trajectory]]:
+def row_of(episodes: Mapping[SampleName, Episode], row: BatchRow) -> Trajectory:
+    """The trajectory that is a row of a batch."""
+    return episodes[row.group_id, row.sample_index].trajectories[row.part]
+
+
+def edited(episode: Episode, **fields: Any) -> Episode:
+    """The episode with fields of its only trajectory changed."""
+    (trajectory,) = episode.trajectories
+    return msgspec.structs.replace(episode, trajectories=(msgspec.structs.replace(trajectory, **fields),))
+
+
+def changed(batch: Batch, change: Callable[[BatchEpisode], Mapping[str, Any]]) -> Batch:
+    """The batch with fields of its episodes changed; ``change`` names them and their new values."""
+    return msgspec.structs.replace(
+        batch, episodes=tuple(msgspec.structs.replace(episode, **change(episode)) for episode in batch.episodes)
+    )
+
+
+def trajectories_changed(episode: BatchEpisode, **fields: Any) -> dict[str, Any]:
+    """What :func:`changed` takes to change all trajectories of an episode."""
+    return {"trajectories": tuple(msgspec.structs.replace(each, **fields) for each in episode.trajectories)}
+
+
+def separate(batch: Batch, episodes: Mapping[SampleName, Episode]) -> tuple[Batch, Mapping[SampleName, Episode]]:
     """The same rows, whose records do not tell what they share: none shares its beginning with another."""
-    records = tuple(msgspec.structs.replace(record, prompt_length=0, prompt_checksums=()) for record in batch.rows)
-    return msgspec.structs.replace(batch, rows=records), rows
+    return changed(batch, lambda each: trajectories_changed(each, prompt_length=0, prompt_checksums=())), episodes
 
 
 def packed_batch(take: slice = slice(None), **changes: Any) -> MicroBatch:
     """The rows of :func:`make_batch` as one micro-batch."""
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     records = batch.rows[take]
     packed = pack(
         records,
-        [rows[record.group_id, record.sample_index] for record in records],
+        [row_of(episodes, record) for record in records],
         [[1.0]] * len(records),
         [1.0] * len(records),
         batch=batch,
         multiple=1,
-        share_prefixes=True,
+        families=family_numbers(batch.rows),
     )
     return msgspec.structs.replace(packed, **changes)
+
+
+def family_numbers(rows: Sequence[BatchRow]) -> dict[RowName, int]:
+    """The number of each row's family, by its name."""
+    return {rows[row].name: number for number, family in enumerate(families(rows)) for row in family}

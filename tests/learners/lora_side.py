@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 from layout_side import _gather
-from rank_side import Batches, PlainShard, Rows, _step, new_learner, plain_shards
+from rank_side import Batches, Episodes, PlainShard, _step, new_learner, plain_shards
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.publication import Shard
@@ -31,7 +31,7 @@ def leave_zero(learner: Learner, spec: RankSpec) -> None:
 
 
 def gradients(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
 ) -> tuple[StepReport, list[PlainShard], list[PlainShard], list[PlainShard]]:
     """One step with adapters that are not zero: its report, the adapters before it, their gradients before clipping, and the
     published weights after it."""
@@ -56,7 +56,7 @@ def gradients(
         return prepare()
 
     with mock.patch.object(network.optimizer, "prepare_grads", capture):
-        report = _step(learner, batch, rows)
+        report = _step(learner, batch, episodes)
     after = plain_shards(learner)
     learner.close()
     return report, before, found, after
@@ -73,7 +73,7 @@ def train(
     from learners.megatron import placement
 
     learner = new_learner(spec, recipe, folder)
-    reports = [_step(learner, batch, rows) for batch, rows in batches]
+    reports = [_step(learner, batch, episodes) for batch, episodes in batches]
     frozen = plain(placement.shards(learner._trainer._chunks, spec))
     adapters, published = plain(learner._trainer._lora.shards()), plain_shards(learner)
     groups = learner._trainer._policy.optimizer.param_groups

@@ -54,10 +54,10 @@ def train_and_publish(
 ) -> list[tuple[Publication, list[np.ndarray] | None]]:
     """What each rank does: it trains a version, writes it, and computes the log-probabilities."""
     learner = new_learner(spec, recipe, folder)
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     done = []
     for version in range(first, first + VERSIONS):
-        learner.step(batch, {name: rows[name] for name in learner.rows_needed(batch)})
+        learner.step(batch, {name[:2]: episodes[name[:2]] for name in learner.rows_needed(batch)})
         place = target / str(version)
         place.mkdir(exist_ok=True)
         written = SharedMemory("proof", spec.rank, str(place)).write(PolicyVersion(version), learner.shards())

@@ -12,18 +12,17 @@ import numpy as np
 import psutil
 import torch
 
-from asyncrl.core.batch import Batch
+from asyncrl.core.batch import Batch, RowName, SampleName
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.algorithm import KlInRewardConfig
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.trajectory import Trajectory
 from learners.learner import Learner
 from learners.preparation import MiniBatch
 from learners.rank import FileMeeting, RankSpec
 from learners.step_report import StepReport
 
-Rows = Mapping[tuple[GroupId, int], Trajectory]
+Episodes = Mapping[SampleName, Episode]
 PlainShard = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
 
 
@@ -45,12 +44,12 @@ def plain_shards(learner: Learner) -> list[PlainShard]:
 
 
 def train(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, steps: int, saved: Path | None = None
-) -> tuple[list[StepReport], list[PlainShard], list[tuple[GroupId, int]]]:
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes, steps: int, saved: Path | None = None
+) -> tuple[list[StepReport], list[PlainShard], list[RowName]]:
     """Steps on the same batch, each rank with the rows it asked for and no others."""
     learner = new_learner(spec, recipe, folder)
     needed = learner.rows_needed(batch)
-    reports = [learner.step(batch, {name: rows[name] for name in needed}) for _ in range(steps)]
+    reports = [learner.step(batch, {name[:2]: episodes[name[:2]] for name in needed}) for _ in range(steps)]
     shards = plain_shards(learner)
     if saved is not None:
         learner.save_pretrained(saved)
@@ -59,7 +58,7 @@ def train(
 
 
 def failure(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, absent: int = -1, raised: Path | None = None
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes, absent: int = -1, raised: Path | None = None
 ) -> tuple[str, str, Any]:
     """Type and text of what a step raises, and the weights after it. Rank ``absent`` comes up, takes no part and is gone: at
     once, or when another has made the file ``raised``."""
@@ -70,7 +69,7 @@ def failure(
         return "", "", []
     kind, text = "", ""
     try:
-        learner.step(batch, rows)
+        learner.step(batch, episodes)
     except (AsyncRLError, ValueError) as error:
         kind, text = type(error).__name__, str(error)
     shards = plain_shards(learner)
@@ -88,11 +87,11 @@ def cannot_start(spec: RankSpec, recipe: Recipe, folder: Path) -> tuple[str, str
     return "", ""
 
 
-Batches = list[tuple[Batch, Rows]]
+Batches = list[tuple[Batch, Episodes]]
 
 
-def _step(learner: Learner, batch: Batch, rows: Rows) -> StepReport:
-    return learner.step(batch, {name: rows[name] for name in learner.rows_needed(batch)})
+def _step(learner: Learner, batch: Batch, episodes: Episodes) -> StepReport:
+    return learner.step(batch, {name[:2]: episodes[name[:2]] for name in learner.rows_needed(batch)})
 
 
 def train_and_save(
@@ -102,17 +101,17 @@ def train_and_save(
     from learners.megatron.state.checkpoint_writer import PlannedSave
 
     learner = new_learner(spec, recipe, folder)
-    for batch, rows in before:
-        _step(learner, batch, rows)
+    for batch, episodes in before:
+        _step(learner, batch, episodes)
     saved = plain_shards(learner)
     stepped = threading.Event()
     write = PlannedSave.write
     with mock.patch.object(PlannedSave, "write", lambda self: stepped.wait() and write(self)):
         learner.start_checkpoint(target)
-        reports = [_step(learner, batch, rows) for batch, rows in after[:1]]
+        reports = [_step(learner, batch, episodes) for batch, episodes in after[:1]]
         stepped.set()
         learner.finish_checkpoint()
-    reports += [_step(learner, batch, rows) for batch, rows in after[1:]]
+    reports += [_step(learner, batch, episodes) for batch, episodes in after[1:]]
     shards = plain_shards(learner)
     learner.close()
     return saved, reports, shards
@@ -128,7 +127,7 @@ def load_and_train(
     if again is not None:
         learner.start_checkpoint(again)
         learner.finish_checkpoint()
-    reports = [_step(learner, batch, rows) for batch, rows in after]
+    reports = [_step(learner, batch, episodes) for batch, episodes in after]
     shards = plain_shards(learner)
     learner.close()
     return version, loaded, reports, shards
@@ -179,8 +178,8 @@ def save_within(
     except AsyncRLError as error:
         kind, text = type(error).__name__, str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    for batch, rows in batches:
-        _step(learner, batch, rows)
+    for batch, episodes in batches:
+        _step(learner, batch, episodes)
     left = spec.rank == 0 and any(target.parent.iterdir())
     learner.start_checkpoint(target)
     learner.finish_checkpoint()
@@ -335,13 +334,13 @@ def abort(spec: RankSpec) -> None:
     time.sleep(3600)
 
 
-def passes_ahead(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> int:
+def passes_ahead(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes) -> int:
     """How many forward passes a step makes to know log-probabilities ahead."""
     from learners.megatron.trainer import Trainer
 
     learner = new_learner(spec, recipe, folder)
     with mock.patch.object(Trainer, "log_probabilities", autospec=True, side_effect=Trainer.log_probabilities) as ahead:
-        _step(learner, batch, rows)
+        _step(learner, batch, episodes)
     learner.close()
     return ahead.call_count
 
@@ -349,7 +348,7 @@ def passes_ahead(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, row
 def train_on(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) -> tuple[list[StepReport], list[PlainShard]]:
     """Train one batch after the other: what came of each, and the weights at the end."""
     learner = new_learner(spec, recipe, folder)
-    reports = [_step(learner, batch, rows) for batch, rows in batches]
+    reports = [_step(learner, batch, episodes) for batch, episodes in batches]
     shards = plain_shards(learner)
     learner.close()
     return reports, shards
@@ -359,8 +358,8 @@ def movements(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) ->
     """Of each batch: whether the report says that weights of this rank moved, and whether any that it publishes did."""
     learner = new_learner(spec, recipe, folder)
     found, before = [], plain_shards(learner)
-    for batch, rows in batches:
-        told, after = _step(learner, batch, rows).weights_moved, plain_shards(learner)
+    for batch, episodes in batches:
+        told, after = _step(learner, batch, episodes).weights_moved, plain_shards(learner)
         found.append((told, any((old[3] != new[3]).any() for old, new in zip(before, after, strict=True))))
         before = after
     learner.close()
@@ -439,15 +438,15 @@ _PLANNED = ("token_ids", "positions", "targets", "in_buffer", "logp_behaviour", 
 
 
 def prepare_and_train(
-    spec: RankSpec, recipes: dict[str, Recipe], folder: Path, batch: Batch, rows: Rows
+    spec: RankSpec, recipes: dict[str, Recipe], folder: Path, batch: Batch, episodes: Episodes
 ) -> dict[str, tuple[str, list[dict[str, float]], str]]:
     """For each recipe: a digest of the prepared mini-batches, the readings of two steps, and a digest of the weights."""
     found = {}
     for name, recipe in recipes.items():
         learner = new_learner(spec, recipe, folder)
         by_model = isinstance(recipe.algorithm.kl, KlInRewardConfig)  # its advantages hold the last bits of the model's products
-        prepared = _digest(learner.preparation.mini_batches(batch, rows, learner._kl_coefficient), by_model=by_model)
-        reports = [learner.step(batch, rows) for _ in range(2)]
+        prepared = _digest(learner.preparation.mini_batches(batch, episodes, learner._kl_coefficient), by_model=by_model)
+        reports = [learner.step(batch, episodes) for _ in range(2)]
         readings = [{each.metric.name: each.value for each in report.readings} for report in reports]
         weights = hashlib.sha256()
         for shard in learner.shards():
@@ -468,3 +467,19 @@ def _digest(prepared: list[MiniBatch], *, by_model: bool) -> str:
             for values in arrays if by_model else [*arrays, part.advantages]:
                 found.update(values.numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def prepared_rows(
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
+) -> dict[RowName, tuple[set[float], float]]:
+    """For each row of this slice: its advantages, and the sum of ``log p - log p_reference`` over its tokens."""
+    learner = new_learner(spec, recipe, folder)
+    found = {}
+    for mini_batch in learner.preparation.mini_batches(batch, episodes, learner._kl_coefficient):
+        for part in mini_batch.micro_batches:
+            apart = part.logp_proximal.double() - part.logp_reference.double()
+            for number, name in enumerate(part.names):
+                mine = part.rows.index == number
+                found[name] = set(part.advantages[mine].tolist()), apart[mine].sum().item()
+    learner.close()
+    return found

@@ -68,12 +68,12 @@ def test_the_same_rate_in_every_step():
 
 def test_a_learner_takes_the_same_steps_to_the_bit_on_two_ranks(tmp_path: Path):
     folder = make_model(tmp_path / "model")
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     trained = []
     for algorithm, schedule in ((BUILT_IN, LinearScheduleConfig()), (OWN, LINEAR)):
         recipe = make_recipe(folder, data=2, schedule=schedule, min_lr_ratio=0.5)
         recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-        results = run_ranks(rank_side.train, recipe, folder, batch, rows, 2, None, data=2)
+        results = run_ranks(rank_side.train, recipe, folder, batch, episodes, 2, None, data=2)
         readings = [untimed(combine(r for reports, _, _ in results for r in reports[step].readings)) for step in range(2)]
         trained.append((readings, assemble([shards for _, shards, _ in results])))
     (readings, weights), (own_readings, own_weights) = trained

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import rank_side
 import torch
-from learner_samples import VOCABULARY, make_batch, make_model, make_recipe, needed, separate
+from learner_samples import VOCABULARY, make_batch, make_model, make_recipe, needed, row_of, separate
 from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from torch.utils.flop_counter import FlopCounterMode
@@ -75,12 +75,13 @@ def test_a_pass_beside_frozen_weights_is_what_torch_counts(folder):
 
 @pytest.mark.parametrize("grid", [{}, {"tensor": 2}, {"pipeline": 2}], ids=["one", "tp2", "pp2"])
 def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
-    batch, rows = separate(*make_batch())
+    batch, episodes = separate(*make_batch())
     recipe = make_recipe(folder, lora=LoraConfig(rank=5, targets=("o_proj",)), **grid)
-    results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, **grid)
+    results = run_ranks(rank_side.train, recipe, folder, batch, episodes, 1, None, **grid)
     readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
     shapes = msgspec.structs.replace(SHAPES, adapters=LAYERS * 5 * (64 + 32))
-    described = shapes, [needed(row) for row in rows.values()], sum(int(row.loss_mask.sum()) for row in rows.values())
+    rows = [row_of(episodes, row) for row in batch.rows]
+    described = shapes, [needed(row) for row in rows], sum(int(row.loss_mask.sum()) for row in rows)
     expected = forward_flops(*described) + backward_flops(*described)
     assert flops_of(readings) * recipe.learner.layout.ranks == pytest.approx(expected, rel=1e-9)
 
@@ -98,12 +99,13 @@ def flops_of(readings):
 
 
 def test_a_shared_prefix_counts_once_and_every_row_sees_it(folder):
-    batch, rows = make_batch()
-    readings = readings_of(folder, batch_and_rows=(batch, rows), micro_batch_tokens=1000)
+    batch, episodes = make_batch()
+    readings = readings_of(folder, batch_and_rows=(batch, episodes), micro_batch_tokens=1000)
     # The prompts of the second and third group have 9 and 8 tokens; each row keeps its last one.
     shared = [0] * 4 + [8] * 4 + [7] * 4
-    own = [needed(row) - prefix for row, prefix in zip(rows.values(), shared, strict=True)]
-    sampled = sum(int(row.loss_mask.sum()) for row in rows.values())
+    rows = [row_of(episodes, row) for row in batch.rows]
+    own = [needed(row) - prefix for row, prefix in zip(rows, shared, strict=True)]
+    sampled = sum(int(row.loss_mask.sum()) for row in rows)
     expected = forward_flops(SHAPES, [8, 7, *own], sampled, [0, 0, *shared])
     assert flops_of(readings) == pytest.approx(3 * expected, rel=1e-9)
     assert readings["learner/tokens_computed"] == 8 + 7 + sum(own)
@@ -113,8 +115,9 @@ def test_a_shared_prefix_counts_once_and_every_row_sees_it(folder):
 
 
 def test_a_step_counts_all_its_passes(folder, mixture):
-    _, rows = separate(*make_batch())
-    lengths, sampled = [needed(row) for row in rows.values()], sum(int(row.loss_mask.sum()) for row in rows.values())
+    batch, episodes = separate(*make_batch())
+    rows = [row_of(episodes, row) for row in batch.rows]
+    lengths, sampled = [needed(row) for row in rows], sum(int(row.loss_mask.sum()) for row in rows)
     policy = forward_flops(SHAPES, lengths, sampled)
     critic = forward_flops(msgspec.structs.replace(SHAPES, outputs=1), lengths, sampled)
     readings = readings_of(folder)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from played_episodes import played
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.measures.metrics import combine
@@ -18,7 +20,7 @@ from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.environment import label_of, member_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
+from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan
 from asyncrl.envs import Observation, ToolEnvironment, tool
 from asyncrl.envs.load import load_members
 from asyncrl.run.buffer.tasks import load_sources, make_task_stream
@@ -165,8 +167,8 @@ def test_the_shipped_mixture_is_written_and_read_back(tmp_path: Path):
     assert len((SHIPPED_FOLDER / "mixed.yaml").read_text().splitlines()) < 60
 
 
-def played(member: str, reward: float, *calls: CallRecord) -> Trajectory:
-    return Trajectory(
+def one(member: str, reward: float, *calls: CallRecord) -> Episode:
+    return played(
         task_id=TaskId("t"),
         group_id=GroupId(0),
         sample_index=0,
@@ -189,7 +191,7 @@ def test_what_is_counted_of_members_adds_up_to_the_whole(episodes: list[tuple[st
     for source, reward in episodes:
         member = source.partition("/")[0]
         call = CallRecord("look", 0.1, CallOutcome.ERROR if reward == 0 else CallOutcome.OK)
-        finished.add(played(member, reward, call), source, 1.0, empty_answer=False, member=member)
+        finished.add(one(member, reward, call), source, 1.0, empty_answer=False, member=member)
     metrics = EpisodeMetrics(recipe().environment)
     values = combine(list(metrics._member_readings(finished)))
     tools = combine([each for each in metrics._finished_readings(finished) if each.metric.name.startswith("tool/")])

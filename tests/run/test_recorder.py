@@ -1,14 +1,15 @@
 """What a training step and its batch say in readings."""
 
 import msgspec
+import played_episodes
 import pytest
+from played_episodes import in_batch
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.measures.metrics import Reading, combine
 from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.measures.declared_metrics import metric_called
 from asyncrl.run.measures.progress import RunProgress
@@ -22,19 +23,8 @@ from learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_COMPUTED
 
 
 def record(group, sample, reward):
-    return BatchRow(
-        group_id=GroupId(group),
-        task_id=TaskId("t"),
-        sample_index=sample,
-        length=20 + sample,
-        sampled=((PolicyVersion(0), 10),),
-        stop_reason=StopReason.ENVIRONMENT_DONE,
-        loss_tokens=10,
-        reward=reward,
-        committed_version=PolicyVersion(0),
-        weight=1.0,
-        payload=PayloadRef(0, "", 0, 0, 0),
-    )
+    made = {"group_id": GroupId(group), "sample_index": sample, "reward": reward, "committed_version": PolicyVersion(0)}
+    return in_batch(played_episodes.record(length=20 + sample, sampled=((PolicyVersion(0), 10),), **made))
 
 
 def test_groups_whose_rewards_differ_by_rounding_have_no_variance():
@@ -54,7 +44,7 @@ def test_trained_episodes_are_counted_by_why_they_ended():
 
 
 def test_a_greedy_episode_counts_apart():
-    rows = (msgspec.structs.replace(record(0, 0, 1.0), greedy=True, loss_tokens=0), record(0, 1, 0.25))
+    rows = (msgspec.structs.replace(record(0, 0, 1.0), greedy=True), record(0, 1, 0.25))
     readings = combine(batch_readings(Batch(PolicyVersion(0), PolicyVersion(0), rows)))
     assert (readings["reward/mean"], readings["reward/greedy_mean"]) == (0.25, 1.0)
     assert readings["reward/zero_variance_groups"] == 0.0

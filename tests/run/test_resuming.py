@@ -13,13 +13,12 @@ import msgspec
 import pytest
 from made_buffers import recovered
 from made_checkpoints import make_checkpoint, saved_by_torch, seal
+from played_episodes import record
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import TrajectoryRecord
-from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.folder.run_folder import RunFolder
@@ -68,7 +67,14 @@ class Run:
         for ticket in tickets:
             refs = self._writer.append([b"%d/%d" % (ticket.group_id, index) for index in ticket.samples])
             made = [
-                TrajectoryRecord(ticket.group_id, index, 10, ((ticket.version, 5),), float(index), StopReason.MAX_TURNS, ref)
+                record(
+                    group_id=ticket.group_id,
+                    sample_index=index,
+                    length=10,
+                    sampled=((ticket.version, 5),),
+                    reward=float(index),
+                    payload=ref,
+                )
                 for index, ref in zip(ticket.samples, refs, strict=True)
             ]
             self.do(commands.Commit(tuple(made), 1e9))

@@ -151,10 +151,10 @@ class Batches:
 
     def took(self, batch, samples):
         groups = {}
-        for row, sample in zip(batch.rows, samples, strict=True):
+        for row, episode, sample in zip(batch.rows, batch.episodes, samples, strict=True):
             assert sample.sampled == ((batch.version, sample.length),), "every token is of the version that is trained"
             assert row.loss_tokens == sample.length
-            groups.setdefault((row.group_id, row.task_id), []).append(row.reward)
+            groups.setdefault((row.group_id, episode.task_id), []).append(row.reward)
         self.seen.append([(task_id, rewards, batch.version) for (_, task_id), rewards in groups.items()])
 
 

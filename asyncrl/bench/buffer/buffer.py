@@ -17,14 +17,14 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from asyncrl.bench.buffer.buffer_actors import RemoteConsumer, RemoteProducer, RemoteTimedBuffer, trajectory_of
+from asyncrl.bench.buffer.buffer_actors import RemoteConsumer, RemoteProducer, RemoteTimedBuffer, episode_of
 from asyncrl.bench.buffer.buffer_core import core_us_per_trajectory
 from asyncrl.bench.buffer.buffer_memory import HeldMemory, held_memory
+from asyncrl.core.episode import encode
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import encode
 from asyncrl.run.folder.buffer_folder import remove_payload_in_memory
 from asyncrl.run.host.ray_cluster import start_ray
 from asyncrl.run.recipe.compose import compose
@@ -102,7 +102,7 @@ def run(json_file: Path, console: Console, settings: BenchSettings) -> BufferRes
     console.print(f"Measuring the bookkeeping with {settings.core_outstanding:,} groups outstanding")
     core = core_us_per_trajectory(_deep_recipe(settings, settings.core_outstanding, settings.core_steps), settings.core_steps)
     ticket = Ticket(GroupId(0), Task(id=TaskId("0"), prompt=""), (0,), 0, PolicyVersion(0))
-    size = len(encode(trajectory_of(ticket, 0, settings.tokens, PolicyVersion(0))))
+    size = len(encode(episode_of(ticket, 0, settings.tokens, PolicyVersion(0))))
     rates = {}
     start_ray()
     try:

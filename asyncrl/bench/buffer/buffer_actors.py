@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 import ray
 
+from asyncrl.core.episode import Episode, decode
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
+from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.run.buffer.buffer_actor import BufferActor
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.payload import PayloadSink, PayloadSource
@@ -46,7 +47,7 @@ class _TimedService(BufferService):
         super().__init__(*arguments, **named)
         self.takeable_at: dict[SampleKey, float] = {}
 
-    async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
+    async def commit(self, records: Sequence[EpisodeRecord]) -> None:
         """Accept the trajectories, and note the time."""
         await super().commit(records)
         now = time.monotonic()
@@ -68,16 +69,12 @@ class TimedBufferActor(BufferActor):
         return time.process_time()
 
 
-def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
-    """Make the trajectory of sample ``index`` of ``ticket``: a prompt, and two turns with a tool's answer between them."""
+def episode_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Episode:
+    """Make the episode of sample ``index`` of ``ticket``: a prompt, and two turns with a tool's answer between them."""
     a, b, c = tokens // 8, tokens // 2, tokens * 5 // 8
     mask = np.zeros(tokens, bool)
     mask[a:b] = mask[c:] = True
-    return Trajectory(
-        task_id=ticket.task.id,
-        group_id=ticket.group_id,
-        sample_index=index,
-        attempt=ticket.attempt,
+    trajectory = Trajectory(
         token_ids=np.arange(tokens, dtype=np.int32),
         logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
         loss_mask=mask,
@@ -88,6 +85,13 @@ def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersio
             VersionSpan(c, tokens, version),
         ),
         turns=(Turn(a, b, 0.0), Turn(c, tokens, float(index % 2))),
+    )
+    return Episode(
+        task_id=ticket.task.id,
+        group_id=ticket.group_id,
+        sample_index=index,
+        attempt=ticket.attempt,
+        trajectories=(trajectory,),
         reward=float(index % 2),
         stop_reason=StopReason.ENVIRONMENT_DONE,
         sampling=Sampling(1.0, 1.0, -1),
@@ -105,7 +109,7 @@ class ProducerActor:
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
         self._stopping = False
-        self._like: Trajectory | None = None
+        self._like: Episode | None = None
         self._handed_in: dict[SampleKey, tuple[float, float]] = {}
 
     async def run(self, per_second: float | None) -> dict[SampleKey, tuple[float, float]]:
@@ -146,13 +150,13 @@ class ProducerActor:
                     commits.create_task(self._hand_in(ticket_client, ticket, index))
 
     async def _hand_in(self, ticket_client: RemoteTicketClient, ticket: Ticket, index: int) -> None:
-        if self._like is None or self._like.version_spans[1].version != self._version:
-            self._like = trajectory_of(ticket, 0, self._tokens, self._version)
-        trajectory = msgspec.structs.replace(
+        if self._like is None or self._like.trajectories[0].version_spans[1].version != self._version:
+            self._like = episode_of(ticket, 0, self._tokens, self._version)
+        episode = msgspec.structs.replace(
             self._like, task_id=ticket.task.id, group_id=ticket.group_id, sample_index=index, reward=float(index % 2)
         )
         begin = time.monotonic()
-        await ticket_client.commit(trajectory)
+        await ticket_client.commit(episode)
         self._handed_in[ticket.group_id, index] = begin, time.monotonic()
 
     async def set_version(self, version: PolicyVersion) -> None:
@@ -201,16 +205,16 @@ class ConsumerActor:
 
     async def _step(self, buffer: BufferClient, source: PayloadSource, version: PolicyVersion) -> int:
         batch = await buffer.take(version)
-        payloads = await asyncio.to_thread(source.fetch_payloads, [row.payload for row in batch.rows])
+        payloads = await asyncio.to_thread(source.fetch_payloads, [episode.payload for episode in batch.episodes])
         tokens = sum(len(decode(payload)) for payload in payloads)
-        if tokens != sum(row.length for row in batch.rows):
+        if tokens != sum(episode.length for episode in batch.episodes):
             raise AssertionError(f"{tokens} tokens were read, but the batch of version {version} counts a different number")
         following = PolicyVersion(version + 1)
         await asyncio.gather(self._producer.set_version.remote(following), buffer.trained(version))
         if following % self._recipe.checkpoint.every == 0:
             await buffer.checkpointed(following)
         await buffer.advance(following)
-        return len(batch.rows)
+        return len(batch.episodes)
 
 
 RemoteTimedBuffer = ray.remote(TimedBufferActor)

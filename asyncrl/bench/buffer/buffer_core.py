@@ -7,7 +7,7 @@ from collections import deque
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
@@ -44,15 +44,14 @@ def core_us_per_trajectory(recipe: Recipe, steps: int) -> float:
     return spent / (steps * rows) * 1e6
 
 
-def _finish(ticket: Ticket, version: int, recipe: Recipe) -> list[TrajectoryRecord]:
-    like = TrajectoryRecord(
+def _finish(ticket: Ticket, version: int, recipe: Recipe) -> list[EpisodeRecord]:
+    like = EpisodeRecord(
         group_id=ticket.group_id,
         sample_index=0,
-        length=2048,
-        sampled=((PolicyVersion(version), 1000),),
         reward=0.0,
         stop_reason=StopReason.ENVIRONMENT_DONE,
         payload=PayloadRef(0, "producer-1-000000.rows", 0, 18_749, 0),
+        trajectories=(TrajectoryRecord(2048, ((PolicyVersion(version), 1000),)),),
     )
     return [
         msgspec.structs.replace(like, sample_index=index, reward=float(index % 2)) for index in range(recipe.batch.group_size)

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from asyncrl.bench.buffer.buffer_actors import trajectory_of
+from asyncrl.bench.buffer.buffer_actors import episode_of
+from asyncrl.core.episode import encode
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import encode
 from asyncrl.run.buffer.payload import open_writer
 from asyncrl.run.buffer.tasks import make_task_stream
 from buffers import commands
@@ -79,13 +79,13 @@ def held_memory(recipe: Recipe, tokens: int, folder: Path) -> HeldMemory:
 
 def _finished(
     tickets: Sequence[Ticket], version: PolicyVersion, seed: int, tokens: int, writer: PayloadWriter
-) -> Iterator[TrajectoryRecord]:
+) -> Iterator[EpisodeRecord]:
     order = [(ticket, index) for ticket in tickets for index in ticket.samples]
     random.Random(seed).shuffle(order)
-    like = trajectory_of(tickets[0], 0, tokens, version)
+    like = episode_of(tickets[0], 0, tokens, version)
     for ticket, index in order:
-        trajectory = msgspec.structs.replace(
+        episode = msgspec.structs.replace(
             like, task_id=ticket.task.id, group_id=ticket.group_id, sample_index=index, reward=float(index % 2)
         )
-        (ref,) = writer.append([encode(trajectory)])
-        yield TrajectoryRecord.of(trajectory, ref)
+        (ref,) = writer.append([encode(episode)])
+        yield EpisodeRecord.of(episode, ref)

@@ -19,12 +19,13 @@ from msgspec import Meta
 from asyncrl.bench.loop.loop_lag import LoopLag
 from asyncrl.bench.loop.script import CALL, END_OF_CALL, SIZES, Script
 from asyncrl.bench.peers.workload_tools import WORDS
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Sampling, Trajectory
+from asyncrl.core.trajectory import Sampling
 from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.hosting.hosted import make_hosted
 from generators.calls.reader import ToolCallReader
@@ -205,7 +206,7 @@ class Measured:
         seconds = time.perf_counter() - began
         cost = _cost(engine.requests, seconds, before, await self._cpu_seconds())
         for each in played:
-            if not isinstance(each, Trajectory) or each.metrics.get("tool_calls") != self._limits.max_turns:
+            if not isinstance(each, Episode) or each.metrics.get("tool_calls") != self._limits.max_turns:
                 raise ComponentFailed(f"an episode of the scripted model did not follow its script: {each}")
         return cost, engine.requests
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from asyncrl.bench.gpu.settings import ModelSize
-from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Rows, make_batch, make_row
+from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Episodes, make_batch, make_episode
 from asyncrl.core.batch import Batch
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import GroupId, PolicyVersion
@@ -113,7 +113,7 @@ def make_model(folder: Path, size: ModelSize, experts: int = 0) -> None:
         torch.cuda.empty_cache()
 
 
-def rows_of(lengths: Sequence[int], vocabulary: int, prompt: int | None = None) -> tuple[Batch, Rows]:
+def rows_of(lengths: Sequence[int], vocabulary: int, prompt: int | None = None) -> tuple[Batch, Episodes]:
     """Make a batch of rows of these lengths.
 
     Args:
@@ -122,7 +122,7 @@ def rows_of(lengths: Sequence[int], vocabulary: int, prompt: int | None = None) 
     random = np.random.default_rng(0)
     shared = [random.integers(0, vocabulary, prompt or 0) for _ in range(-(-len(lengths) // GROUP_SIZE))]
     return make_batch(
-        make_row(
+        make_episode(
             GroupId(number // GROUP_SIZE),
             number % GROUP_SIZE,
             random.integers(0, vocabulary, length // 4) if prompt is None else shared[number // GROUP_SIZE],

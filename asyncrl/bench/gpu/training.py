@@ -28,7 +28,7 @@ from asyncrl.bench.gpu.subject import (
     values_of,
 )
 from asyncrl.bench.learner.learner_steps import PlainLoop
-from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Rows
+from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Episodes
 from asyncrl.core.batch import Batch
 from learners.metrics import GRAD_NORM, MFU, TFLOPS_PER_RANK
 
@@ -221,7 +221,7 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, float, int]:
     return result, time.perf_counter() - began, torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
-def _rows(size: ModelSize, settings: TrainingSettings, kind: str) -> tuple[Batch, Rows]:
+def _rows(size: ModelSize, settings: TrainingSettings, kind: str) -> tuple[Batch, Episodes]:
     if kind == "equal":
         count = max(GROUP_SIZE, settings.step_tokens // settings.row_tokens // GROUP_SIZE * GROUP_SIZE)
         return rows_of([settings.row_tokens] * count, size.vocabulary)

@@ -14,11 +14,11 @@ from asyncrl.bench.learner.learner_subject import (
     GROUP_SIZE,
     LONGEST,
     VOCABULARY,
-    Rows,
+    Episodes,
     make_batch,
+    make_episode,
     make_learner,
     make_model,
-    make_row,
 )
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
@@ -111,7 +111,7 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
     )
 
 
-def _make_batch(settings: PrefixSettings) -> tuple[Batch, Rows]:
+def _make_batch(settings: PrefixSettings) -> tuple[Batch, Episodes]:
     """Make a batch of groups; all rows of a group begin with the same prompt."""
     random = np.random.default_rng(0)
     rows = []
@@ -119,5 +119,5 @@ def _make_batch(settings: PrefixSettings) -> tuple[Batch, Rows]:
         prompt = random.integers(0, VOCABULARY, settings.prompt)
         sampled = settings.median_suffix * np.exp(settings.sigma * random.standard_normal(GROUP_SIZE))
         lengths = np.clip(settings.prompt + np.maximum(sampled, 1), 0, LONGEST).astype(int).tolist()
-        rows += [make_row(GroupId(group), sample, prompt, length, random) for sample, length in enumerate(lengths)]
+        rows += [make_episode(GroupId(group), sample, prompt, length, random) for sample, length in enumerate(lengths)]
     return make_batch(rows)

@@ -19,11 +19,11 @@ from asyncrl.bench.learner.learner_subject import (
     GROUP_SIZE,
     LONGEST,
     VOCABULARY,
-    Rows,
+    Episodes,
     make_batch,
+    make_episode,
     make_learner,
     make_model,
-    make_row,
 )
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
@@ -82,13 +82,13 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
         RuntimeError: the loops compute different gradients.
     """
     make_model(folder)
-    batch, rows = _make_batch(settings)
+    batch, episodes = _make_batch(settings)
     lengths = [record.length for record in batch.rows]
     budget = max(settings.rows_at_once * settings.median_tokens, max(lengths))
     learner = make_learner(folder, budget, LEARNING_RATE)
     plain = PlainLoop(folder, settings.rows_at_once)
-    readings = {reading.metric.name: reading.value for reading in learner.step(batch, rows).readings}
-    difference = abs(plain.step(batch, rows) / readings[GRAD_NORM.name] - 1)
+    readings = {reading.metric.name: reading.value for reading in learner.step(batch, episodes).readings}
+    difference = abs(plain.step(batch, episodes) / readings[GRAD_NORM.name] - 1)
     if not difference < SAME_GRADIENT:
         raise RuntimeError(
             f"the gradient norms of learner and plain loop differ by {difference:.1e}, so they cannot be compared; a bug"
@@ -96,9 +96,9 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     times = []
     for _ in range(settings.repetitions):
         started = time.perf_counter()
-        learner.step(batch, rows)
+        learner.step(batch, episodes)
         between = time.perf_counter()
-        plain.step(batch, rows)
+        plain.step(batch, episodes)
         times.append((between - started, time.perf_counter() - between))
     learner.close()
     padded = sum(settings.rows_at_once * max(part) for part in _parts(lengths, settings.rows_at_once))
@@ -128,13 +128,13 @@ class PlainLoop:
         self._rows_at_once, self._device = rows_at_once, torch.device(device)
         self._autocast = torch.autocast(device, torch.bfloat16, enabled=on_gpu)
 
-    def step(self, batch: Batch, rows: Rows) -> float:
+    def step(self, batch: Batch, episodes: Episodes) -> float:
         """Train on the batch, and return the gradient norm before clipping."""
         self._optimizer.zero_grad()
         tokens = sum(record.loss_tokens for record in batch.rows)
         rewards = np.array([record.reward for record in batch.rows]).reshape(-1, GROUP_SIZE)
         advantages = (rewards - rewards.mean(1, keepdims=True)) / rewards.std(1, keepdims=True)
-        trajectories = [rows[record.group_id, record.sample_index] for record in batch.rows]
+        trajectories = [episodes[record.name[:2]].trajectories[record.part] for record in batch.rows]
         for part in _parts(list(zip(trajectories, advantages.flatten().tolist(), strict=True)), self._rows_at_once):
             with self._autocast:
                 logp, behaviour, of_token = self._forward(part)
@@ -174,11 +174,13 @@ def _parts(values: list[Item], size: int) -> list[list[Item]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _make_batch(settings: StepSettings) -> tuple[Batch, Rows]:
+def _make_batch(settings: StepSettings) -> tuple[Batch, Episodes]:
     """Make a batch of rows, each with a prompt of its own that takes a quarter of the row."""
     random = np.random.default_rng(0)
     lengths = settings.median_tokens * np.exp(settings.sigma * random.standard_normal(settings.rows))
     return make_batch(
-        make_row(GroupId(number // GROUP_SIZE), number % GROUP_SIZE, random.integers(0, VOCABULARY, length // 4), length, random)
+        make_episode(
+            GroupId(number // GROUP_SIZE), number % GROUP_SIZE, random.integers(0, VOCABULARY, length // 4), length, random
+        )
         for number, length in enumerate(np.clip(lengths, 16, LONGEST).astype(int).tolist())
     )

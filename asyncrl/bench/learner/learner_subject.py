@@ -11,9 +11,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode, SampleName
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 VOCABULARY, LONGEST = 4096, 2048
 GROUP_SIZE = 8
 
-Rows = dict[tuple[GroupId, int], Trajectory]
+Episodes = dict[SampleName, Episode]
 
 
 def make_model(folder: Path, layers: int = 4) -> None:
@@ -67,36 +68,39 @@ def make_learner(folder: Path, micro_batch_tokens: int, learning_rate: float) ->
     )
 
 
-def make_batch(rows: Iterable[Trajectory]) -> tuple[Batch, Rows]:
-    """Make a batch of these trajectories; return it with the trajectories by group and sample index."""
+def make_batch(episodes: Iterable[Episode]) -> tuple[Batch, Episodes]:
+    """Make a batch of these episodes; return it with the episodes by group and sample index."""
     version, nowhere = PolicyVersion(0), PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)
     records, by_name = [], {}
-    for row in rows:
-        record = msgspec.structs.replace(TrajectoryRecord.of(row, nowhere), committed_version=version)
-        records.append(BatchRow.around(record, row.task_id, "", version, 1.0))
-        by_name[row.group_id, row.sample_index] = row
+    for episode in episodes:
+        record = msgspec.structs.replace(EpisodeRecord.of(episode, nowhere), committed_version=version)
+        records.append(BatchEpisode.around(record, episode.task_id, "", 1.0))
+        by_name[episode.group_id, episode.sample_index] = episode
     return Batch(version, version, tuple(records)), by_name
 
 
-def make_row(
+def make_episode(
     group: GroupId, sample: int, prompt: np.ndarray, length: int, random: np.random.Generator, vocabulary: int = VOCABULARY
-) -> Trajectory:
-    """Make a trajectory of ``length`` tokens: ``prompt``, then random tokens below ``vocabulary``.
+) -> Episode:
+    """Make an episode of one trajectory of ``length`` tokens: ``prompt``, then random tokens below ``vocabulary``.
 
     The untrained model gives every token about the same probability; the behaviour log-probabilities differ from that by noise.
     """
     mask = np.arange(length) >= len(prompt)
     behaviour = -math.log(vocabulary) + random.normal(0, 0.3, length)
-    return Trajectory(
-        task_id=TaskId(str(group)),
-        group_id=group,
-        sample_index=sample,
-        attempt=0,
+    trajectory = Trajectory(
         token_ids=np.concatenate([prompt, random.integers(0, vocabulary, length - len(prompt))]).astype(np.int32),
         logprobs=np.where(mask, behaviour, 0).astype(np.float32),
         loss_mask=mask,
         version_spans=(VersionSpan(0, len(prompt), NOT_SAMPLED), VersionSpan(len(prompt), length, PolicyVersion(0))),
         turns=(Turn(len(prompt), length, 0.0),),
+    )
+    return Episode(
+        task_id=TaskId(str(group)),
+        group_id=group,
+        sample_index=sample,
+        attempt=0,
+        trajectories=(trajectory,),
         reward=float(sample % 2),
         stop_reason=StopReason.ENVIRONMENT_DONE,
         sampling=Sampled(temperature=1.0, top_p=1.0, top_k=0),

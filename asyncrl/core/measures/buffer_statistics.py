@@ -30,7 +30,7 @@ class GroupState(StrEnum):
 
 
 class TrajectoryCounts(msgspec.Struct, frozen=True):
-    """How many trajectories are in each state; ``issued`` is their sum."""
+    """How many episodes are in each state; ``issued`` is their sum. However many trajectories an episode has, it counts once."""
 
     issued: int = 0
     running: int = 0
@@ -115,17 +115,17 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: the published version.
-        ledger: groups, trajectories and draws of tasks by state.
-        payload_bytes: bytes of finished trajectories whose group has not ended.
+        ledger: groups, episodes and draws of tasks by state.
+        payload_bytes: bytes of finished episodes whose group has not ended.
         kept_batches: number of batches that may have to be trained again after a crash.
         kept_bytes: bytes of payload that only these batches need.
         held: groups that have not ended, by version and state.
-        lengths_issued: finished trajectories, whatever became of them, by length: entry b counts lengths of b binary digits,
+        lengths_issued: finished episodes, whatever became of them, by length: entry b counts lengths of b binary digits,
             ``[2 ** (b - 1), 2 ** b)`` tokens.
-        lengths_trained: trajectories that were trained, each counted once.
+        lengths_trained: episodes that were trained, each counted once.
         late_samples: episodes that were handed in when nobody waited for them any more.
         stale_tokens: sampled tokens that were too old for a loss.
-        lost_trajectories: trajectories whose payload a crash destroyed.
+        lost_trajectories: episodes whose payload a crash destroyed.
         failures: failures since the run was started or resumed, by kind. A group that broke counts once for each kind, and
             a lost worker counts once however many groups it had.
         filtered_tasks: tasks that were given up because they break their environment.

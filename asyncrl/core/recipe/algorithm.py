@@ -31,22 +31,36 @@ class TokenMeanConfig(Section, frozen=True, tag_field="kind", tag="token_mean"):
 
 
 class SequenceMeanTokenSumConfig(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_sum"):
-    """Each row's sum, then the mean over rows."""
+    """Each sequence's sum, then the mean over sequences.
+
+    Attributes:
+        unit: what is a sequence: an ``episode``, with all its trajectories, or each ``trajectory``.
+    """
+
+    unit: Literal["episode", "trajectory"] = "episode"
 
 
 class SequenceMeanTokenMeanConfig(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_mean"):
-    """Each row's mean, then the mean over rows (Shao et al. 2024, arXiv:2402.03300)."""
+    """Each sequence's mean, then the mean over sequences (Shao et al. 2024, arXiv:2402.03300).
+
+    Attributes:
+        unit: what is a sequence: an ``episode``, with all its trajectories, or each ``trajectory``.
+    """
+
+    unit: Literal["episode", "trajectory"] = "episode"
 
 
 class ConstantAggregationConfig(Section, frozen=True, tag_field="kind", tag="constant"):
-    """Each row's sum divided by a constant, then the mean over rows, which favours no length (Liu et al. 2025,
+    """Each sequence's sum divided by a constant, then the mean over sequences, which favours no length (Liu et al. 2025,
     arXiv:2503.20783).
 
     Attributes:
         tokens: the constant, usually the most tokens that an episode may sample.
+        unit: what is a sequence: an ``episode``, with all its trajectories, or each ``trajectory``.
     """
 
     tokens: Count
+    unit: Literal["episode", "trajectory"] = "episode"
 
 
 AggregationConfig = (
@@ -124,7 +138,8 @@ class OverlongPenaltyConfig(Section, frozen=True):
     punishment, Yu et al. 2025, arXiv:2503.14476). The buffer's filters see the reward before this.
 
     Attributes:
-        limit: an episode of this many tokens or more, prompt and tool responses included, loses all of ``penalty``.
+        limit: an episode of this many tokens or more, prompt and tool responses included, loses all of ``penalty``. Of several
+            trajectories, the longest counts.
         ramp: how many tokens before ``limit`` an episode begins to lose reward.
         penalty: the most reward that an episode loses.
     """

@@ -3,7 +3,7 @@
 Signatures, what must hold for a function, and examples: docs/own-algorithms.md.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from asyncrl.core.recipe.section import LossSection, Section, Text
 
@@ -41,9 +41,14 @@ class CustomLossConfig(CustomConfig, LossSection, frozen=True, tag_field="kind",
 
 
 class CustomAggregationConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes each row's share and the denominator of the loss: docs/own-algorithms.md."""
+    """A function of your own computes each sequence's share and the denominator of the loss: docs/own-algorithms.md.
+
+    Attributes:
+        unit: what is a sequence: an ``episode``, with all its trajectories, or each ``trajectory``.
+    """
 
     place: ClassVar[str] = "algorithm.aggregation"
+    unit: Literal["episode", "trajectory"] = "episode"
 
 
 class CustomWeightConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):

@@ -32,6 +32,8 @@ class EpisodeConfig(Section, frozen=True, kw_only=True):
         on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
         tool_timeout_s: deadline of one tool call; a call that misses it is a tool error.
         episode_timeout_s: deadline of a whole episode up to the final answer; scoring that answer has as long again.
+        train: which trajectories of an episode are trained: ``all``, or those of the roles in a list. The others are played and
+            kept all the same.
     """
 
     max_turns: Count = 6
@@ -43,6 +45,7 @@ class EpisodeConfig(Section, frozen=True, kw_only=True):
     on_tool_error: Literal["respond", "end"] = "respond"
     tool_timeout_s: Seconds = 10.0
     episode_timeout_s: Seconds = 300.0
+    train: Literal["all"] | tuple[Text, ...] = "all"
 
     @property
     def by_member(self) -> "Mapping[str, MemberConfig]":

@@ -11,15 +11,15 @@ class SampledTrajectoriesConfig(Section, frozen=True, tag_field="keep", tag="sam
     """A sample of each training step and of each evaluation is kept.
 
     Attributes:
-        count: how many trajectories of each training step are kept, from as many groups as possible. In an evaluation,
-            every generator keeps its part of as many, rounded up.
+        count: how many episodes of each training step are kept, from as many groups as possible, each with all its trajectories.
+            In an evaluation, every generator keeps its part of as many, rounded up.
     """
 
     count: Count = 8
 
 
 class AllTrajectoriesConfig(Section, frozen=True, tag_field="keep", tag="all"):
-    """Every trajectory that is trained or evaluated is kept."""
+    """Every episode that is trained or evaluated is kept."""
 
 
 TrajectoriesConfig = NoTrajectoriesConfig | SampledTrajectoriesConfig | AllTrajectoriesConfig

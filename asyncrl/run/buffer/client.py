@@ -10,7 +10,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.wire import Endpoint, signatures
@@ -87,7 +87,7 @@ class BufferClient:
         """Return up to ``limit`` tickets for a worker whose engine has ``version``; none if there are none at present."""
         return await self._call(BufferApi.lease, worker, version, limit)
 
-    async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
+    async def commit(self, records: Sequence[EpisodeRecord]) -> None:
         """Take in finished episodes; when this returns, they are in the journal. Committing an episode twice does no harm."""
         await self._call(BufferApi.commit, records)
 

@@ -1,4 +1,4 @@
-"""Moves trajectories from the worker that made them to the rank that trains them.
+"""Moves episodes from the worker that made them to the rank that trains them.
 
 A worker writes into the files of a shard on its own node, and a rank on that node reads them there: through the page cache, with
 no process in between. The shard's actor moves the bytes only if writer or reader is on another node, and only once.
@@ -21,7 +21,7 @@ from buffers.payload import PayloadReader, PayloadWriter
 T = TypeVar("T")
 
 SHARD_DEADLINE_S = 60.0
-"""Deadline, in seconds, for moving the bytes of one batch, or of one trajectory, from node to node."""
+"""Deadline, in seconds, for moving the bytes of one batch, or of one episode, from node to node."""
 SHARD_REMEDY = "see logs/buffer*.log; once its node answers again, resume the run (asyncrl launch --resume RUN)"
 SEGMENT_MB_IN_MEMORY = 64
 """Size of segments in a run without a journal; with one, ``buffer.journal.segment_mb`` says it."""
@@ -51,7 +51,7 @@ def open_writer(buffer: BufferConfig, shard: int, folder: Path, name: str) -> Pa
 
 
 class PayloadSink:
-    """Keeps a worker's trajectories on its node: each group in one shard, the groups spread over the node's shards."""
+    """Keeps a worker's episodes on its node: each group in one shard, the groups spread over the node's shards."""
 
     def __init__(self, buffer: BufferConfig, shards: Sequence[ShardPlace], node: str, name: str) -> None:
         self._name = name
@@ -67,14 +67,14 @@ class PayloadSink:
         return cls(config, shards, this_node(), name)
 
     async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """Keep the encoded trajectories of one group; when this returns, they outlive this process.
+        """Keep the encoded episodes of one group; when this returns, they outlive this process.
 
         Raises:
             DiskFull: there is no room for them; nothing was kept.
         """
         if self._elsewhere:
             actor = self._elsewhere[group_id % len(self._elsewhere)]
-            what, remedy = "a payload shard to keep a trajectory", "its actor may be overloaded; see logs/buffer*.log"
+            what, remedy = "a payload shard to keep an episode", "its actor may be overloaded; see logs/buffer*.log"
             return await ask(actor.append.remote(payloads), of=what, by=self._name, seconds=SHARD_DEADLINE_S, remedy=remedy)
         writer = self._here[group_id % len(self._here)]
         return await asyncio.to_thread(writer.append, payloads) if self._waits_for_disk else writer.append(payloads)
@@ -91,7 +91,7 @@ def ask_shard(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float = 
 
 
 class PayloadSource:
-    """Reads the trajectories that a rank trains."""
+    """Reads the episodes that a rank trains."""
 
     def __init__(self, shards: Sequence[ShardPlace], node: str, name: str) -> None:
         self._name = name

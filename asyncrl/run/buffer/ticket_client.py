@@ -1,6 +1,6 @@
-"""A worker's client of the buffer: gets tickets, writes trajectories to this node's files, and reports them.
+"""A worker's client of the buffer: gets tickets, writes episodes to this node's files, and reports them.
 
-What always holds: the buffer is told about a trajectory only after its bytes are written; no finished trajectory is
+What always holds: the buffer is told about an episode only after its bytes are written; no finished episode is
 lost because the disk is full: its worker pauses, and goes on renewing its leases.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from asyncrl.core.episode import Episode, encode
 from asyncrl.core.errors import ComponentFailed, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import Trajectory, encode
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.request_coalescer import RequestCoalescer
 from buffers.journal.disk import DiskFull
@@ -26,10 +26,10 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
 
 
 class Sink(Protocol):
-    """Keeps encoded trajectories; see :class:`asyncrl.run.buffer.payload.PayloadSink`."""
+    """Keeps encoded episodes; see :class:`asyncrl.run.buffer.payload.PayloadSink`."""
 
     async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """Keep these trajectories of one group, or raise ``DiskFull`` and keep none."""
+        """Keep these episodes of one group, or raise ``DiskFull`` and keep none."""
         ...
 
 
@@ -38,7 +38,7 @@ class RemoteTicketClient:
 
     Args:
         reward_names: names of the rewards that the buffer gets one by one; see
-            :func:`asyncrl.core.trajectory.named_rewards`.
+            :func:`asyncrl.core.episode.named_rewards`.
     """
 
     def __init__(self, buffer: BufferClient, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:
@@ -50,18 +50,18 @@ class RemoteTicketClient:
         """Lease up to ``limit`` tickets; returns none if there are none at present."""
         return await self._buffer.lease(worker, version, limit)
 
-    async def commit(self, trajectory: Trajectory) -> None:
-        """Write a trajectory into the files, and tell the buffer about it.
+    async def commit(self, episode: Episode) -> None:
+        """Write an episode into the files, and tell the buffer about it.
 
         Raises:
-            ComponentFailed: the trajectory is malformed, which is a bug.
+            ComponentFailed: the episode is malformed, which is a bug.
         """
-        payload = await self._keep(trajectory.group_id, encode(trajectory))
+        payload = await self._keep(episode.group_id, encode(episode))
         try:
-            record = TrajectoryRecord.of(trajectory, payload, self._reward_names)
+            record = EpisodeRecord.of(episode, payload, self._reward_names)
         except ValueError as error:
-            name = f"task {trajectory.task_id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
-            raise ComponentFailed(f"{self._worker} made a malformed trajectory ({name}): {error}") from error
+            name = f"task {episode.task_id}, group {episode.group_id}, sample {episode.sample_index}"
+            raise ComponentFailed(f"{self._worker} made a malformed episode ({name}): {error}") from error
         await self._commits.send(record)
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
@@ -80,7 +80,7 @@ class RemoteTicketClient:
         """Give back all that the worker has, because it was told to end."""
         await self._buffer.hand_back(worker, "was told to end")
 
-    async def _send(self, records: Sequence[TrajectoryRecord]) -> Sequence[None]:
+    async def _send(self, records: Sequence[EpisodeRecord]) -> Sequence[None]:
         await self._buffer.commit(records)
         return [None] * len(records)
 

@@ -8,11 +8,11 @@ from functools import cache, partial
 from math import ceil
 from pathlib import Path
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.recipe.environment import label_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, NoTrajectoriesConfig, SampledTrajectoriesConfig
-from asyncrl.core.trajectory import Trajectory
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.episodes.files import evaluation_file
 from asyncrl.episodes.kept import untrained
@@ -52,9 +52,9 @@ class EvaluatedEpisodes:
 
         self._decode = decode
 
-    async def keep(self, version: PolicyVersion, trajectories: Sequence[Trajectory], sources: Mapping[TaskId, str]) -> None:
+    async def keep(self, version: PolicyVersion, episodes: Sequence[Episode], sources: Mapping[TaskId, str]) -> None:
         """Write a share of the evaluation of ``version``. If that fails, the log says why, and the evaluation goes on."""
-        kept = trajectories[: self._most]
+        kept = episodes[: self._most]
         if not kept:
             return
         self._shares[version] += 1  # above 1 if this generator plays the share of one that died as well
@@ -63,10 +63,12 @@ class EvaluatedEpisodes:
         path = evaluation_file(self._folder, version, player)
 
         def work() -> None:
-            episodes = [
-                untrained(each, Kind.EVALUATION, step=None, version=version, source=sources[each.task_id]) for each in kept
+            rows = [
+                untrained(each, part, Kind.EVALUATION, step=None, version=version, source=sources[each.task_id])
+                for each in kept
+                for part in range(len(each.trajectories))
             ]
-            write(table(episodes, self._environment, self._decode()), path)
+            write(table(rows, self._environment, self._decode()), path)
 
         try:
             async with asyncio.timeout(WAIT_S):

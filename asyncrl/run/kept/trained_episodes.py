@@ -1,4 +1,5 @@
-"""Keeps the trajectories of one data-parallel slice: chooses them before a training step, and writes them after it."""
+"""Keeps the episodes of training steps: each data-parallel slice writes the trajectories that it trains, and its share of those
+that nobody trains."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,21 +8,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, RowName, SampleName
+from asyncrl.core.episode import Episode
 from asyncrl.core.recipe.environment import label_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig
-from asyncrl.core.trajectory import Trajectory
 from asyncrl.episodes.background import BackgroundWriter
 from asyncrl.episodes.files import training_file
-from asyncrl.episodes.kept import KeptEpisode, fate_code, untrained
-from asyncrl.episodes.sample import kept_rows
+from asyncrl.episodes.kept import KeptTrajectory, fate_code, untrained
+from asyncrl.episodes.sample import kept_episodes
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.writer import decoder
 from learners.rank import RankSpec
 
 if TYPE_CHECKING:
-    from learners.batches.token_records import RowName, TokenRecord, TokenRecords
+    from learners.batches.token_records import TokenRecord, TokenRecords
 
 
 class TrainedEpisodes:
@@ -38,35 +39,44 @@ class TrainedEpisodes:
         self._keep, self._folder, self._rank = recipe.tracking.trajectories, folder, rank
         self._writer = BackgroundWriter(partial(label_of, recipe.environment), partial(decoder, model_path))
 
-    def chosen(self, batch: Batch, trained: "list[RowName]") -> "list[RowName]":
-        """Name the rows of ``batch`` that this rank keeps.
+    def chosen(self, batch: Batch, trained: list[RowName]) -> list[RowName]:
+        """Name the trajectories of ``batch`` that this rank keeps; the ranks of all slices together keep whole episodes.
 
         Args:
             batch: the batch.
-            trained: the rows that this slice trains. Greedy rows, which nobody trains, are shared out over the slices.
+            trained: the rows that this slice trains. Trajectories that nobody trains are shared out over the slices.
         """
         if not self._rank.is_slice_reporter or isinstance(self._keep, NoTrajectoriesConfig):
             return []
-        greedy = [(row.group_id, row.sample_index) for row in batch.rows if row.greedy]
-        mine = {*trained, *greedy[self._rank.data_rank :: self._rank.layout.data]}
-        return [name for name in kept_rows(batch, self._keep) if name in mine]
+        parts = {each.name: range(len(each.trajectories)) for each in batch.episodes}
+        in_loss = {row.name for row in batch.rows}
+        every = [(*name, part) for name, of_episode in parts.items() for part in of_episode]
+        untrained_here = [name for name in every if name not in in_loss][self._rank.data_rank :: self._rank.layout.data]
+        mine = {*trained, *untrained_here}
+        kept = [(*name, part) for name in kept_episodes(batch, self._keep) for part in parts[name]]
+        return [name for name in kept if name in mine]
 
-    def write(self, batch: Batch, rows: "Mapping[RowName, Trajectory]", chosen: "list[RowName]", records: "TokenRecords") -> None:
-        """Write the ``chosen`` rows, in the background.
+    def write(self, batch: Batch, episodes: Mapping[SampleName, Episode], chosen: list[RowName], records: "TokenRecords") -> None:
+        """Write the ``chosen`` trajectories, in the background.
 
         Args:
             batch: the batch that was trained.
-            rows: the trajectories of at least the chosen rows.
+            episodes: at least those of the chosen trajectories.
             records: what the loss made of their tokens.
         """
         if not chosen:
             return
         seen = records.rows()
         path = training_file(self._folder, batch.version + 1, self._rank.data_rank)
-        of_batch = {(row.group_id, row.sample_index): row for row in batch.rows}
-        # What waits to be written holds no other row in memory.
-        episodes = [kept(rows[name], of_batch[name], batch, seen.get(name)) for name in chosen]
-        self._writer.put(path, lambda: episodes)
+        sources, in_loss = {each.name: each.source for each in batch.episodes}, {row.name for row in batch.rows}
+        rows = []
+        for name in chosen:  # what waits to be written holds no other episode in memory
+            episode, part, source = episodes[name[:2]], name[2], sources[name[:2]]
+            if name in in_loss:
+                rows.append(kept(episode, part, batch, source, seen.get(name)))
+            else:
+                rows.append(untrained(episode, part, Kind.TRAIN, step=batch.version + 1, version=batch.version, source=source))
+        self._writer.put(path, lambda: rows)
 
     def news(self) -> str:
         """A sentence for the user that was not returned before; empty if there is none."""
@@ -77,16 +87,14 @@ class TrainedEpisodes:
         return self._writer.flush(seconds)
 
 
-def kept(trajectory: Trajectory, row: BatchRow, batch: Batch, record: "TokenRecord | None") -> KeptEpisode:
-    """Return the kept episode of a ``row`` of ``batch``, given what the loss made of its tokens; None if no pass saw it."""
-    step, version = batch.version + 1, batch.version
-    if row.greedy:
-        return untrained(trajectory, Kind.TRAIN, step=step, version=version, source=row.source)
+def kept(episode: Episode, part: int, batch: Batch, source: str, record: "TokenRecord | None") -> KeptTrajectory:
+    """Return the kept trajectory of a row of ``batch``, given what the loss made of its tokens; None if no pass saw it."""
+    step, version, trajectory = batch.version + 1, batch.version, episode.trajectories[part]
     sampled = trajectory.loss_mask
     fates = np.full(len(trajectory), fate_code(TokenFate.GIVEN), np.int8)
     if record is None:  # no token of its mini-batch may enter the loss, so all are too old
         fates[sampled] = fate_code(TokenFate.STALE)
-        return KeptEpisode(trajectory, Kind.TRAIN, step, version, row.source, fates)
+        return KeptTrajectory(episode, part, Kind.TRAIN, step, version, source, fates)
     fate = np.full(len(record.weights), fate_code(TokenFate.TRAINED), np.int8)
     left_out = {TokenFate.STALE: record.stale, TokenFate.MASKED: record.masked, TokenFate.REJECTED: record.rejected}
     for why, tokens in left_out.items():
@@ -98,12 +106,13 @@ def kept(trajectory: Trajectory, row: BatchRow, batch: Batch, record: "TokenReco
         spread[sampled] = values
         return spread
 
-    return KeptEpisode(
-        trajectory,
+    return KeptTrajectory(
+        episode,
+        part,
         Kind.TRAIN,
         step,
         version,
-        row.source,
+        source,
         fates,
         learner_logprobs=over_all(record.logprobs),
         advantages=over_all(record.advantages),

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.measures.counters import added
 from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.measures.metrics import Metric, Reading, Reduction
@@ -198,21 +198,21 @@ class EpisodeMetrics:
             *self._member_readings(finished),
         ]
 
-    def reward_parts(self, rows: Sequence[BatchRow]) -> Iterator[Reading]:
+    def reward_parts(self, episodes: Sequence[BatchEpisode]) -> Iterator[Reading]:
         """Yield readings of the parts of the reward that have names.
 
         Args:
-            rows: the trained rows of the batch.
+            episodes: the trained episodes of the batch.
         """
         parts: dict[str, ReportedMetric] = {}
-        for row in rows:
-            for name, value in row.reward_parts.items():
+        for episode in episodes:
+            for name, value in episode.reward_parts.items():
                 part = parts.setdefault(name, ReportedMetric())
                 part.episodes += 1
                 part.total += value
         for name, reported in self._parts.fold(parts, _episodes).items():
             metric = REWARD_OTHER if name == OTHER else reward_metric(name)
-            yield Reading(metric, reported.total / len(rows), len(rows))
+            yield Reading(metric, reported.total / len(episodes), len(episodes))
 
     def notices(self) -> Iterator[str]:
         """Yield a sentence about each kind of name of which there are too many, once."""
@@ -266,11 +266,11 @@ class EpisodeMetrics:
             for name, reported in self._metrics_of_sources.fold(counts.metrics, _episodes).items():
                 if name != OTHER:
                     yield _environment_reading(source_environment_metric(source, name), reported, counts)
-        trained = batch.trained().rows
+        trained = batch.trained
         for name, share in sorted(draw_shares.items(), key=lambda item: -item[1])[:MOST_SOURCES]:
             metrics = source_metrics(safe_name(name))
             yield Reading(metrics["draw_share"], share)
-            rewards = [row.reward for row in trained if row.source == name]
+            rewards = [episode.reward for episode in trained if episode.source == name]
             yield Reading(metrics["trained_share"], len(rewards) / len(trained), len(trained))
             if rewards:
                 yield Reading(metrics["trained_reward_mean"], statistics.fmean(rewards), len(rewards))

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit, idle_in_pool
+from asyncrl.core.payload import compared_rewards
 from asyncrl.core.reward_spread import has_spread
 from asyncrl.run.measures import metrics
 from generators.finished_episodes import FinishedEpisodes
@@ -72,7 +73,7 @@ class MeasuredStep(msgspec.Struct, frozen=True):
     @classmethod
     def between(cls, before: Moment, now: Moment, done: TrainedStep, cores: float) -> "MeasuredStep":
         """Measure the step between two moments; ``cores`` is the share of the cores that was busy."""
-        seconds, trained = now.at - before.at, done.batch.trained().rows
+        seconds, trained = now.at - before.at, done.batch.trained
         time = TimeSplit(
             seconds=seconds,
             learner=done.time,
@@ -80,15 +81,15 @@ class MeasuredStep(msgspec.Struct, frozen=True):
             slots=seconds * len(now.generators),
             cores=seconds * cores,
             trajectories=len(trained),
-            trained_tokens=sum(row.length for row in trained),
+            trained_tokens=sum(row.length for row in done.batch.rows),
             generated_tokens=_grown(before, now, "tokens_generated"),
         )
         return cls(done.batch, before, now, time, done.delivery_s)
 
     @property
-    def trained(self) -> Sequence[BatchRow]:
-        """The rows that were trained."""
-        return self.batch.trained().rows
+    def trained(self) -> Sequence[BatchEpisode]:
+        """The episodes that were trained."""
+        return self.batch.trained
 
     @property
     def finished(self) -> FinishedEpisodes:
@@ -136,19 +137,24 @@ def step_readings(step: MeasuredStep, pools: Sequence[str]) -> Iterator[Reading]
 
 
 def batch_readings(batch: Batch) -> Iterator[Reading]:
-    """Yield the readings of rewards, lengths and stop reasons of a batch's rows."""
-    rewards: dict[int, list[float]] = {}
-    for row in batch.rows:
-        rewards.setdefault(row.group_id, []).append(row.reward)
-    trained, greedy = batch.trained().rows, [row.reward for row in batch.rows if row.greedy]
-    stopped = Counter(row.stop_reason for row in trained)
-    yield Reading(metrics.REWARD, statistics.fmean(row.reward for row in trained), len(trained))
+    """Yield the readings of rewards, lengths and stop reasons of a batch's episodes."""
+    groups: dict[int, list[BatchEpisode]] = {}
+    for episode in batch.episodes:
+        groups.setdefault(episode.group_id, []).append(episode)
+    trained, greedy = batch.trained, [episode.reward for episode in batch.episodes if episode.greedy]
+    stopped = Counter(episode.stop_reason for episode in trained)
+    yield Reading(metrics.REWARD, statistics.fmean(episode.reward for episode in trained), len(trained))
     if greedy:
         yield Reading(metrics.GREEDY_REWARD, statistics.fmean(greedy), len(greedy))
     for reason, metric in metrics.STOPPED.items():
         yield Reading(metric, stopped[reason] / len(trained), len(trained))
-    yield Reading(metrics.EPISODE_TOKENS, statistics.fmean(row.length for row in trained), len(trained))
-    yield Reading(metrics.ZERO_VARIANCE, statistics.fmean(not has_spread(several) for several in rewards.values()), len(rewards))
+    yield Reading(metrics.EPISODE_TOKENS, statistics.fmean(episode.length for episode in trained), len(trained))
+    yield Reading(metrics.ZERO_VARIANCE, statistics.fmean(map(_without_spread, groups.values())), len(groups))
+
+
+def _without_spread(group: Sequence[BatchEpisode]) -> bool:
+    """Whether the rewards by which the episodes of a group are compared are all equal."""
+    return not any(has_spread(rewards.values()) for rewards in compared_rewards(group).values())
 
 
 def _generation(step: MeasuredStep) -> Iterator[Reading]:

@@ -115,9 +115,8 @@ class Totals:
         """Count one training step."""
         counts = self._counts
         counts.steps = step
-        trained = batch.trained().rows
         counts.time += time
-        reward = statistics.fmean(row.reward for row in trained)
+        reward = statistics.fmean(episode.reward for episode in batch.trained)
         counts.first_rewards = [*counts.first_rewards, reward][:REWARD_STEPS]
         counts.last_rewards = [*counts.last_rewards, reward][-REWARD_STEPS:]
         if step <= self._published_before:

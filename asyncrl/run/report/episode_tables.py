@@ -70,8 +70,14 @@ class EpisodeTables(msgspec.Struct, frozen=True):
 def episode_tables(reader: EpisodeReader) -> EpisodeTables:
     """Read and sum up the kept training episodes."""
     scalars = ["environment", "step", "task_id", "reward", "stop_reason", "metrics", "queued_s", "reset_s", "scoring_s"]
-    rows = reader.table(_TRAINING, scalars)
+    rows = reader.table(_TRAINING, [*scalars, "group_id", "sample_index", "part"])
     in_turns, calls = _turns(reader, of_several=pc.count_distinct(rows["environment"]).as_py() > 1)
+    # An episode counts once, and takes as long as the turns of all its trajectories.
+    names = np.stack([rows[name].to_numpy() for name in ("step", "group_id", "sample_index")], 1)
+    episode_of = np.unique(names, axis=0, return_inverse=True)[1].reshape(-1)
+    in_turns = np.bincount(episode_of, weights=in_turns)[episode_of] if len(rows) else in_turns
+    first = pc.equal(pc.fill_null(rows["part"], 0), 0)
+    rows, in_turns = rows.filter(first), in_turns[first.to_numpy()]
     seconds = np.add.reduce([rows[name].to_numpy() for name in scalars[-3:]]) + in_turns
     return EpisodeTables(
         len(rows),
@@ -84,7 +90,7 @@ def episode_tables(reader: EpisodeReader) -> EpisodeTables:
 
 
 def _turns(reader: EpisodeReader, *, of_several: bool) -> tuple[np.ndarray, pa.Table]:
-    """Return the seconds that each episode spent in its turns, and all calls.
+    """Return the seconds that each trajectory spent in its turns, and all calls.
 
     Args:
         of_several: whether there are several environments: a tool is then called ``environment.tool``, as in metrics.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from asyncrl.episodes.episode_record import EpisodeRecord, mean
 from asyncrl.episodes.measures import Measure
+from asyncrl.episodes.read_trajectory import Branch, ReadTrajectory, mean
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.visible import visible
@@ -108,7 +108,7 @@ def shown_episodes(runs: Sequence[RunRecord]) -> Shown:
             tokens = min(len(episode.token_ids), EPISODE_TOKENS)
             if tokens <= left:
                 left -= tokens
-                shown.append(_packed(episode, number, tokenizer, texts))
+                shown.append(_packed(episode, run.episodes.tree(episode), number, tokenizer, texts))
     return Shown(shown, list(texts.all), [FATE_WORDS[fate] for fate in TokenFate], without_text)
 
 
@@ -139,7 +139,9 @@ def _tokenizer(run: RunRecord) -> Tokenizer | None:
     return None
 
 
-def _packed(episode: EpisodeRecord, run: int, tokenizer: Tokenizer | None, texts: _Texts) -> ShownEpisode:
+def _packed(
+    episode: ReadTrajectory, tree: Sequence[Branch], run: int, tokenizer: Tokenizer | None, texts: _Texts
+) -> ShownEpisode:
     tokens = min(len(episode.token_ids), EPISODE_TOKENS)
     sampled = [position for position in episode.sampled() if position < tokens]
     pieces = list(_pieces(episode, tokenizer))[:tokens]
@@ -151,8 +153,8 @@ def _packed(episode: EpisodeRecord, run: int, tokenizer: Tokenizer | None, texts
     advantages, weights = of_sampled(episode.advantages), of_sampled(episode.weights)
     return ShownEpisode(
         run=run,
-        title=visible(f"{played_for(episode)} · {episode.task_id}"),
-        facts=[(name, visible(text)) for name, text in facts(episode)],
+        title=visible(f"{played_for(episode)} · {episode.task_id}{_which(episode)}"),
+        facts=[(name, visible(text)) for name, text in facts(episode, tree)],
         reward=_finite(episode.reward),
         gap=_finite(mean(episode.gaps())),
         staleness=_finite(mean(episode.staleness())),
@@ -170,7 +172,14 @@ def _packed(episode: EpisodeRecord, run: int, tokenizer: Tokenizer | None, texts
     )
 
 
-def _turn(number: int, episode: EpisodeRecord) -> ShownTurn:
+def _which(trajectory: ReadTrajectory) -> str:
+    """Name the trajectory among several of its episode."""
+    if (trajectory.parts or 1) == 1:
+        return ""
+    return f" · trajectory {trajectory.part} of {trajectory.parts}{f' ({trajectory.role})' if trajectory.role else ''}"
+
+
+def _turn(number: int, episode: ReadTrajectory) -> ShownTurn:
     turn = episode.turns[number]
     about = f"turn {number + 1}: generated in {turn.generating_s:.2f} s, environment {turn.environment_s:.2f} s"
     calls = [
@@ -183,7 +192,7 @@ def _turn(number: int, episode: EpisodeRecord) -> ShownTurn:
     return ShownTurn(turn.start, turn.end, turn.reward, about, calls)
 
 
-def _pieces(episode: EpisodeRecord, tokenizer: Tokenizer | None) -> Iterator[str]:
+def _pieces(episode: ReadTrajectory, tokenizer: Tokenizer | None) -> Iterator[str]:
     """Yield a text for each token. Of a character that several tokens make up, all but the last of them have none."""
     if tokenizer is None:
         yield from (f"⟨{token}⟩" for token in episode.token_ids)

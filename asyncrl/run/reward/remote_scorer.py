@@ -11,11 +11,11 @@ import aiohttp
 import msgspec
 
 from asyncrl.core.deadline import deadline
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ScoringFailed
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Trajectory
 from asyncrl.run.buffer.request_coalescer import RequestCoalescer
 
 logger = logging.getLogger(__name__)
@@ -90,27 +90,28 @@ class RemoteScorer:
         )
         self._last_problem = "there was no answer"
 
-    async def score(self, task: Task, trajectory: Trajectory) -> float:
+    async def score(self, task: Task, episode: Episode) -> float:
         """Return the service's score; NaN if it answers null.
 
         Raises:
             ScoringFailed: the service gave no score in time.
             ComponentFailed: the service refuses the request, or answers with the wrong number of scores.
         """
-        tokens: list[int] = trajectory.token_ids.tolist()
-        episode = EpisodeToScore(
+        final = episode.final_trajectory()
+        tokens: list[int] = final.token_ids.tolist()
+        asked = EpisodeToScore(
             task_id=task.id,
             prompt=task.prompt,
             data=task.data,
             text=self._decode(tokens),
-            turns=tuple(self._decode(tokens[turn.start : turn.end]) for turn in trajectory.turns),
-            reward=trajectory.reward,
-            stop_reason=trajectory.stop_reason,
-            metrics=trajectory.metrics,
+            turns=tuple(self._decode(tokens[turn.start : turn.end]) for turn in final.turns),
+            reward=episode.reward,
+            stop_reason=episode.stop_reason,
+            metrics=episode.metrics,
         )
         try:
             async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
-                return await self._episodes.send(episode)
+                return await self._episodes.send(asked)
         except DeadlineExceeded as late:
             raise ScoringFailed(FailureKind.INFRASTRUCTURE, f"{late}; the last time {self._last_problem}") from late
 

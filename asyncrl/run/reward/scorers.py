@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from asyncrl.core.deadline import deadline
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.recipe.reward import EnvironmentRewardConfig, ModelRewardConfig, RemoteRewardConfig, RewardConfig
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Trajectory
 from asyncrl.run.buffer.request_coalescer import RequestCoalescer
 from asyncrl.run.host.ray_calls import ask
 from asyncrl.run.reward.remote_scorer import RemoteScorer
@@ -52,8 +52,8 @@ class ModelScorer:
         self._actor, self._client, self._deadline_s = actor, client, deadline_s
         self._rows: RequestCoalescer[np.ndarray, float] = RequestCoalescer(self._ask, for_nobody=False)
 
-    async def score(self, task: Task, trajectory: Trajectory) -> float:
-        """Return the model's score of the trajectory's tokens, exactly as they were sampled.
+    async def score(self, task: Task, episode: Episode) -> float:
+        """Return the model's score of the tokens of the episode's final trajectory, exactly as they were sampled.
 
         Raises:
             ScoringFailed: no score came in time.
@@ -61,7 +61,7 @@ class ModelScorer:
         """
         try:
             async with deadline(self._deadline_s, waiter=self._client, owner="the reward model", remedy=_SEE_LOG):
-                return await self._rows.send(trajectory.token_ids)
+                return await self._rows.send(episode.final_trajectory().token_ids)
         except DeadlineExceeded as late:
             raise ScoringFailed(FailureKind.INFRASTRUCTURE, str(late)) from late
 

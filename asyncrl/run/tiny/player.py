@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.messages import CallOutcome
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Sampling, Trajectory, VersionSpan
+from asyncrl.core.trajectory import Sampling, VersionSpan
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.lessons.demonstrations import SHARING_S
 from asyncrl.envs.load import load_member
@@ -88,9 +89,9 @@ def play_greedily(
     return asyncio.run(play_all())
 
 
-def _a_tool_failed(episode: Trajectory) -> bool:
+def _a_tool_failed(episode: Episode) -> bool:
     failures = (CallOutcome.ERROR, CallOutcome.TIMEOUT)
-    return any(call.outcome in failures for turn in episode.turns for call in turn.calls)
+    return any(call.outcome in failures for turn in episode.turns() for call in turn.calls)
 
 
 class _Request(msgspec.Struct):

@@ -1,6 +1,6 @@
-"""Kept episodes as MLflow traces: one trace an episode, a span for each turn and for each tool call.
+"""Kept episodes as MLflow traces: one trace a trajectory, a span for each turn and for each tool call.
 
-What always holds: an episode has the same trace however often it is logged, so that a resumed run has none twice. The spans of
+What always holds: a trajectory has the same trace however often it is logged, so that a resumed run has none twice. The spans of
 a turn are as long as the episode says. Where they begin follows from the order of what happened, since the order is all that an
 episode tells; so time between two turns that belongs to neither comes at the end.
 """
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Span
 
 _COLUMNS = (
-    *("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "stop_reason"),
+    *("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "part", "role", "stop_reason"),
     *("reward", "metrics", "prompt", "turns", "began", "queued_s", "reset_s", "scoring_s"),
 )
-_TAGGED = ("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "reward", "stop_reason")
+_TAGGED = (
+    *("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "part", "role"),
+    *("reward", "stop_reason"),
+)
 _LONGEST_TAG = 250
 """MLflow takes no longer value."""
 _LINKED_AT_ONCE = 100
@@ -61,13 +64,14 @@ class Traces:
         self._experiment_id = client.get_run(run_id).info.experiment_id
 
     def log(self, file: Path, most: int) -> None:
-        """Log up to ``most`` episodes in a file of kept episodes, evenly spread over it.
+        """Log up to ``most`` trajectories in a file of kept episodes, evenly spread over it.
 
         Raises:
             OSError: the file cannot be read.
             MlflowException: the store refuses them.
         """
-        kept = pq.read_table(file, columns=list(_COLUMNS), use_threads=False)
+        there = pq.read_schema(file).names  # files of earlier releases lack what is of trajectories
+        kept = pq.read_table(file, columns=[name for name in _COLUMNS if name in there], use_threads=False)
         chosen = np.linspace(0, len(kept) - 1, min(most, len(kept))).astype(int)
         episodes = {self._trace_id(episode): episode for episode in kept.take(chosen).to_pylist(maps_as_pydicts="strict")}
         self._spans.log_spans(self._experiment_id, [span for name, one in episodes.items() for span in _spans(name, one)])
@@ -76,15 +80,17 @@ class Traces:
             self._client.link_traces_to_run(names[start : start + _LINKED_AT_ONCE], self._run_id)
 
     def _trace_id(self, episode: dict[str, Any]) -> str:
-        """Name the trace by what identifies the episode in its run."""
+        """Name the trace by what identifies the trajectory in its run."""
         identity = [self._run_id, *(episode[name] for name in ("kind", "step", "version", "group_id", "sample_index", "task_id"))]
+        if episode.get("part"):  # the first is named as when an episode was one trajectory
+            identity.append(episode["part"])
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
 
 def _spans(trace_id: str, episode: dict[str, Any]) -> Iterator["Span"]:
     began = round(episode["began"].timestamp() * 1e9)
     *parts, whole = _parts(episode)
-    tags = {name: _tag(episode[name]) for name in _TAGGED if episode[name] is not None}
+    tags = {name: _tag(episode[name]) for name in _TAGGED if episode.get(name) is not None and (name != "role" or episode[name])}
     root = {f"mlflow.traceTag.{name}": value for name, value in tags.items()} | {"mlflow.traceTag.mlflow.traceName": whole.name}
     yield _span(trace_id, 0, whole, began, root)
     for number, part in enumerate(parts, 1):

@@ -41,7 +41,7 @@ def _table(title: str, *columns: str) -> Table:
 def _ledger(report: BufferReport) -> Table:
     ledger = report.ledger
     states = [*GroupState, TaskState.WAITING, TrajectoryState.MISSING]
-    table = _table(f"Issued up to policy version {report.version}", "", "groups", "trajectories", "tasks drawn")
+    table = _table(f"Issued up to policy version {report.version}", "", "groups", "episodes", "tasks drawn")
     for state in ("issued", *(state.value for state in states)):
         cells = [getattr(counts, state, None) for counts in (ledger, ledger.trajectories, ledger.tasks)]
         table.add_row(state, *("-" if cell is None else f"{cell:,}" for cell in cells))
@@ -64,7 +64,7 @@ def _reasons(report: BufferReport) -> Table:
 
 
 def _lengths(lengths: tuple[LengthBin, ...]) -> Table:
-    table = _table("Lengths: finished against trained", "tokens", "", "trajectories and their share")
+    table = _table("Lengths: finished against trained", "tokens", "", "episodes and their share")
     table.columns[1].justify = table.columns[2].justify = "left"
     longest = max(max(row.share_issued, row.share_trained) for row in lengths)
     for row in lengths:
@@ -105,7 +105,7 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
         yield Text(f"Handed in too late, when nobody waited for them any more: {report.late_samples:,} episodes")
     if report.lost_trajectories:
         yield Text(
-            f"Destroyed by crashes, and generated again unless already trained: {report.lost_trajectories:,} trajectories",
+            f"Destroyed by crashes, and generated again unless already trained: {report.lost_trajectories:,} episodes",
             "yellow",
         )
 

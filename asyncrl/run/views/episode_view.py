@@ -1,7 +1,7 @@
 """Shows one kept episode to the user: what it was, what was said, what its tools did, and what became of its tokens."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -12,7 +12,8 @@ from rich.text import Text
 
 from asyncrl.core.measures.units import duration
 from asyncrl.core.messages import CallOutcome
-from asyncrl.episodes.episode_record import EpisodeRecord, ReadCall, TurnRecord, mean
+from asyncrl.core.trajectory import StartReason
+from asyncrl.episodes.read_trajectory import Branch, ReadCall, ReadTrajectory, TurnRecord, mean
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.visible import visible
 
@@ -26,15 +27,17 @@ FATE_WORDS = {
 }
 
 
-def episode_view(episode: EpisodeRecord, place: str) -> RenderableType:
-    """Return the page of an episode.
+def episode_view(episode: ReadTrajectory, place: str, tree: Sequence[Branch]) -> RenderableType:
+    """Return the page of an episode, or of one trajectory of several.
 
     Args:
         place: where it stands among the others, e.g. ``3 of 20``.
+        tree: the trajectories of its episode, if there are several.
     """
+    what = "Trajectory " if tree else "Episode "
     parts: list[RenderableType] = [
-        Rule(Text.assemble(("Episode ", "bold"), (place, "bold"), " kept · ", played_for(episode)), align="left", style="dim"),
-        _header(episode),
+        Rule(Text.assemble((what, "bold"), (place, "bold"), " kept · ", played_for(episode)), align="left", style="dim"),
+        _header(episode, tree),
         *_block("Prompt", episode.prompt),
     ]
     named = episode.turn_rewards or ({},) * len(episode.turns)
@@ -43,28 +46,37 @@ def episode_view(episode: EpisodeRecord, place: str) -> RenderableType:
     return Group(*parts)
 
 
-def played_for(episode: EpisodeRecord) -> str:
+def played_for(episode: ReadTrajectory) -> str:
     """Return ``training step 12`` or ``evaluation of version 20``."""
     return f"training step {episode.step}" if episode.kind is Kind.TRAIN else f"evaluation of version {episode.version}"
 
 
-def _header(episode: EpisodeRecord) -> Table:
+def _header(episode: ReadTrajectory, tree: Sequence[Branch]) -> Table:
     table = Table(show_header=False, box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in facts(episode):
+    for name, value in facts(episode, tree):
         table.add_row(name, Text(visible(value), "bold" if name == "reward" else ""))
     return table
 
 
-def facts(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
-    """Yield what is to be known of an episode, each with its name. The values hold text of tasks and environments as it is."""
+def facts(episode: ReadTrajectory, tree: Sequence[Branch]) -> Iterator[tuple[str, str]]:
+    """Yield what is to be known of a trajectory and its episode, each with its name. The values hold text of tasks and
+    environments as it is.
+
+    Args:
+        tree: the trajectories of the episode, if there are several.
+    """
     task = episode.task_id if episode.source is None else f"{episode.task_id} of source {episode.source}"
     yield "task", f"{task}, environment {episode.environment}"
     if episode.kind is Kind.TRAIN:
         attempt = f", attempt {episode.attempt + 1}" if episode.attempt else ""
         yield "group", f"{episode.group_id}, sample {episode.sample_index}{attempt}"
     yield "reward", f"{episode.reward:g}"
+    if episode.role_rewards:
+        yield "reward by role", ", ".join(f"{role} {reward:g}" for role, reward in episode.role_rewards.items())
+    if tree:
+        yield "trajectories", "\n".join(_branches(tree, episode.part))
     if episode.metrics:
         yield "metrics", ", ".join(f"{name} {_short(value)}" for name, value in episode.metrics.items())
     yield "stop reason", episode.stop_reason
@@ -74,11 +86,25 @@ def facts(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
     yield from _training(episode)
 
 
+def _branches(tree: Sequence[Branch], shown: int | None, parent: int | None = None, depth: int = 0) -> Iterator[str]:
+    """Yield a line for each trajectory, below the one that it branched off; the one that is shown has an arrow."""
+    for branch in tree:
+        if branch.parent != parent:
+            continue
+        begun = f", the first {branch.shared:,} those of {parent}" if branch.shared else ""
+        why = "" if branch.why is StartReason.FIRST else f"; begun because of {branch.why.value.replace('_', ' ')}"
+        fate = "" if branch.trained else "; not trained"
+        arrow = "->" if branch.part == shown else "  "
+        name = f"{branch.part} {branch.role}".rstrip()
+        yield f"{arrow} {'  ' * depth}{name}: {branch.tokens:,} tokens{begun}{why}{fate}"
+        yield from _branches(tree, shown, branch.part, depth + 1)
+
+
 def _short(value: float) -> str:
     return f"{value:g}" if value.is_integer() else f"{value:.4g}"
 
 
-def _sampled(episode: EpisodeRecord) -> str:
+def _sampled(episode: ReadTrajectory) -> str:
     staleness = episode.staleness()
     at = f"temperature {episode.temperature:g}{_truncation(episode)}"
     if not staleness:
@@ -92,7 +118,7 @@ def _sampled(episode: EpisodeRecord) -> str:
     return f"{by}, at {at}; trained into {episode.version + 1}, {stale}"
 
 
-def _truncation(episode: EpisodeRecord) -> str:
+def _truncation(episode: ReadTrajectory) -> str:
     """How it was sampled, besides the temperature, e.g. ``, top-p 0.9``; the columns are empty in files of earlier releases."""
     if episode.temperature == 0:
         return ""
@@ -104,7 +130,7 @@ def _truncation(episode: EpisodeRecord) -> str:
     return "".join(f", {each}" for each in settings if each)
 
 
-def _seconds(episode: EpisodeRecord) -> str:
+def _seconds(episode: ReadTrajectory) -> str:
     parts = {
         "queued": episode.queued_s,
         "reset": episode.reset_s,
@@ -116,14 +142,15 @@ def _seconds(episode: EpisodeRecord) -> str:
     return f"{duration(episode.seconds)}{f' ({parts_text})' if parts_text else ''}, from {episode.began:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _tokens(episode: EpisodeRecord) -> str:
+def _tokens(episode: ReadTrajectory) -> str:
     fates = (f"{count:,} {FATE_WORDS[fate]}" for fate, count in episode.fate_counts().items())
-    return f"{len(episode.token_ids):,}: {', '.join(fates)}"
+    copied = f"; the first {episode.shared:,} are a copy of those of trajectory {episode.parent}" if episode.shared else ""
+    return f"{len(episode.token_ids):,}: {', '.join(fates)}{copied}"
 
 
-def _training(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
+def _training(episode: ReadTrajectory) -> Iterator[tuple[str, str]]:
     """The fates of the sampled tokens in a loss; nothing if no loss saw them."""
-    gaps, trained = episode.gaps(), episode.trained()
+    gaps, trained = episode.gaps(), episode.trained_tokens()
     if gaps:
         stale = "; of older versions' tokens it includes what training changed since" if max(episode.staleness()) > 0 else ""
         yield "engine-learner gap", f"mean {mean(gaps):.3g} nats, at most {max(gaps):.3g}{stale}"

@@ -8,12 +8,12 @@ from crash_run import stream
 from hypothesis import given
 from hypothesis import strategies as st
 from made_buffers import buffer_of, restored
+from played_episodes import record
 from test_crash import RECIPES, recipe
 
 from asyncrl.core.errors import AsyncRLError, FailureKind
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig
-from asyncrl.core.trajectory import StopReason
 from buffers import commands
 from buffers.commands import (
     Advance,
@@ -43,7 +43,8 @@ FEW_FAILURES = recipe(max_staleness=3, max_failures=2)
 
 def sample(group_id, index, version, chance):
     place = PayloadRef(0, "segment.rows", 1000 * (3 * group_id + index), 900, 7)
-    return TrajectoryRecord(group_id, index, 20, ((version, 9),), float(chance.randrange(3)), StopReason.ENVIRONMENT_DONE, place)
+    reward = float(chance.randrange(3))
+    return record(group_id=group_id, sample_index=index, length=20, sampled=((version, 9),), reward=reward, payload=place)
 
 
 def some_command(chance, buffer, tickets):

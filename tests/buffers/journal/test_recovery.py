@@ -9,14 +9,14 @@ from crash_run import TASKS, episode, stream
 from made_buffers import buffer_of, recovered
 from test_crash import recipe
 
+from asyncrl.core.episode import encode
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.ids import TaskId
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig, TaskFileConfig
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import encode
 from buffers import commands
 from buffers.journal.identity import Identity, JournalOfAnotherRun
 from buffers.journal.journal import JournalInUse
@@ -55,9 +55,9 @@ class Life:
     def generate(self, ticket, indexes=None):
         made = []
         for index in ticket.samples if indexes is None else indexes:
-            trajectory = episode(ticket, index, ticket.version, self.buffer.version)
-            (ref,) = self.writers[ticket.group_id % 2].append([encode(trajectory)])
-            made.append(TrajectoryRecord.of(trajectory, ref))
+            played = episode(ticket, index, ticket.version, self.buffer.version)
+            (ref,) = self.writers[ticket.group_id % 2].append([encode(played)])
+            made.append(EpisodeRecord.of(played, ref))
         return tuple(made)
 
     def commit(self, ticket, indexes=None):
@@ -121,7 +121,7 @@ def test_what_was_running_is_issued_again_and_what_was_finished_is_kept(tmp_path
     for ticket in tickets:
         life.commit(ticket)
     batch = life.do(commands.Take(1, 3))
-    assert kept[0].payload in {row.payload for row in batch.rows}
+    assert kept[0].payload in {each.payload for each in batch.episodes}
     life.die()
 
 
@@ -259,7 +259,7 @@ def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapsho
         life.journal.snapshot(life.buffer.snapshot())
     life.die()
     life = life_of(4)
-    assert min(row.group_id for row in life.step(2).rows) > max(row.group_id for row in last.rows)
+    assert min(row.group_id for row in life.step(2).episodes) > max(row.group_id for row in last.episodes)
     life.die()
     for _ in range(2):  # the second time there is nothing to be told anew
         life = life_of(4)
@@ -268,7 +268,7 @@ def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapsho
         told = len(read_journal(tmp_path / "journal").records)
         life.die()
     assert life.report.records == told - 1
-    assert len(life_of(5).step(3).rows) == len(last.rows)
+    assert len(life_of(5).step(3).episodes) == len(last.episodes)
     with pytest.raises(JournalInUse):
         life_of(6)
 

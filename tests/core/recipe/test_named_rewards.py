@@ -3,11 +3,13 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from played_episodes import played
 
+from asyncrl.core.episode import named_rewards
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, named_rewards
+from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan
 
-ENDED = Trajectory(
+ENDED = played(
     task_id=TaskId("t"),
     group_id=GroupId(0),
     sample_index=0,
@@ -47,3 +49,10 @@ def test_a_reward_is_finite():
         named_rewards(msgspec.structs.replace(ENDED, reward=math.inf), ("reward",))
     with pytest.raises(ValueError, match=r"'reward' is 1e\+300; it must be a number of at most 1e\+15 in size"):
         named_rewards(msgspec.structs.replace(ENDED, reward=1e300), ("reward",))
+
+
+def test_rewards_of_roles_are_not_combined_with_named_rewards():
+    by_role = msgspec.structs.replace(ENDED, role_rewards={"critic": 1.0})
+    assert named_rewards(by_role, ()) == ()
+    with pytest.raises(ValueError, match=r"roles \['critic'\].*one reward for all roles"):
+        named_rewards(by_role, ("polite",))

@@ -34,7 +34,7 @@ def test_defaults_are_filled_in():
         ({"lr": 1}, "lr", "did you mean `learner.lr`?"),
         ({"train": {"lr": 1}}, "train.lr", "did you mean `learner.lr`?"),
         ({"buffer": {"staleness": 1}}, "buffer.staleness", "did you mean `buffer.max_staleness`?"),
-        ({"data": {"train": 1}}, "data.train", "did you mean `tasks.train`?"),
+        ({"data": {"train": 1}}, "data.train", "did you mean `environment.train` or `tasks.train`?"),
         ({"data": {"zzz": 1}}, "data", "the keys of a recipe are name, steps, model"),
         ({"batch": {"zzz": 1}}, "batch.zzz", "the keys of batch are groups_per_step, group_size"),
         (

@@ -14,8 +14,7 @@ from fake_engine import FakeEngine
 from openai import AsyncOpenAI
 from small_engine import CONFIG, LONGEST, small_model
 
-from asyncrl.core.episode import Trajectory
-from asyncrl.core.trajectory import Sampling
+from asyncrl.core.trajectory import Sampling, Trajectory
 from generators.chat_format import ChatFormat
 from generators.episode import EpisodeLimits
 from generators.gateway.episode import GatewayLimits

@@ -11,7 +11,7 @@ from chat_tokenizers import CHAT_ML
 from openai import LengthFinishReasonError
 from played import ANTHROPIC_TOOLS, CALL, LIMITS, OPENAI_TOOLS, Clients, clients, until
 
-from asyncrl.core.episode import StartReason
+from asyncrl.core.trajectory import StartReason
 from generators.gateway.episode import GatewayLimits
 
 Ask = Callable[[Clients, list[Any]], Awaitable[Any]]

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncrl.core.episode import Episode, StartReason, Trajectory
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.trajectory import Sampling, StopReason, VersionSpan
+from asyncrl.core.trajectory import Sampling, StartReason, StopReason, Trajectory, VersionSpan
 from generators.completion import Completion
 from generators.gateway.matching import Ask, Asked, Stream, Streams, TooManyStreams, Turn
 from generators.gateway.messages import canonical

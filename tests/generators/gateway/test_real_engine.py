@@ -18,9 +18,8 @@ from played import ANTHROPIC_TOOLS, LIMITS, OPENAI_TOOLS, until
 from small_engine import perturb, publish, small_model, started
 from transformers import DynamicCache, Qwen3ForCausalLM
 
-from asyncrl.core.episode import Trajectory
 from asyncrl.core.publication import Shard
-from asyncrl.core.trajectory import Sampling, Turn
+from asyncrl.core.trajectory import Sampling, Trajectory, Turn
 from generators.chat_format import ChatFormat
 from generators.completion import Completion
 from generators.gateway.episode import GatewayLimits

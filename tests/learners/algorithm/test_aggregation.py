@@ -16,7 +16,7 @@ from asyncrl.core.recipe.algorithm import (
 )
 from asyncrl.core.recipe.correction import MaskBoundConfig, RejectDivergenceConfig
 from asyncrl.core.recipe.loss import GmpoLossConfig, GspoLossConfig, PpoClipLossConfig, ReinforceLossConfig
-from learners.algorithm.aggregation import denominator, row_shares
+from learners.algorithm.aggregation import Sequences, denominator, shares
 from learners.algorithm.losses import policy_loss
 
 KINDS = [TokenMeanConfig(), SequenceMeanTokenSumConfig(), SequenceMeanTokenMeanConfig(), ConstantAggregationConfig(tokens=7)]
@@ -29,17 +29,20 @@ CORRECTIONS = [
 ]
 
 
-def ones(rows):
-    return torch.ones(len(rows), dtype=torch.float64)
+def each_alone(tokens, weights=None):
+    """Rows of so many tokens in the loss, each of which is a sequence."""
+    weights = torch.ones(len(tokens), dtype=torch.float64) if weights is None else weights
+    return Sequences(torch.tensor(tokens), weights, torch.arange(len(tokens)))
 
 
 def counts(rows):
-    return torch.tensor([sum(token.mask for token in row.tokens) for row in rows])
+    return each_alone([sum(token.mask for token in row.tokens) for row in rows])
 
 
 def shared(rows, kind):
-    shares = row_shares(counts(rows), ones(rows), kind).tolist()
-    return [msgspec.structs.replace(row, share=share) for row, share in zip(rows, shares, strict=True)]
+    return [
+        msgspec.structs.replace(row, share=share) for row, share in zip(rows, shares(counts(rows), kind).tolist(), strict=True)
+    ]
 
 
 def loss_and_gradient(rows, config, divisor):
@@ -60,7 +63,7 @@ def loss_and_gradient(rows, config, divisor):
 )
 def test_parts_of_a_batch_add_up_to_it(rows, kind, loss, correction, random):
     config = decoupled_ppo(loss=loss, aggregation=kind, correction=correction)
-    divisor = max(1, denominator(counts(rows), ones(rows), kind))
+    divisor = max(1, denominator(counts(rows), kind))
     rows = shared(rows, kind)
     whole, whole_gradient = loss_and_gradient(rows, config, divisor)
     # Rows into any micro-batches, in any order; some empty.
@@ -83,7 +86,7 @@ def test_each_kind_is_what_its_name_says(rows):
     terms = [np.array([-row.advantage * token.theta for token in row.tokens if token.mask]) for row in rows]
     terms = [one for one in terms if len(one)]
     if not terms:
-        assert [denominator(counts(rows), ones(rows), kind) for kind in KINDS] == [0] * 4
+        assert [denominator(counts(rows), kind) for kind in KINDS] == [0] * 4
         return
     expected = {
         TokenMeanConfig(): np.concatenate(terms).mean(),
@@ -93,19 +96,17 @@ def test_each_kind_is_what_its_name_says(rows):
     }
     for kind, value in expected.items():
         config = decoupled_ppo(loss=ReinforceLossConfig(), aggregation=kind, correction=decoupled(weight="none"))
-        loss, _ = loss_and_gradient(shared(rows, kind), config, denominator(counts(rows), ones(rows), kind))
+        loss, _ = loss_and_gradient(shared(rows, kind), config, denominator(counts(rows), kind))
         assert loss == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
 def test_rejected_tokens_stay_in_the_denominator():
-    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), TokenMeanConfig()) == 5
-    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), SequenceMeanTokenMeanConfig()) == 2
-    assert row_shares(torch.tensor([3, 0, 2]), torch.ones(3), SequenceMeanTokenMeanConfig()).tolist() == pytest.approx(
-        [1 / 3, 1, 1 / 2]
-    )
+    assert denominator(each_alone([3, 0, 2]), TokenMeanConfig()) == 5
+    assert denominator(each_alone([3, 0, 2]), SequenceMeanTokenMeanConfig()) == 2
+    assert shares(each_alone([3, 0, 2]), SequenceMeanTokenMeanConfig()).tolist() == pytest.approx([1 / 3, 1, 1 / 2])
 
 
 def test_a_row_counts_below_the_line_as_much_as_above_it():
-    tokens, weights = torch.tensor([3, 0, 2]), torch.tensor([0.5, 7.0, 2.0], dtype=torch.float64)
-    assert denominator(tokens, weights, TokenMeanConfig()) == 0.5 * 3 + 2.0 * 2
-    assert denominator(tokens, weights, SequenceMeanTokenMeanConfig()) == 0.5 + 2.0
+    weighted = each_alone([3, 0, 2], torch.tensor([0.5, 7.0, 2.0], dtype=torch.float64))
+    assert denominator(weighted, TokenMeanConfig()) == 0.5 * 3 + 2.0 * 2
+    assert denominator(weighted, SequenceMeanTokenMeanConfig()) == 0.5 + 2.0

@@ -6,15 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RlooAdvantageConfig
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, TurnCreditConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, OverlongPenaltyConfig, TurnCreditConfig
 from asyncrl.core.trajectory import StopReason
 from learners.algorithm.credit import turn_groups, turn_places, turn_returns
 from learners.algorithm.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas
-from learners.algorithm.row_advantages import row_advantages
+from learners.algorithm.row_advantages import row_advantages, with_overlong_penalty
 
 ROWS = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=9), min_size=0, max_size=5)
 
@@ -76,20 +76,18 @@ def test_a_long_row_costs_few_steps_and_stays_exact():
     assert discounted_sums(values, decay)[0].item() == pytest.approx((1 - 0.999**10_000) / 0.001)
 
 
-def record(group, sample, turn_rewards):
-    return BatchRow(
+def record(group, sample, turn_rewards, trajectories=1):
+    of_one = TrajectoryRecord(length=20, sampled=((PolicyVersion(0), 10),), turn_rewards=turn_rewards)
+    return BatchEpisode(
         group_id=GroupId(group),
-        task_id=TaskId("t"),
         sample_index=sample,
-        length=20,
-        sampled=((PolicyVersion(0), 10),),
-        stop_reason=StopReason.ENVIRONMENT_DONE,
-        loss_tokens=10,
         reward=sum(turn_rewards),
-        committed_version=PolicyVersion(0),
-        weight=1.0,
+        stop_reason=StopReason.ENVIRONMENT_DONE,
         payload=PayloadRef(0, "", 0, 0, 0),
-        turn_rewards=turn_rewards,
+        trajectories=(of_one,) * trajectories,
+        committed_version=PolicyVersion(0),
+        task_id=TaskId("t"),
+        weight=1.0,
     )
 
 
@@ -114,7 +112,7 @@ def test_a_batch_is_rated_by_turn():
 def test_turns_whose_returns_differ_by_rounding_have_no_advantage():
     rows = (record(7, 0, (0.1, 0.2 + 0.3)), record(7, 1, (0.2 + 0.1, 0.3)))
     batch = Batch(PolicyVersion(0), PolicyVersion(0), (*rows, record(3, 0, (1.0, 2.0)), record(3, 1, (1.0, 2.0))))
-    assert sum(rows[0].turn_rewards) != sum(rows[1].turn_rewards)
+    assert rows[0].reward != rows[1].reward
     for advantage in (GrpoAdvantageConfig(), RlooAdvantageConfig()):
         (one, _), (other, _) = row_advantages(batch, AlgorithmConfig(advantage=advantage, credit=TurnCreditConfig()))[:2]
         assert (one, other) == (0.0, 0.0)
@@ -125,3 +123,12 @@ def test_turns_without_rewards_are_refused():
     with pytest.raises(ValueError, match="sample 0 of group 7 has no turn rewards"):
         row_advantages(batch, AlgorithmConfig(credit=TurnCreditConfig()))
     assert np.isfinite(row_advantages(batch, AlgorithmConfig())).all()
+
+
+@pytest.mark.parametrize("overlong", [None, OverlongPenaltyConfig(limit=30, ramp=20)])
+def test_turns_of_several_trajectories_are_refused(overlong):
+    batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(7, 0, (1.0,)), record(7, 1, (0.0,), trajectories=2)))
+    config = AlgorithmConfig(credit=TurnCreditConfig(), overlong=overlong)
+    with pytest.raises(ValueError, match=r"sample 1 of group 7 has 2 trajectories.*set algorithm.credit.kind=episode"):
+        row_advantages(batch if overlong is None else with_overlong_penalty(batch, overlong, config.credit), config)
+    assert len(row_advantages(batch, AlgorithmConfig())) == 3

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import rank_side
-from learner_samples import assemble, make_batch, make_model, make_recipe
+from learner_samples import assemble, changed, make_batch, make_model, make_recipe
 from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 
@@ -19,29 +19,30 @@ REMAX = decoupled_ppo(advantage=RemaxAdvantageConfig(), correction=LOOSE)
 
 
 def with_greedy():
-    """The sample batch, the first row of each group greedy."""
-    batch, rows = make_batch()
-    records = [msgspec.structs.replace(row, greedy=True, loss_tokens=0) if row.sample_index == 0 else row for row in batch.rows]
-    return msgspec.structs.replace(batch, rows=tuple(records)), rows
+    """The sample batch, the first episode of each group greedy."""
+    batch, episodes = make_batch()
+    return changed(batch, lambda each: {"greedy": each.sample_index == 0}), episodes
 
 
 def of_row(batch, algorithm):
-    return {
-        (row.group_id, row.sample_index): advantage
-        for row, (advantage,) in zip(batch.rows, row_advantages(batch, algorithm), strict=True)
-    }
+    return {row.name[:2]: advantage for row, (advantage,) in zip(batch.rows, row_advantages(batch, algorithm), strict=True)}
+
+
+def rewards_of(batch, lost=None):
+    """The reward of each episode that is not greedy, and that of its group's greedy one."""
+    rewards = {each.name: each.reward - (lost[each.name] if lost else 0.0) for each in batch.episodes}
+    return {each.name: (rewards[each.name], rewards[each.group_id, 0]) for each in batch.trained}
 
 
 def test_the_baseline_is_the_greedy_episode_of_the_group():
     batch, _ = with_greedy()
-    rewards = {(row.group_id, row.sample_index): row.reward for row in batch.rows}
-    assert of_row(batch, REMAX) == {name: reward - rewards[name[0], 0] for name, reward in rewards.items()}
+    assert of_row(batch, REMAX) == {name: reward - greedy for name, (reward, greedy) in rewards_of(batch).items()}
     assert len(set(of_row(batch, REMAX).values())) > 1
 
 
 def test_a_group_whose_greedy_episode_was_destroyed_says_nothing():
     batch, _ = with_greedy()
-    left = msgspec.structs.replace(batch, rows=batch.rows[1:])
+    left = msgspec.structs.replace(batch, episodes=batch.episodes[1:])
     advantages = of_row(left, REMAX)
     assert [advantages[0, sample] for sample in (1, 2, 3)] == [0.0] * 3
     assert {name: one for name, one in of_row(batch, REMAX).items() if name[0]} == {
@@ -52,10 +53,10 @@ def test_a_group_whose_greedy_episode_was_destroyed_says_nothing():
 def test_a_greedy_episode_loses_for_its_length_as_any_other():
     batch, _ = with_greedy()
     overlong = OverlongPenaltyConfig(limit=30, ramp=20)
-    lost = {(row.group_id, row.sample_index): 1.0 * np.clip((row.length - 10) / 20, 0, 1) for row in batch.rows}
-    rewards = {(row.group_id, row.sample_index): row.reward - lost[row.group_id, row.sample_index] for row in batch.rows}
+    lost = {each.name: 1.0 * np.clip((each.length - 10) / 20, 0, 1) for each in batch.episodes}
     advantages = of_row(with_overlong_penalty(batch, overlong, REMAX.credit), REMAX)
-    assert advantages == pytest.approx({name: reward - rewards[name[0], 0] for name, reward in rewards.items()}, abs=1e-6)
+    expected = {name: reward - greedy for name, (reward, greedy) in rewards_of(batch, lost).items()}
+    assert advantages == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +64,9 @@ def folder(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def step(folder, algorithm, batch, rows, data):
+def step(folder, algorithm, batch, episodes, data):
     recipe = msgspec.structs.replace(make_recipe(folder, data=data), algorithm=algorithm)
-    results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, data=data)
+    results = run_ranks(rank_side.train, recipe, folder, batch, episodes, 1, None, data=data)
     needed = [name for _, _, names in results for name in names]
     readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
     timed = [name for name in readings if "seconds" in name or "flops" in name]
@@ -76,18 +77,17 @@ def step(folder, algorithm, batch, rows, data):
 
 def test_a_step_is_that_of_the_other_episodes_with_the_same_advantages(folder):
     """A greedy reward at the mean of the others' makes the baseline theirs."""
-    batch, rows = with_greedy()
-    trained = batch.trained()
+    batch, episodes = with_greedy()
+    trained = msgspec.structs.replace(batch, episodes=batch.trained)
     means = {
-        group: np.mean([row.reward for row in trained.rows if row.group_id == group]).item()
-        for group in {row.group_id for row in batch.rows}
+        group: np.mean([each.reward for each in batch.trained if each.group_id == group]).item()
+        for group in {each.group_id for each in batch.episodes}
     }
-    records = [msgspec.structs.replace(row, reward=means[row.group_id]) if row.greedy else row for row in batch.rows]
-    batch = msgspec.structs.replace(batch, rows=tuple(records))
-    weights, readings, needed = step(folder, REMAX, batch, rows, 2)
+    batch = changed(batch, lambda each: {"reward": means[each.group_id]} if each.greedy else {})
+    weights, readings, needed = step(folder, REMAX, batch, episodes, 2)
     centred = msgspec.structs.replace(REMAX, advantage=GrpoAdvantageConfig(normalize="mean"))
-    expected_weights, expected_readings, _ = step(folder, centred, trained, rows, 1)
-    assert sorted(needed) == sorted((row.group_id, row.sample_index) for row in trained.rows)
+    expected_weights, expected_readings, _ = step(folder, centred, trained, episodes, 1)
+    assert sorted(needed) == sorted(row.name for row in trained.rows)
     assert readings == pytest.approx(expected_readings, rel=1e-5, abs=1e-6)
     assert readings["learner/grad_norm"] > 0
     for name, values in weights.items():

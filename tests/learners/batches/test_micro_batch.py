@@ -2,29 +2,30 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from learner_samples import make_batch, needed
+from learner_samples import make_batch, needed, row_of
 
 from asyncrl.core.trajectory import Sampling as Sampled
-from learners.batches.micro_batch import check_sampling, pack
+from learners.batches.micro_batch import check_sampling, pack, trajectory_of
 
 TEMPERATURE = 0.8
 
 
 def packed(multiple=1, take=12, **changes):
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     records = list(batch.rows[:take])
-    payload = [rows[record.group_id, record.sample_index] for record in records]
+    own = [episodes[record.name[:2]] for record in records]
     if changes:
-        payload[0] = msgspec.structs.replace(payload[0], **changes)
-    for row in payload:
-        check_sampling(row, TEMPERATURE, uses_behaviour=True)
+        own[0] = msgspec.structs.replace(own[0], **changes)
+    for episode in own:
+        check_sampling(episode, TEMPERATURE, uses_behaviour=True)
+    payload = [trajectory_of(record, episode) for record, episode in zip(records, own, strict=True)]
     # One for the whole row, or one a turn, in turn.
     advantages = [[float(number)] if number % 2 else [float(number), number + 0.5] for number in range(take)]
     shares = [1.0 + number for number in range(take)]
     return (
         records,
         payload,
-        pack(records, payload, advantages, shares, batch=batch, multiple=multiple, share_prefixes=False),
+        pack(records, payload, advantages, shares, batch=batch, multiple=multiple, families={}),
     )
 
 
@@ -74,6 +75,7 @@ def test_no_rows_give_padding_alone():
     ("changes", "message"),
     [
         ({"sample_index": 9}, "got the payload of sample 9"),
+        ({"trajectories": ()}, "the payload has 0 trajectories"),
         ({"sampling": Sampled(temperature=1.0, top_p=1.0, top_k=0)}, "temperature 1, top-p 1, top-k 0"),
         ({"sampling": Sampled(temperature=0.8, top_p=0.9, top_k=0)}, "top-p 0.9"),
         ({"sampling": Sampled(temperature=0.8, min_p=0.2)}, "min-p 0.2"),
@@ -85,12 +87,12 @@ def test_a_payload_that_does_not_fit_is_refused(changes, message):
 
 
 def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     record = batch.rows[0]
-    row = rows[record.group_id, record.sample_index]
+    row = row_of(episodes, record)
 
     def attempt(record=record, row=row, batch=batch, advantages=(0.0,)):
-        pack([record], [row], [advantages], [1.0], batch=batch, multiple=1, share_prefixes=False)
+        pack([record], [row], [advantages], [1.0], batch=batch, multiple=1, families={})
 
     attempt()
     with pytest.raises(ValueError, match="its record says 99"):
@@ -105,6 +107,6 @@ def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
         attempt(row=msgspec.structs.replace(row, logprobs=np.where(row.loss_mask, -np.inf, 0).astype(np.float32)))
     with pytest.raises(ValueError, match="3 advantages for its 2 turns"):
         attempt(advantages=(0.0, 1.0, 2.0))
-    attempt(record=msgspec.structs.replace(record, turn_rewards=(0.0, 0.0)))
+    attempt(record=msgspec.structs.replace(record, turn_rewards=()))
     with pytest.raises(ValueError, match="its record says"):
         attempt(record=msgspec.structs.replace(record, turn_rewards=(0.0, 1.0)))

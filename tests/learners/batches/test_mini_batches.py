@@ -2,35 +2,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner_samples import NO_PAYLOAD
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from learners.batches.mini_batches import mini_batches, order
 
 
 def make(version, sizes):
-    rows = tuple(
-        BatchRow(
+    sampled = TrajectoryRecord(9, ((PolicyVersion(version), 2),))
+    episodes = tuple(
+        BatchEpisode(
             group_id=GroupId(7 * group),
-            task_id=TaskId("task"),
             sample_index=sample,
-            length=9,
-            sampled=((PolicyVersion(version), 2),),
-            stop_reason=StopReason.ENVIRONMENT_DONE,
-            loss_tokens=2,
             reward=0.0,
-            committed_version=PolicyVersion(version),
-            weight=1.0,
+            stop_reason=StopReason.ENVIRONMENT_DONE,
             payload=NO_PAYLOAD,
+            trajectories=(sampled,) * (1 + sample % 2),
+            committed_version=PolicyVersion(version),
+            task_id=TaskId("task"),
+            weight=1.0,
         )
         for group, size in enumerate(sizes)
         for sample in range(size)
     )
-    return Batch(PolicyVersion(version), PolicyVersion(0), rows)
-
-
-def name(row):
-    return row.group_id, row.sample_index
+    return Batch(PolicyVersion(version), PolicyVersion(0), episodes)
 
 
 BATCHES = st.builds(make, st.integers(0, 99), st.lists(st.integers(1, 4), min_size=1, max_size=9))
@@ -40,7 +36,7 @@ BATCHES = st.builds(make, st.integers(0, 99), st.lists(st.integers(1, 4), min_si
 def test_every_row_once_and_groups_whole_and_evenly_dealt(batch, count):
     parts = mini_batches(batch, count)
     assert len(parts) == count
-    assert sorted(map(name, (row for part in parts for row in part.rows))) == sorted(map(name, batch.rows))
+    assert sorted(row.name for part in parts for row in part.rows) == sorted(row.name for row in batch.rows)
     groups = [{row.group_id for row in part.rows} for part in parts]
     assert sum(map(len, groups)) == len({row.group_id for row in batch.rows})
     assert max(map(len, groups)) - min(map(len, groups)) <= 1

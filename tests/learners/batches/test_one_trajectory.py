@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import rank_side
-from learner_samples import make_batch, make_model, make_recipe
+from learner_samples import make_batch, make_model, make_recipe, trajectories_changed
 from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 
@@ -83,19 +83,19 @@ BEFORE = {
 
 def graded(greedy):
     """The sample batch with rewards of turns and rewards that have names; with ``greedy``, the first episodes are greedy."""
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     random = np.random.default_rng(3)
     records = []
-    for row in batch.rows:
-        turns = tuple(random.uniform(-1, 1, 2).round(2).tolist())
-        played = rows[row.group_id, row.sample_index]
-        answered = [msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(played.turns, turns, strict=True)]
-        rows[row.group_id, row.sample_index] = msgspec.structs.replace(played, turns=tuple(answered))
-        changed = {"turn_rewards": turns, "rewards": (row.reward, float(random.integers(0, 3)))}
-        if greedy and row.sample_index == 0:
-            changed |= {"greedy": True, "loss_tokens": 0}
-        records.append(msgspec.structs.replace(row, **changed))
-    return msgspec.structs.replace(batch, rows=tuple(records)), rows
+    for record in batch.episodes:
+        rewards = tuple(random.uniform(-1, 1, 2).round(2).tolist())
+        (played,) = episodes[record.name].trajectories
+        turns = tuple(msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(played.turns, rewards, strict=True))
+        trajectories = (msgspec.structs.replace(played, turns=turns),)
+        episodes[record.name] = msgspec.structs.replace(episodes[record.name], trajectories=trajectories)
+        named = (record.reward, float(random.integers(0, 3)))
+        fields = trajectories_changed(record, turn_rewards=rewards) | {"rewards": named}
+        records.append(msgspec.structs.replace(record, **fields, greedy=greedy and record.sample_index == 0))
+    return msgspec.structs.replace(batch, episodes=tuple(records)), episodes
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner_samples import NO_PAYLOAD
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import TrajectoryRecord, prompt_checksums
+from asyncrl.core.payload import EpisodeRecord, TrajectoryRecord, prompt_checksums
 from asyncrl.core.trajectory import StopReason
 from learners.batches.packing import plan
+from learners.batches.prefixes import families, planned_prefix
 
 BUDGET = 50
 WIDE = 2000
@@ -19,39 +20,31 @@ SAMPLED = ((PolicyVersion(0), 1),)
 LENGTHS = st.lists(st.integers(1, BUDGET), min_size=1, max_size=60)
 
 
+def episode(group, sample, *trajectories):
+    record = EpisodeRecord(GroupId(group), sample, 0.0, StopReason.ENVIRONMENT_DONE, NO_PAYLOAD, trajectories)
+    return BatchEpisode.around(record, TaskId("t"), "s", 1.0)
+
+
 def batch_of(lengths):
-    rows = [
-        BatchRow.around(
-            TrajectoryRecord(GroupId(i // 4), i % 4, length, SAMPLED, 0.0, StopReason.ENVIRONMENT_DONE, NO_PAYLOAD),
-            TaskId("t"),
-            "s",
-            PolicyVersion(0),
-            1.0,
-        )
-        for i, length in enumerate(lengths)
-    ]
-    return Batch(PolicyVersion(0), PolicyVersion(0), tuple(rows))
+    episodes = [episode(i // 4, i % 4, TrajectoryRecord(length, SAMPLED)) for i, length in enumerate(lengths)]
+    return Batch(PolicyVersion(0), PolicyVersion(0), tuple(episodes))
+
+
+def prompted(tokens, suffix):
+    """A row with these tokens as its prompt, and ``suffix`` more."""
+    prompt = np.array(tokens, np.int32)
+    checksums = prompt_checksums(prompt)
+    return TrajectoryRecord(len(prompt) + suffix, SAMPLED, prompt_length=len(prompt), prompt_checksums=checksums)
 
 
 def batch_of_groups(groups):
     """Groups of (tokens of the prompt, tokens after it of each row)."""
-    rows = []
-    for number, (prompt, suffixes) in enumerate(groups):
-        checksums = prompt_checksums(np.full(prompt, number, np.int32))
-        for sample, suffix in enumerate(suffixes):
-            record = TrajectoryRecord(
-                GroupId(number),
-                sample,
-                prompt + suffix,
-                SAMPLED,
-                0.0,
-                StopReason.ENVIRONMENT_DONE,
-                NO_PAYLOAD,
-                prompt_length=prompt,
-                prompt_checksums=checksums,
-            )
-            rows.append(BatchRow.around(record, TaskId("t"), "s", PolicyVersion(0), 1.0))
-    return Batch(PolicyVersion(0), PolicyVersion(0), tuple(rows))
+    episodes = [
+        episode(number, sample, prompted([number] * prompt, suffix))
+        for number, (prompt, suffixes) in enumerate(groups)
+        for sample, suffix in enumerate(suffixes)
+    ]
+    return Batch(PolicyVersion(0), PolicyVersion(0), tuple(episodes))
 
 
 def computed(batch, part):
@@ -164,3 +157,57 @@ def test_a_row_beyond_the_budget_is_named():
         RecipeError, match=r"learner.micro_batch_tokens: 50 .* sample 1 of group 0, which has 51; set it to at least 51"
     ):
         plan(batch_of([10, 51]), 1, BUDGET, share_prefixes=True)
+
+
+def families_of(*prompts):
+    """The families of a group of rows with these prompts."""
+    rows = [prompted(tokens, 5) for tokens in prompts]
+    return families(Batch(PolicyVersion(0), PolicyVersion(0), (episode(0, 0, *rows),)).rows)
+
+
+SYSTEM, TOOLS = [1] * 200, [2] * 300
+
+
+def test_rows_share_what_some_of_a_group_have():
+    """Roles have prompts of their own, and so have rows of one environment that begins each episode in another way."""
+    assert families_of(SYSTEM, TOOLS, SYSTEM, TOOLS, [3] * 90) == [[0, 2], [1, 3], [4]]
+    assert families_of(SYSTEM, SYSTEM, SYSTEM) == [[0, 1, 2]], "where all share all, they are one family"
+    assert families_of([1] * 70, [2] * 70) == [[0], [1]]
+
+
+def test_a_group_is_divided_only_where_that_saves_more():
+    begun = [7] * 64
+    alike, other = begun + [1] * 1000, begun + [2] * 1000
+    assert families_of(alike, alike, other, other) == [[0, 1], [2, 3]]
+    assert families_of(alike, other) == [[0, 1]], "the first 64 tokens are all that they share"
+    several = [begun + [number] * 70 for number in range(8)]
+    assert families_of(*several, several[0]) == [[*range(9)]], "one pair saves less than nine rows that share 64 tokens"
+
+
+def test_families_of_other_groups_are_apart():
+    batch = Batch(PolicyVersion(0), PolicyVersion(0), tuple(episode(group, 0, prompted(SYSTEM, 5)) for group in range(2)))
+    assert families(batch.rows) == [[0], [1]]
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=5), min_size=1, max_size=6), st.integers(1, 3))
+def test_a_plan_counts_what_its_families_share(groups, data_parallel):
+    prompts = [SYSTEM, TOOLS, [1] * 64 + [5] * 500]
+    episodes = tuple(
+        episode(group, 0, *(prompted(prompts[which], 20 + which + part) for part, which in enumerate(parts)))
+        for group, parts in enumerate(groups)
+    )
+    batch = Batch(PolicyVersion(0), PolicyVersion(0), episodes)
+    number_of = {row: number for number, family in enumerate(families(batch.rows)) for row in family}
+    ranks = plan(batch, data_parallel, WIDE, share_prefixes=True)
+    assert sorted(row for rank in ranks for part in rank for row in part) == list(range(len(batch.rows)))
+    for part in (part for rank in ranks for part in rank):
+        total, shared = 0, []
+        for number in dict.fromkeys(number_of[row] for row in part):
+            members = [batch.rows[row] for row in part if number_of[row] == number]
+            places = [place for place, row in enumerate(part) if number_of[row] == number]
+            assert places == list(range(places[0], places[-1] + 1)), "rows of a family are neighbours"
+            prefix = planned_prefix(members)
+            shared.append(len(members) > 1)
+            total += sum(row.length for row in members) - prefix * (len(members) - 1)
+        assert total <= WIDE
+        assert shared == sorted(shared, reverse=True), "and come before all others"

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import rank_side
-from learner_samples import make_batch, make_model, make_recipe, untimed
+from learner_samples import batch_of, changed, edited, make_batch, make_model, make_recipe, untimed
 from loss_samples import decoupled, decoupled_ppo
 from own_functions import OWN
 from ranks import run_ranks
@@ -80,30 +80,22 @@ def folder(tmp_path_factory):
 
 
 def step(folder, algorithm, data, micro_batch_tokens):
-    batch, rows = make_batch()
-    rows = {name: with_turn_rewards(row) for name, row in rows.items()}
-    records = tuple(
-        msgspec.structs.replace(
-            one,
-            turn_rewards=tuple(t.reward for t in rows[one.group_id, one.sample_index].turns),
-            rewards=(0.3 * (one.sample_index % 3), one.reward),
-        )
-        for one in batch.rows
-    )
+    batch, episodes = make_batch()
+    batch, episodes = batch_of(map(with_turn_rewards, episodes.values()))
+    batch = changed(batch, lambda each: {"rewards": (0.3 * (each.sample_index % 3), each.reward)})
     recipe = make_recipe(folder, data=data, micro_batch_tokens=micro_batch_tokens)
     recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    batch = msgspec.structs.replace(batch, rows=records)
-    results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, data=data)
+    results = run_ranks(rank_side.train, recipe, folder, batch, episodes, 1, None, data=data)
     return untimed(combine(reading for reports, _, _ in results for reading in reports[0].readings))
 
 
-def with_turn_rewards(row):
-    first, last = row.turns
+def with_turn_rewards(episode):
+    first, last = episode.trajectories[0].turns
     turns = (
-        msgspec.structs.replace(first, reward=0.5 * (row.sample_index % 3)),
-        msgspec.structs.replace(last, reward=row.reward),
+        msgspec.structs.replace(first, reward=0.5 * (episode.sample_index % 3)),
+        msgspec.structs.replace(last, reward=episode.reward),
     )
-    return msgspec.structs.replace(row, turns=turns)
+    return edited(episode, turns=turns)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

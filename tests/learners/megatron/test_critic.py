@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from learner_samples import assemble, make_batch, make_model, make_recipe, row_of, untimed
 from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_ranks import distance, weights_of
@@ -43,16 +43,16 @@ def train(folder, algorithm, batches=BATCHES, **options):
 
 
 def packed(**changes):
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     records = [msgspec.structs.replace(record, **changes) for record in batch.rows[:5]]
     part = pack(
         records,
-        [rows[record.group_id, record.sample_index] for record in records],
+        [row_of(episodes, record) for record in records],
         [[0.0]] * 5,
         [1.0] * 5,
         batch=batch,
         multiple=1,
-        share_prefixes=False,
+        families={},
     )
     return part, records
 

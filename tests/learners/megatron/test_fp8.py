@@ -53,13 +53,13 @@ def test_experts_are_refused(tmp_path):
 
 
 def test_every_rank_gets_a_multiple_of_16_tokens(folder):
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     rank = RankSpec(rank=0, meeting=FileMeeting(""), layout=ParallelLayout(tensor=2))
 
     def packed(fp8):
         recipe = of_recipe(folder, fp8=fp8, tensor=2)
         preparation = Preparation(recipe.algorithm, recipe.learner, recipe.sampling.temperature, rank, None)
-        (mini_batch,) = preparation.mini_batches(batch, rows, 0.0)
+        (mini_batch,) = preparation.mini_batches(batch, episodes, 0.0)
         return mini_batch.micro_batches
 
     plain, padded = packed("none"), packed("hybrid")

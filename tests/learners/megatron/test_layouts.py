@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe, tensors_of, untimed
+from learner_samples import assemble, make_batch, make_model, make_recipe, row_of, tensors_of, untimed
 from ranks import run_ranks
 from test_learner_checkpoint import assert_identical, load_and_train, train_and_save
 from test_model_folders import stored
@@ -93,16 +93,16 @@ def hugging_face_gradients(folder):
 
 def hugging_face_loss(model):
     """Row by row, without packing. At the first step the ratio to the proximal policy is 1."""
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     loss, count = 0.0, 0
     for record in batch.rows:
-        row = rows[record.group_id, record.sample_index]
+        row = row_of(episodes, record)
         rewards = [other.reward for other in batch.rows if other.group_id == record.group_id]
         ids = torch.from_numpy(row.token_ids.astype(np.int64))
         places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
         logp = torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)[places - 1, ids[places]]
         weight = (logp.detach() - torch.from_numpy(row.logprobs)[places]).exp().clamp(max=2.0)
-        loss -= (weight * logp).sum() * (row.reward - np.mean(rewards)) / (np.std(rewards) or 1.0)
+        loss -= (weight * logp).sum() * (record.reward - np.mean(rewards)) / (np.std(rewards) or 1.0)
         count += len(places)
     return loss / count
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from learner_samples import make_batch, make_model
+from learner_samples import batch_of, changed, edited, make_batch, make_model, trajectories_changed
 from loss_samples import decoupled_ppo
 from test_reference_policy import train, with_turn_rewards
 
@@ -31,15 +31,13 @@ def test_as_published(limit, ramp, penalty):
 
 def test_a_row_loses_it_once_whatever_credit_looks_at():
     batch, _ = make_batch()
-    batch = msgspec.structs.replace(
-        batch, rows=tuple(msgspec.structs.replace(row, turn_rewards=(0.25, row.reward)) for row in batch.rows)
-    )
+    batch = changed(batch, lambda each: trajectories_changed(each, turn_rewards=(0.25, each.reward)))
     config = OverlongPenaltyConfig(limit=30, ramp=15)
     lost = [published(row.length, 30, 15) for row in batch.rows]
     assert 0.0 in lost
     assert any(0 < one < 1 for one in lost)
-    episodes = with_overlong_penalty(batch, config, EpisodeCreditConfig())
-    assert [before.reward - after.reward for before, after in zip(batch.rows, episodes.rows, strict=True)] == pytest.approx(lost)
+    whole = with_overlong_penalty(batch, config, EpisodeCreditConfig())
+    assert [before.reward - after.reward for before, after in zip(batch.rows, whole.rows, strict=True)] == pytest.approx(lost)
     turns = with_overlong_penalty(batch, config, TurnCreditConfig())
     for before, after, one in zip(batch.rows, turns.rows, lost, strict=True):
         assert after.turn_rewards == pytest.approx((0.25, before.reward - one))
@@ -57,25 +55,16 @@ def test_a_row_loses_it_once_whatever_credit_looks_at():
 def test_training_is_that_of_the_reduced_rewards(tmp_path, algorithm):
     folder = make_model(tmp_path)
     config = OverlongPenaltyConfig(limit=30, ramp=15)
-    batch, rows = with_turn_rewards(*make_batch())
-    reduced = dict(rows)
-    for record in batch.rows:
-        row = rows[record.group_id, record.sample_index]
-        lost = published(record.length, 30, 15)
-        *turns, last = row.turns
+    batch, episodes = with_turn_rewards(*make_batch())
+    reduced = []
+    for episode in episodes.values():
+        lost = published(len(episode), 30, 15)
+        *turns, last = episode.trajectories[0].turns
         last = msgspec.structs.replace(last, reward=last.reward - lost)
-        reduced[row.group_id, row.sample_index] = msgspec.structs.replace(row, reward=row.reward - lost, turns=(*turns, last))
-    records = tuple(
-        msgspec.structs.replace(
-            record,
-            reward=reduced[record.group_id, record.sample_index].reward,
-            turn_rewards=tuple(turn.reward for turn in reduced[record.group_id, record.sample_index].turns),
-        )
-        for record in batch.rows
-    )
-    by_hand, _ = train(folder, algorithm, [(msgspec.structs.replace(batch, rows=records), reduced)])
-    found, _ = train(folder, msgspec.structs.replace(algorithm, overlong=config), [(batch, rows)])
-    without, _ = train(folder, algorithm, [(batch, rows)])
+        reduced.append(msgspec.structs.replace(edited(episode, turns=(*turns, last)), reward=episode.reward - lost))
+    by_hand, _ = train(folder, algorithm, [batch_of(reduced)])
+    found, _ = train(folder, msgspec.structs.replace(algorithm, overlong=config), [(batch, episodes)])
+    without, _ = train(folder, algorithm, [(batch, episodes)])
     lost = [published(record.length, 30, 15) for record in batch.rows]
     assert found[0].pop("reward/overlong_penalty_mean") == pytest.approx(sum(lost) / len(lost))
     assert found[0] == pytest.approx(by_hand[0], rel=1e-6, abs=1e-9)

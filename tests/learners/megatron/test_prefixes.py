@@ -9,7 +9,19 @@ import rank_side
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_samples import VOCABULARY, assemble, batch_of, make_model, make_recipe, make_row, needed, separate, untimed
+from learner_samples import (
+    VOCABULARY,
+    assemble,
+    batch_of,
+    edited,
+    family_numbers,
+    make_episode,
+    make_model,
+    make_recipe,
+    needed,
+    separate,
+    untimed,
+)
 from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_critic import GAE
@@ -23,22 +35,27 @@ from learners.batches.prefixes import planned_prefix, shared_preamble, shared_pr
 
 
 def group(number, alike, prompts, completions):
-    """Rows whose first ``alike`` tokens are equal, and whose prompts have at least so many and one more."""
+    """Episodes whose first ``alike`` tokens are equal, and whose prompts have at least so many and one more."""
     shapes = zip(prompts, completions, strict=True)
     return [
-        make_row(number, sample, max(prompt, alike, 1), completion, (5,), float(sample % 2), alike=alike)
+        make_episode(number, sample, max(prompt, alike, 1), completion, (5,), float(sample % 2), alike=alike)
         for sample, (prompt, completion) in enumerate(shapes)
     ]
 
 
-def with_preamble(rows, length):
-    """The rows with prompts that begin alike in all groups."""
+def with_preamble(episodes, length):
+    """The episodes with prompts that begin alike in all groups."""
     tokens = np.random.default_rng(99).integers(0, VOCABULARY, length).astype(np.int32)
-    changed = []
-    for row in rows:
+    begun_alike = []
+    for episode in episodes:
+        (row,) = episode.trajectories
         common = min(length, row.prompt_length())
-        changed.append(msgspec.structs.replace(row, token_ids=np.concatenate([tokens[:common], row.token_ids[common:]])))
-    return changed
+        begun_alike.append(edited(episode, token_ids=np.concatenate([tokens[:common], row.token_ids[common:]])))
+    return begun_alike
+
+
+def only(episodes):
+    return [episode.trajectories[0] for episode in episodes]
 
 
 @st.composite
@@ -53,17 +70,17 @@ def groups(draw):
     return with_preamble(rows, draw(st.sampled_from([0, 10, 40, 150])))
 
 
-def packed(rows, multiple, *, share_prefixes):
-    batch, _ = batch_of(rows)
-    count = len(rows)
+def packed(episodes, multiple, *, share_prefixes):
+    batch, _ = batch_of(episodes)
+    count = len(episodes)
     return pack(
         batch.rows,
-        rows,
+        only(episodes),
         [[float(number)] for number in range(count)],
         [1.0] * count,
         batch=batch,
         multiple=multiple,
-        share_prefixes=share_prefixes,
+        families=family_numbers(batch.rows) if share_prefixes else {},
     )
 
 
@@ -78,8 +95,9 @@ def rows_of(part):
 
 
 @given(groups(), st.integers(1, 4))
-def test_segments_put_together_are_the_rows(rows, multiple):
-    plain, part = (packed(rows, multiple, share_prefixes=share) for share in (False, True))
+def test_segments_put_together_are_the_rows(episodes, multiple):
+    rows = only(episodes)
+    plain, part = (packed(episodes, multiple, share_prefixes=share) for share in (False, True))
     assert plain.prefixes == ()
     assert sum(part.lengths) == len(part.token_ids)
     assert len(part.token_ids) % multiple == 0
@@ -108,8 +126,9 @@ def test_segments_put_together_are_the_rows(rows, multiple):
 @given(st.integers(2, 9), st.integers(0, 300), st.integers(0, 80), st.data())
 def test_records_promise_at_least_half_of_what_rows_share_and_never_more(size, alike, extra, data):
     prompts = [alike + data.draw(st.integers(0, extra)) for _ in range(size)]
-    rows = group(0, alike, prompts, [3] * size)
-    found, promised = shared_prefix(rows), planned_prefix(batch_of(rows)[0].rows)
+    episodes = group(0, alike, prompts, [3] * size)
+    rows = only(episodes)
+    found, promised = shared_prefix(rows), planned_prefix(batch_of(episodes)[0].rows)
     agreeing = [len({int(token) for token in column}) == 1 for column in zip(*(row.token_ids for row in rows), strict=False)]
     common = agreeing.index(False) if False in agreeing else len(agreeing)
     assert found == max(0, min(common, min(row.prompt_length() for row in rows) - 1))
@@ -190,7 +209,7 @@ def test_loss_and_gradients_are_those_without_sharing(folder, name):
     found, shared_gradients, shared = gradients(folder, BATCHES[name], share=True)
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert_same_gradients(shared_gradients, expected_gradients)
-    assert separate == sum(map(needed, BATCHES[name]))
+    assert separate == sum(map(needed, only(BATCHES[name])))
     whole = packed(BATCHES[name], 1, share_prefixes=True)
     assert shared == whole.computed_tokens
     assert shared < separate or name == "two"

@@ -7,11 +7,25 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe, tensors_of, untimed
+from learner_samples import (
+    assemble,
+    batch_of,
+    changed,
+    make_batch,
+    make_model,
+    make_recipe,
+    make_several,
+    row_of,
+    tensors_of,
+    untimed,
+)
+from loss_samples import decoupled_ppo
 from ranks import RankFailed, run_ranks
 from transformers import AutoModelForCausalLM
 
+from asyncrl.core.episode import with_trained_roles
 from asyncrl.core.measures.metrics import combine
+from asyncrl.core.recipe.algorithm import SequenceMeanTokenMeanConfig
 from learners.rank import FileMeeting
 
 AT_ONCE_S = 60.0
@@ -19,11 +33,13 @@ AT_ONCE_S = 60.0
 GRIDS = {"tp2": (2, 1, 1), "pp2": (1, 2, 1), "dp2": (1, 1, 2), "tp2-pp2-dp2": (2, 2, 2)}
 
 
-def train(folder, batch, rows, *, steps=1, grid=(1, 1, 1), saved=None, **learner):
+def train(folder, batch, episodes, *, steps=1, grid=(1, 1, 1), saved=None, **learner):
     """Readings of each step and the weights after the last."""
     tensor, pipeline, data = grid
     recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **learner)
-    results = run_ranks(rank_side.train, recipe, folder, batch, rows, steps, saved, tensor=tensor, pipeline=pipeline, data=data)
+    results = run_ranks(
+        rank_side.train, recipe, folder, batch, episodes, steps, saved, tensor=tensor, pipeline=pipeline, data=data
+    )
     readings = [combine(r for reports, _, _ in results for r in reports[step].readings) for step in range(steps)]
     return readings, assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
 
@@ -72,9 +88,9 @@ def test_every_grid_gives_what_one_rank_gives(folder, one_rank, grid):
         # Data-parallel ranks may each have a copy of a prefix that rows share.
         assert flops_of(readings, tensor * pipeline) == pytest.approx(flops_of(expected, 1), rel=1e-12)
     assert_same_step(divided, weights, weights_of(folder))
-    _, rows = make_batch()
+    _, episodes = make_batch()
     slices = [needed[tensor * rank] for rank in range(data)]
-    assert sorted(name for names in slices for name in names) == sorted(rows)
+    assert sorted(name for names in slices for name in names) == sorted((*name, 0) for name in episodes)
     assert all(names == slices[rank // tensor % data] for rank, names in enumerate(needed))
 
 
@@ -102,18 +118,17 @@ def test_micro_batch_size_changes_nothing(folder, one_rank):
 def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options):
     """Row by row, without packing, in float64, with torch's own Adam; a row's weight multiplies its loss terms."""
     folder = make_model(tmp_path / "model", architecture, **options)
-    batch, rows = make_batch()
-    weighted = tuple(msgspec.structs.replace(record, weight=(0.5, 1.0, 3.0)[record.group_id]) for record in batch.rows)
-    batch = msgspec.structs.replace(batch, rows=weighted)
-    (readings,), weights, _ = train(folder, batch, rows, lr=1e-3, weight_decay=0.1)
+    batch, episodes = make_batch()
+    batch = changed(batch, lambda each: {"weight": (0.5, 1.0, 3.0)[each.group_id]})
+    (readings,), weights, _ = train(folder, batch, episodes, lr=1e-3, weight_decay=0.1)
     before = weights_of(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager")
     loss = 0.0
     entropies, gaps = [], []
     for record in batch.rows:
-        row = rows[record.group_id, record.sample_index]
+        row = row_of(episodes, record)
         group = [other.reward for other in batch.rows if other.group_id == record.group_id]
-        advantage = (row.reward - np.mean(group)) / (np.std(group) or 1.0)
+        advantage = (record.reward - np.mean(group)) / (np.std(group) or 1.0)
         ids = torch.from_numpy(row.token_ids.astype(np.int64))
         logp = torch.log_softmax(model(ids[None]).logits[0, :-1] / 0.8, -1)
         for place in np.flatnonzero(row.versions() >= batch.oldest_version):
@@ -139,12 +154,49 @@ def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options)
     assert_same_step(weights, tensors_of(model), before)
 
 
+@pytest.mark.parametrize("unit", ["episode", "trajectory"])
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_step_on_several_trajectories_is_that_of_plain_hugging_face(tmp_path, unit, data):
+    """Each sequence's mean, then the mean over sequences: an episode's rows have its advantage and, together, one denominator."""
+    folder = make_model(tmp_path / "model")
+    shapes = [("solver", 9, 3), ("critic", 4, 5), ("solver", 6, 1), ("critic", 9, 2), ("solver", 3, 4)]
+    counts = (1, 3, 5)
+    episodes = [make_several(g, s, shapes[:n], float(g + s**2)) for g in range(2) for s, n in enumerate(counts)]
+    batch, named = batch_of(with_trained_roles(each, ["solver"]) for each in episodes)
+    algorithm = decoupled_ppo(aggregation=SequenceMeanTokenMeanConfig(unit=unit))
+    recipe = msgspec.structs.replace(make_recipe(folder, data=data, lr=1e-3), algorithm=algorithm)
+    results = run_ranks(rank_side.train, recipe, folder, batch, named, 1, None, data=data)
+    readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
+    names = [row.name for row in batch.rows]
+    assert sorted(name for _, _, needed in results for name in needed) == names
+    assert {part for _, _, part in names} == {0, 2, 4}, "critics are not trained"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    terms: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for row in batch.rows:
+        trajectory = row_of(named, row)
+        rewards = [float(row.group_id + sample**2) for sample in range(3)]
+        advantage = (row.reward - np.mean(rewards)) / np.std(rewards)
+        ids = torch.from_numpy(trajectory.token_ids.astype(np.int64))
+        logp = torch.log_softmax(model(ids[None]).logits[0, :-1] / 0.8, -1)
+        for place in np.flatnonzero(trajectory.loss_mask):
+            chosen = logp[place - 1, ids[place]]
+            weight = min(math.exp(chosen.item() - float(trajectory.logprobs[place])), 2.0)
+            term = -weight * (chosen - chosen.detach()).exp() * advantage
+            terms.setdefault(row.name[:2] if unit == "episode" else row.name, []).append(term)
+    assert len(terms) == (6 if unit == "episode" else 12)
+    loss = torch.stack([torch.stack(of_one).mean() for of_one in terms.values()]).mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    assert readings["loss/policy"] == pytest.approx(loss.item(), rel=1e-5)
+    assert readings["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert readings["learner/tokens"] == sum(map(len, terms.values()))
+
+
 def test_staleness_is_split_by_cause(folder):
-    batch, rows = make_batch(version=6, oldest=4)
+    batch, episodes = make_batch(version=6, oldest=4)
     # The clock stood at 5 when they were committed: one version in the buffer, and one more in flight for tokens of version 4.
-    records = tuple(msgspec.structs.replace(record, committed_version=5) for record in batch.rows)
-    (readings,), _, _ = train(folder, msgspec.structs.replace(batch, rows=records), rows)
-    versions = np.concatenate([row.versions() for row in rows.values()])
+    (readings,), _, _ = train(folder, changed(batch, lambda each: {"committed_version": 5}), episodes)
+    versions = np.concatenate([episode.trajectories[0].versions() for episode in episodes.values()])
     at = [int((versions == 6 - staleness).sum()) for staleness in range(3)]
     assert at[0] == 0 < min(at[1:])
     assert [readings[f"staleness/tokens_at_{staleness}"] for staleness in range(3)] == at
@@ -156,21 +208,21 @@ def test_staleness_is_split_by_cause(folder):
 
 
 def test_steps_raise_the_probability_of_what_was_better_than_its_group(folder, tmp_path):
-    batch, rows = make_batch()
-    readings, weights, _ = train(folder, batch, rows, steps=2, grid=(2, 1, 1), lr=1e-3, saved=tmp_path / "saved")
+    batch, episodes = make_batch()
+    readings, weights, _ = train(folder, batch, episodes, steps=2, grid=(2, 1, 1), lr=1e-3, saved=tmp_path / "saved")
 
     def preference(model_folder):
         """Mean log-probability of the trained tokens, weighted by their advantage."""
         model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
         total = 0.0
         for record in batch.rows:
-            row = rows[record.group_id, record.sample_index]
+            row = row_of(episodes, record)
             mean = np.mean([other.reward for other in batch.rows if other.group_id == record.group_id])
             ids = torch.from_numpy(row.token_ids.astype(np.int64))
             places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
             with torch.no_grad():
                 logp = torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)
-            total += (row.reward - mean) * logp[places - 1, ids[places]].sum().item()
+            total += (record.reward - mean) * logp[places - 1, ids[places]].sum().item()
         return total
 
     assert preference(tmp_path / "saved") > preference(folder) + 1.0
@@ -181,10 +233,10 @@ def test_steps_raise_the_probability_of_what_was_better_than_its_group(folder, t
 
 def test_bfloat16_keeps_float32_master_weights(folder):
     """Steps far smaller than a bfloat16 can hold must still add up."""
-    batch, rows = make_batch()
-    start = train(folder, batch, rows, lr=1e-12, dtype="bfloat16")[1]
-    once = train(folder, batch, rows, lr=2e-5, dtype="bfloat16")[1]
-    often = train(folder, batch, rows, lr=2e-5, dtype="bfloat16", steps=20)[1]
+    batch, episodes = make_batch()
+    start = train(folder, batch, episodes, lr=1e-12, dtype="bfloat16")[1]
+    once = train(folder, batch, episodes, lr=2e-5, dtype="bfloat16")[1]
+    often = train(folder, batch, episodes, lr=2e-5, dtype="bfloat16", steps=20)[1]
     assert distance(once, start) < 0.2 * distance(often, start)
     assert all(np.array_equal(tensor, torch.from_numpy(tensor).bfloat16().double().numpy()) for tensor in often.values())
 
@@ -268,12 +320,12 @@ def test_a_rank_that_dies_is_noticed_at_once(folder):
 
 def test_missing_rows_and_empty_batches_are_refused(folder):
     recipe = make_recipe(folder)
-    batch, rows = make_batch()
-    lacking = {name: row for name, row in rows.items() if name != (1, 2)}
+    batch, episodes = make_batch()
+    lacking = {name: episode for name, episode in episodes.items() if name != (1, 2)}
     ((kind, text, _),) = run_ranks(rank_side.failure, recipe, folder, batch, lacking)
-    assert (kind, "rows [(1, 2)] (group, sample) of version 5 are missing" in text) == ("ValueError", True)
-    nothing = tuple(msgspec.structs.replace(record, loss_tokens=0) for record in batch.rows)
-    ((kind, text, _),) = run_ranks(rank_side.failure, recipe, folder, msgspec.structs.replace(batch, rows=nothing), rows)
+    assert (kind, "episodes [(1, 2)] (group, sample) of version 5 are missing" in text) == ("ValueError", True)
+    nothing = msgspec.structs.replace(batch, oldest_version=6)
+    ((kind, text, _),) = run_ranks(rank_side.failure, recipe, folder, nothing, episodes)
     assert (kind, "no token of the 12 rows" in text) == ("ValueError", True)
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from learner_samples import assemble, batch_of, edited, make_batch, make_model, make_recipe, make_several, row_of, untimed
 from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 from test_ranks import distance
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.recipe.advantage import RlooAdvantageConfig
+from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RlooAdvantageConfig
 from asyncrl.core.recipe.algorithm import AdaptiveKlConfig, KlInLossConfig, KlInRewardConfig, TurnCreditConfig
 from asyncrl.core.recipe.learner import LoraConfig
 from learners.algorithm.kl import adapted_coefficient
@@ -42,7 +42,7 @@ def train(folder, algorithm, batches=BATCHES, **options):
     return readings, assemble([shards for _, shards in results])
 
 
-def estimates_of(reference, policy, batch, rows):
+def estimates_of(reference, policy, batch, episodes):
     """Schulman's third estimate of the divergence of each trained token, times its weight, by Hugging Face's models in float64.
 
     The weight is the policy's probability over that of the engine that sampled the token, at most 2.
@@ -50,7 +50,7 @@ def estimates_of(reference, policy, batch, rows):
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (reference, policy)]
     estimates = []
     for record in batch.rows:
-        row = rows[record.group_id, record.sample_index]
+        row = row_of(episodes, record)
         ids = torch.from_numpy(row.token_ids.astype(np.int64))
         places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
         with torch.no_grad():
@@ -160,18 +160,12 @@ def test_each_turn_pays_its_own_divergence(folder):
     assert penalised[1]["loss/policy"] != pytest.approx(free[1]["loss/policy"], rel=1e-3)
 
 
-def with_turn_rewards(batch, rows):
-    rows = {
-        name: msgspec.structs.replace(
-            row, turns=tuple(msgspec.structs.replace(turn, reward=row.reward * place) for place, turn in enumerate(row.turns))
-        )
-        for name, row in rows.items()
-    }
-    records = tuple(
-        msgspec.structs.replace(r, turn_rewards=tuple(turn.reward for turn in rows[r.group_id, r.sample_index].turns))
-        for r in batch.rows
-    )
-    return msgspec.structs.replace(batch, rows=records), rows
+def with_turn_rewards(batch, episodes):
+    def rewarded(episode):
+        turns = enumerate(episode.trajectories[0].turns)
+        return edited(episode, turns=tuple(msgspec.structs.replace(turn, reward=episode.reward * place) for place, turn in turns))
+
+    return batch_of(map(rewarded, episodes.values()), batch.version, batch.oldest_version)
 
 
 @pytest.mark.parametrize("grid", [(1, 1, 1), (1, 2, 1)], ids=["one", "pp2"])
@@ -191,3 +185,28 @@ def test_an_adaptive_coefficient_and_the_reference_survive_a_resume_to_the_bit(f
     expected = adapted_coefficient(first["kl/coefficient"], first["kl/reference_k3"], control.target, control.horizon)
     assert second["kl/coefficient"] == pytest.approx(expected)
     assert first["kl/coefficient"] != 0.3
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_all_rows_with_a_reward_lose_their_divergences_together(folder, tmp_path, data):
+    """Rows of one episode may be on several ranks; a role with a reward of its own loses its own rows' alone."""
+    shapes = [("solver", 5, 3), ("critic", 4, 2), ("solver", 3, 4)]
+    made = [
+        make_several(g, s, shapes[: s + 1], float(s - g), role_rewards={"critic": 2.0 * s}) for g in range(2) for s in range(3)
+    ]
+    batch, episodes = batch_of(made)
+    kl = KlInRewardConfig(coefficient=0.5, reference=str(make_model(tmp_path / "other", seed=7)))
+    algorithm = decoupled_ppo(kl=kl, advantage=GrpoAdvantageConfig(normalize="mean"))
+    recipe = msgspec.structs.replace(make_recipe(folder, data=data), algorithm=algorithm)
+    of_ranks = run_ranks(rank_side.prepared_rows, recipe, folder, batch, episodes, data=data)
+    found = {name: row for rows in of_ranks for name, row in rows.items()}
+    assert sorted(found) == [row.name for row in batch.rows]
+    assert all(abs(apart) > 0.1 for _, apart in found.values())
+    for row in batch.rows:
+        left = []
+        for sample in range(3):
+            same = [other.name for other in batch.rows if other.name[:2] == (row.group_id, sample) and other.role == row.role]
+            reward = 2.0 * sample if row.role == "critic" else float(sample - row.group_id)
+            left.append(reward - 0.5 * sum(found[name][1] for name in same))
+        (advantage,) = found[row.name][0]
+        assert advantage == pytest.approx(left[row.sample_index] - np.mean(left), rel=1e-4, abs=1e-5)

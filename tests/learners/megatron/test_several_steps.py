@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from learner_samples import assemble, batch_of, changed, edited, make_batch, make_model, make_recipe, row_of, untimed
 from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 from test_ranks import assert_same_step, distance, weights_of
@@ -29,17 +29,16 @@ def train(folder, algorithm, *, batch=None, grid=(1, 1, 1), **learner):
     tensor, pipeline, data = grid
     recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **learner)
     recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    batch, rows = make_batch() if batch is None else batch
-    results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, tensor=tensor, pipeline=pipeline, data=data)
+    batch, episodes = make_batch() if batch is None else batch
+    results = run_ranks(rank_side.train, recipe, folder, batch, episodes, 1, None, tensor=tensor, pipeline=pipeline, data=data)
     readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
     return untimed(readings), assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
 
 
 def without_gradient(version):
     """A batch all of whose rewards are equal, so that no token has an advantage."""
-    batch, rows = make_batch(version)
-    rows = {name: msgspec.structs.replace(row, reward=1.0) for name, row in rows.items()}
-    return msgspec.structs.replace(batch, rows=tuple(msgspec.structs.replace(row, reward=1.0) for row in batch.rows)), rows
+    batch, episodes = make_batch(version)
+    return changed(batch, lambda each: {"reward": 1.0}), episodes
 
 
 @pytest.mark.parametrize(
@@ -60,19 +59,19 @@ def test_the_weights_move_without_a_gradient_where_momentum_or_decay_moves_them(
 
 def test_the_steps_are_those_of_plain_hugging_face(folder):
     """The anchor is the policy before the first of them; each divides by its own tokens; rewards are compared before dividing."""
-    batch, rows = make_batch()
+    batch, episodes = make_batch()
     readings, weights, _ = train(folder, SEVERAL, lr=1e-3)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
     def log_probability(record):
-        row = rows[record.group_id, record.sample_index]
+        row = row_of(episodes, record)
         ids = torch.from_numpy(row.token_ids.astype(np.int64))
         places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
         logp = torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)
         return logp[places - 1, ids[places]], torch.from_numpy(row.logprobs)[places].double()
 
     with torch.no_grad():
-        proximal = {(record.group_id, record.sample_index): log_probability(record)[0] for record in batch.rows}
+        proximal = {record.name: log_probability(record)[0] for record in batch.rows}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     parts = mini_batches(batch, 2)
     losses, norms, clipped = [], [], 0
@@ -82,7 +81,7 @@ def test_the_steps_are_those_of_plain_hugging_face(folder):
             group = [other.reward for other in batch.rows if other.group_id == record.group_id]
             advantage = (record.reward - np.mean(group)) / (np.std(group) or 1.0)
             logp, behaviour = log_probability(record)
-            before = proximal[record.group_id, record.sample_index]
+            before = proximal[record.name]
             ratio = (logp - before).exp()
             free, held = ratio * advantage, ratio.clamp(0.8, 1.28) * advantage
             loss = loss - ((before - behaviour).exp().clamp(max=2.0) * torch.minimum(free, held)).sum()
@@ -118,7 +117,7 @@ def test_every_grid_takes_the_same_steps(folder, one_rank, grid):
     assert distance(divided, weights) < 1e-4
     tensor, _, data = grid
     slices = [needed[tensor * rank] for rank in range(data)]
-    assert sorted(name for names in slices for name in names) == sorted(make_batch()[1])
+    assert sorted(name for names in slices for name in names) == sorted((*name, 0) for name in make_batch()[1])
 
 
 def test_readings_are_of_one_batch_and_tell_how_far_off_policy_it_was(folder):
@@ -137,11 +136,11 @@ def test_readings_are_of_one_batch_and_tell_how_far_off_policy_it_was(folder):
 
 def test_fresh_tokens_leave_the_log_linear_anchor_behind_as_the_steps_move_the_policy(folder):
     """Nothing is stale: the log-linear anchor is that of plain PPO."""
-    batch, rows = make_batch(version=5, oldest=5)
+    batch, episodes = make_batch(version=5, oldest=5)
     fresh = msgspec.structs.replace(SEVERAL, correction=decoupled(anchor="proximal_log_linear"))
     plain = msgspec.structs.replace(SEVERAL, correction=decoupled(anchor="behaviour", weight="none"))
-    readings, weights, _ = train(folder, fresh, batch=(batch, rows), lr=1e-3)
-    expected, plain_weights, _ = train(folder, plain, batch=(batch, rows), lr=1e-3)
+    readings, weights, _ = train(folder, fresh, batch=(batch, episodes), lr=1e-3)
+    expected, plain_weights, _ = train(folder, plain, batch=(batch, episodes), lr=1e-3)
     assert readings == pytest.approx(expected)
     assert distance(weights, plain_weights) < 1e-9
     assert readings["loss/clip_fraction"] > 0
@@ -165,24 +164,19 @@ def test_the_proximal_policy_is_computed_ahead_only_where_it_is_needed(folder, a
 
 
 def test_a_mini_batch_without_a_token_in_the_loss_takes_no_step(folder):
-    batch, rows = make_batch(version=9, oldest=5)
+    batch, episodes = make_batch(version=9, oldest=5)
     first = {row.group_id for row in mini_batches(batch, 3)[0].rows}
     # Tokens of versions 3 and 4 alone: too old, all of them.
-    rows = {name: old(row) if name[0] in first else row for name, row in rows.items()}
-    records = tuple(
-        msgspec.structs.replace(r, loss_tokens=0, committed_version=9) if r.group_id in first else r for r in batch.rows
-    )
-    readings, weights, _ = train(
-        folder, msgspec.structs.replace(SEVERAL, minibatches=3), batch=(msgspec.structs.replace(batch, rows=records), rows)
-    )
-    assert readings["learner/tokens"] == sum(record.loss_tokens for record in records)
+    batch, episodes = batch_of((old(each) if name[0] in first else each for name, each in episodes.items()), 9, 5)
+    readings, weights, _ = train(folder, msgspec.structs.replace(SEVERAL, minibatches=3), batch=(batch, episodes))
+    assert readings["learner/tokens"] == sum(row.loss_tokens for row in batch.rows)
     assert all(math.isfinite(value) for value in readings.values())
     assert distance(weights, weights_of(folder)) > 1e-3
 
 
-def old(row):
-    spans = tuple(msgspec.structs.replace(span, version=min(span.version, 4)) for span in row.version_spans)
-    return msgspec.structs.replace(row, version_spans=spans)
+def old(episode):
+    spans = episode.trajectories[0].version_spans
+    return edited(episode, version_spans=tuple(msgspec.structs.replace(span, version=min(span.version, 4)) for span in spans))
 
 
 @pytest.mark.parametrize("grid", [(1, 1, 1), (2, 2, 1)], ids=["one", "tp2-pp2"])

@@ -11,14 +11,14 @@ from others_folders import link, of_another_user, writable
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.bench.buffer.buffer_actors import trajectory_of
+from asyncrl.bench.buffer.buffer_actors import episode_of
+from asyncrl.core.episode import encode
 from asyncrl.core.errors import ComponentFailed, ProcessDied
 from asyncrl.core.files.memory_owners import remove_owner_file
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig, NoJournalConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
-from asyncrl.core.trajectory import encode
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.payload import PayloadSink, PayloadSource, ShardPlace
@@ -182,10 +182,10 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
         client = await BufferClient.connect(buffer, "a client", print)
         written = {}
         for ticket, node in zip(await client.lease("worker", 0, 2), nodes, strict=True):
-            trajectories = [trajectory_of(ticket, index, 64, 0) for index in ticket.samples]
-            refs = await PayloadSink(recipe.buffer, places, node, "worker").append(ticket.group_id, [*map(encode, trajectories)])
-            await client.commit([TrajectoryRecord.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)])
-            written |= {(row.group_id, row.sample_index): encode(row) for row in trajectories}
+            episodes = [episode_of(ticket, index, 64, 0) for index in ticket.samples]
+            refs = await PayloadSink(recipe.buffer, places, node, "worker").append(ticket.group_id, [*map(encode, episodes)])
+            await client.commit([EpisodeRecord.of(each, ref) for each, ref in zip(episodes, refs, strict=True)])
+            written |= {(each.group_id, each.sample_index): encode(each) for each in episodes}
         batch = await client.take(0)
         await client.trained(0)
         client.close()
@@ -193,9 +193,9 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
 
     written, batch = asyncio.run(through())
     assert all(place.folder.is_dir() for place in places[:2])
-    assert {row.payload.shard for row in batch.rows} == {0, 1}
-    fetched = PayloadSource(places, nodes[0], "rank").fetch_payloads([row.payload for row in batch.rows])
-    assert dict(zip([(row.group_id, row.sample_index) for row in batch.rows], fetched, strict=True)) == written
+    assert {each.payload.shard for each in batch.episodes} == {0, 1}
+    fetched = PayloadSource(places, nodes[0], "rank").fetch_payloads([each.payload for each in batch.episodes])
+    assert dict(zip([each.name for each in batch.episodes], fetched, strict=True)) == written
     ray.get(buffer.close.remote())
     assert places[0].folder.parent.is_dir() == (journal != NoJournalConfig())
     ray.kill(buffer)

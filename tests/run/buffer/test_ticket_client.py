@@ -8,15 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError
-from short_trajectories import trajectory
+from short_episodes import episode
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.episode import Episode, decode
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
-from asyncrl.core.trajectory import Sampling, Trajectory, decode
+from asyncrl.core.trajectory import Sampling
 from asyncrl.rpc.client import RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
@@ -46,8 +47,8 @@ NOTHING = BufferStatistics(
 )
 
 
-def sample(index: int) -> TrajectoryRecord:
-    return TrajectoryRecord.of(trajectory(index), PayloadRef(0, "s", index, 1, 0))
+def sample(index: int) -> EpisodeRecord:
+    return EpisodeRecord.of(episode(index), PayloadRef(0, "s", index, 1, 0))
 
 
 class FakeBuffer:
@@ -64,7 +65,7 @@ class FakeBuffer:
         self.gate.set()
         self.changed = asyncio.Condition()
 
-    async def commit(self, samples: Sequence[TrajectoryRecord]) -> None:
+    async def commit(self, samples: Sequence[EpisodeRecord]) -> None:
         self.commits.append([s.sample_index for s in samples])
         self.samples = list(samples)
         await self._notify()
@@ -176,21 +177,21 @@ async def all_within(seconds: float, *waiting: Awaitable[Any]) -> list[Any]:
 @pytest.mark.parametrize("fsync", ["never", "always"])
 async def test_what_the_buffer_hears_of_is_kept(open_shop: OpenShop, fsync: str) -> None:
     shop = await open_shop(fsync)
-    sent = [trajectory(index) for index in range(4)]
+    sent = [episode(index) for index in range(4)]
     heard = []
     for each in sent:
         await shop.ticket_client.commit(each)
         heard += shop.buffer.samples
     for each, told in zip(sent, heard, strict=True):
         (data,) = PayloadReader(shop.folder).read([told.payload])
-        assert msgspec.structs.replace(decode(data), **arrays_of(each)) == msgspec.structs.replace(each, **arrays_of(each))
-        assert told == TrajectoryRecord.of(each, told.payload)
+        assert plain(decode(data)) == plain(each)
+        assert told == EpisodeRecord.of(each, told.payload)
         assert told.sampled == ((5, each.sample_index + 1),)
 
 
 async def test_the_buffer_hears_what_no_loss_can_train(open_shop: OpenShop) -> None:
     shop = await open_shop()
-    sampled = trajectory(0)
+    sampled = episode(0)
     for each in (sampled, msgspec.structs.replace(sampled, sampling=Sampling(0.0, 1.0, 0))):
         await shop.ticket_client.commit(each)
         (told,) = shop.buffer.samples
@@ -201,21 +202,22 @@ async def test_the_buffer_hears_what_no_loss_can_train(open_shop: OpenShop) -> N
 
 async def test_the_buffer_hears_of_each_reward_that_the_recipe_names(open_shop: OpenShop) -> None:
     shop = await open_shop(reward_names=("polite", "reward"))
-    await shop.ticket_client.commit(msgspec.structs.replace(trajectory(0), metrics={"polite": 0.25, "calls": 3.0}))
+    await shop.ticket_client.commit(msgspec.structs.replace(episode(0), metrics={"polite": 0.25, "calls": 3.0}))
     (told,) = shop.buffer.samples
     assert told.rewards == (0.25, 0.5)
 
 
-def arrays_of(each: Trajectory) -> dict[str, Any]:
-    return {"token_ids": each.token_ids.tolist(), "logprobs": [], "loss_mask": []}
+def plain(each: Episode) -> object:
+    """The episode with lists in place of arrays, which cannot be compared."""
+    return msgspec.to_builtins(each, enc_hook=np.ndarray.tolist)
 
 
 async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(open_shop: OpenShop) -> None:
     shop = await open_shop()
     shop.buffer.gate.clear()
-    first = asyncio.create_task(shop.ticket_client.commit(trajectory(0)))
+    first = asyncio.create_task(shop.ticket_client.commit(episode(0)))
     await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
-    others = [asyncio.create_task(shop.ticket_client.commit(trajectory(index))) for index in range(1, 5)]
+    others = [asyncio.create_task(shop.ticket_client.commit(episode(index))) for index in range(1, 5)]
     for _ in range(20):
         await asyncio.sleep(0)
     assert shop.buffer.commits == [[0]]
@@ -232,7 +234,7 @@ async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewa
     monkeypatch.setattr(ticket_client, "LAST_RETRY_S", 0.004)
     shop = await open_shop()
     shop.sink.full = True
-    waiting = [asyncio.create_task(shop.ticket_client.commit(trajectory(index))) for index in range(6)]
+    waiting = [asyncio.create_task(shop.ticket_client.commit(episode(index))) for index in range(6)]
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
     assert "is full" in shop.buffer.pauses[0]
     assert await shop.ticket_client.renew(WORKER, [GroupId(8), GroupId(9)]) == [8]
@@ -249,17 +251,19 @@ async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewa
 async def test_a_group_given_up_on_a_full_disk_pauses_nobody_any_more(open_shop: OpenShop) -> None:
     shop = await open_shop()
     shop.sink.full = True
-    waiting = asyncio.create_task(shop.ticket_client.commit(trajectory(0)))
+    waiting = asyncio.create_task(shop.ticket_client.commit(episode(0)))
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
     waiting.cancel()
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 2)
     assert shop.buffer.pauses[1] == ""
 
 
-async def test_a_malformed_trajectory_is_named(open_shop: OpenShop) -> None:
+async def test_a_malformed_episode_is_named(open_shop: OpenShop) -> None:
     shop = await open_shop()
-    broken = msgspec.structs.replace(trajectory(1), loss_mask=np.zeros(4, bool))
-    message = r"generator-0 made a malformed trajectory \(task t, group 3, sample 1\): the loss mask is not exactly"
+    whole = episode(1)
+    stream = msgspec.structs.replace(whole.trajectories[0], loss_mask=np.zeros(4, bool))
+    broken = msgspec.structs.replace(whole, trajectories=(stream,))
+    message = r"generator-0 made a malformed episode \(task t, group 3, sample 1\): trajectory 0: the loss mask is not exactly"
     with pytest.raises(ComponentFailed, match=message):
         await shop.ticket_client.commit(broken)
     assert shop.buffer.commits == []
@@ -337,10 +341,10 @@ async def test_the_buffers_death_is_not_taken_for_the_generators(
     """A generator that died, or lost its connection, is replaced; nothing can take the buffer's place."""
     shop = await open_shop(buffer_dead=dead)
     shop.buffer.gate.clear()
-    waiting = asyncio.create_task(shop.ticket_client.commit(trajectory(0)))
+    waiting = asyncio.create_task(shop.ticket_client.commit(episode(0)))
     await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
     shop.rpc.close()
-    for call in (waiting, shop.ticket_client.commit(trajectory(1))):
+    for call in (waiting, shop.ticket_client.commit(episode(1))):
         with pytest.raises(ComponentFailed, match=told) as caught:
             await call
         assert type(caught.value) is raised

@@ -2,7 +2,7 @@
 
 import pyarrow.parquet as pq
 import pytest
-from made_trajectories import trajectory
+from played_episodes import episode
 from tokenizers import Tokenizer, models
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
@@ -10,7 +10,7 @@ from asyncrl.episodes.files import evaluation_files, forget_evaluation
 from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
 from asyncrl.run.recipe.compose import compose
 
-PLAYED = [trajectory(group) for group in range(20)]
+PLAYED = [episode(group) for group in range(20)]
 SOURCES = {one.task_id: "held-out" for one in PLAYED}
 
 

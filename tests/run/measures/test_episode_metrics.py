@@ -3,15 +3,17 @@
 import msgspec
 import numpy as np
 import pytest
+from played_episodes import in_batch, played, record
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.measures.counters import snapshot
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.messages import CallOutcome, CallRecord
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
-from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory, Turn, VersionSpan
+from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Turn, VersionSpan
 from asyncrl.run.measures.episode_metrics import EpisodeMetrics
 from asyncrl.run.measures.step_readings import Moment
 from generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
@@ -20,10 +22,10 @@ from generators.worker import GeneratorStatistics
 OK, ERROR, TIMEOUT, MALFORMED, _ = CallOutcome
 
 
-def episode(reward=1.0, turns=2, stop=StopReason.ENVIRONMENT_DONE, temperature=1.0, calls=(), **metrics: float) -> Trajectory:
+def episode(reward=1.0, turns=2, stop=StopReason.ENVIRONMENT_DONE, temperature=1.0, calls=(), **metrics: float) -> Episode:
     """Turns of 3 tokens, each after 2 that were given."""
     spans = [VersionSpan(5 * i + at, 5 * i + to, version) for i in range(turns) for at, to, version in ((0, 2, -1), (2, 5, 0))]
-    return Trajectory(
+    return played(
         task_id=TaskId("t"),
         group_id=GroupId(0),
         sample_index=0,
@@ -41,7 +43,7 @@ def episode(reward=1.0, turns=2, stop=StopReason.ENVIRONMENT_DONE, temperature=1
     )
 
 
-def counted(*episodes: Trajectory, source="a", into: FinishedEpisodes | None = None, empty=False) -> FinishedEpisodes:
+def counted(*episodes: Episode, source="a", into: FinishedEpisodes | None = None, empty=False) -> FinishedEpisodes:
     finished = into or FinishedEpisodes()
     for one in episodes:
         finished.add(one, source, 8.0, empty_answer=empty)
@@ -49,12 +51,12 @@ def counted(*episodes: Trajectory, source="a", into: FinishedEpisodes | None = N
 
 
 def batch(*rewards: tuple[str, float]) -> Batch:
-    rows = tuple(
-        BatchRow(GroupId(0), i, 10, ((PolicyVersion(0), 6),), reward, StopReason.ENVIRONMENT_DONE, PayloadRef(0, "", 0, 0, 0),
-                 task_id=TaskId("t"), source=source, loss_tokens=6, weight=1.0)
+    sampled = ((PolicyVersion(0), 6),)
+    episodes = tuple(
+        in_batch(record(group_id=GroupId(0), sample_index=i, length=10, sampled=sampled, reward=reward), source=source)
         for i, (source, reward) in enumerate(rewards)
-    )  # fmt: skip
-    return Batch(PolicyVersion(0), PolicyVersion(0), rows)
+    )
+    return Batch(PolicyVersion(0), PolicyVersion(0), episodes)
 
 
 def found(finished: FinishedEpisodes, *rewards: tuple[str, float], shares=None) -> dict[str, float]:
@@ -77,31 +79,26 @@ def test_a_metric_is_its_mean_over_finished_episodes():
 
 
 def test_parts_of_the_reward_are_means_over_the_batch():
-    rows = [
-        msgspec.structs.replace(row, reward_parts=parts)
-        for row, parts in zip(
-            batch(("a", 1.0), ("a", 0.0), ("b", 0.5)).rows, ({"right": 1.0, "mean": 0.2}, {}, {"right": 0.5}), strict=True
+    some = [
+        msgspec.structs.replace(one, reward_parts=parts)
+        for one, parts in zip(
+            batch(("a", 1.0), ("a", 0.0), ("b", 0.5)).episodes, ({"right": 1.0, "mean": 0.2}, {}, {"right": 0.5}), strict=True
         )
     ]
-    values = combine(EpisodeMetrics(ClassEnvironmentConfig(name="calculator")).reward_parts(rows))
+    values = combine(EpisodeMetrics(ClassEnvironmentConfig(name="calculator")).reward_parts(some))
     assert values == pytest.approx({"reward/right": 0.5, "reward/part_mean": 0.2 / 3})  # reward/mean is that of whole rewards
 
 
 def test_a_record_sums_the_parts_of_the_turns_rewards():
     whole = episode(turns=3)
+    (stream,) = whole.trajectories
     turns = tuple(
         msgspec.structs.replace(turn, rewards=parts)
-        for turn, parts in zip(whole.turns, ({"right": 1.0, "brief": -0.25}, {}, {"right": 0.5}), strict=True)
+        for turn, parts in zip(stream.turns, ({"right": 1.0, "brief": -0.25}, {}, {"right": 0.5}), strict=True)
     )
-    mask = whole.versions() >= 0
-    record = TrajectoryRecord.of(msgspec.structs.replace(whole, turns=turns, loss_mask=mask), PayloadRef(0, "segment", 0, 1, 0))
-    assert record.reward_parts == {"right": 1.5, "brief": -0.25}
-
-
-def test_records_written_before_there_were_parts_are_read():
-    record = TrajectoryRecord(GroupId(0), 0, 10, ((PolicyVersion(0), 6),), 1.0, StopReason.MAX_TURNS, PayloadRef(0, "", 0, 0, 0))
-    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:-1]), type=TrajectoryRecord) == record
+    stream = msgspec.structs.replace(stream, turns=turns, loss_mask=stream.versions() >= 0)
+    made = EpisodeRecord.of(msgspec.structs.replace(whole, trajectories=(stream,)), PayloadRef(0, "segment", 0, 1, 0))
+    assert made.reward_parts == {"right": 1.5, "brief": -0.25}
 
 
 def test_greedy_episodes_count_for_latencies_only():

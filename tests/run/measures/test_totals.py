@@ -2,14 +2,13 @@ from collections import Counter
 
 import msgspec
 import pytest
+from played_episodes import in_batch, record
 
-from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.batch import Batch
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime, TimeSplit
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.recipe.buffer import BufferConfig
-from asyncrl.core.trajectory import StopReason
 from asyncrl.run.measures.summary import EvaluationEnds, PlayedEvaluation, Status
 from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
 from generators.worker import GeneratorStatistics
@@ -29,9 +28,8 @@ def statistics(tokens: int) -> GeneratorStatistics:
 
 
 def batch(version: int) -> Batch:
-    record = TrajectoryRecord(version, 0, 10, ((version, 6),), 1.0, StopReason.ENVIRONMENT_DONE, PayloadRef(0, "s", 0, 1, 0))
-    row = BatchRow.around(record, f"t{version}", "s", 0, 1.0)
-    return Batch(version, 0, (row, row))
+    one = in_batch(record(group_id=version, sample_index=0, length=10, sampled=((version, 6),), reward=1.0), f"t{version}", "s")
+    return Batch(version, 0, (one, one))
 
 
 def train(totals: Totals, steps: range, tokens: int = 0) -> None:

@@ -1,6 +1,7 @@
 """What is summed up over kept episodes tells the environments of a mixture apart."""
 
-from made_episodes import PROMPT_TOKENS, row, turn, write
+import pytest
+from made_episodes import PROMPT_TOKENS, row, tree, turn, write
 
 from asyncrl.episodes.reader import EpisodeReader
 from asyncrl.run.report.episode_tables import episode_tables
@@ -44,3 +45,18 @@ def test_problems_that_differ_by_a_number_are_one(tmp_path):
         ("(unreadable): malformed: not JSON: line 1 column 9 (char 8) (2 variants)", 3),
         ("(unreadable): malformed: no arguments", 1),
     ]
+
+
+def test_an_episode_of_several_trajectories_counts_once(tmp_path):
+    first, second, third = tree(step=1)
+    write(tmp_path, [second, row(1, task_id="alone", group_id=99), third], "train-0")
+    write(tmp_path, [first], "train-1")
+    tables = episode_tables(EpisodeReader(tmp_path / "trajectories"))
+    assert (tables.episodes, [(each.what, each.count) for each in tables.stop_reasons]) == (2, [("environment_done", 2)])
+    tasks = {each.task: (each.episodes, each.reward) for each in tables.tasks}
+    assert tasks == {"of-three": (1, 1.0), "alone": (1, 1.0)}
+    of_turns = sum(turn["generating_s"] + turn["environment_s"] for each in (first, second, third) for turn in each["turns"])
+    outside = first["queued_s"] + first["reset_s"] + first["scoring_s"]
+    seconds = {each.task: each.seconds for each in tables.tasks}
+    assert seconds["of-three"] == pytest.approx(of_turns + outside), "its trajectories' turns together"
+    assert sum(each.calls for each in tables.tools) == 1 + 2 + 3 + 2

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError
-from short_trajectories import trajectory
+from short_episodes import episode
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import TaskId
@@ -113,7 +113,7 @@ async def test_a_service_sees_the_episode_and_each_gets_its_own_score() -> None:
     service = Service([lengths])
     with serving(service) as port:
         asked = scorer(port)
-        scores = await asyncio.gather(*(asked.score(TASK, trajectory(index)) for index in range(40)))
+        scores = await asyncio.gather(*(asked.score(TASK, episode(index)) for index in range(40)))
     assert scores == [len(" ".join(map(str, range(3 + index)))) for index in range(40)]
     assert all(len(request) <= 32 for request in service.requests)
     (first,) = [episode for request in service.requests for episode in request if episode["turns"] == ["2"]]
@@ -134,7 +134,7 @@ async def test_requests_overlap_and_are_batched_as_the_recipe_says() -> None:
     service.gate.clear()
     with serving(service) as port:
         asked = scorer(port, batch_size=4, requests=2)
-        scores = [asyncio.create_task(asked.score(TASK, trajectory(0))) for _ in range(18)]
+        scores = [asyncio.create_task(asked.score(TASK, episode(0))) for _ in range(18)]
         async with asyncio.timeout(MINUTE):
             while service.running < 2:  # noqa: ASYNC110 - counted in another thread
                 await asyncio.sleep(0.001)
@@ -159,7 +159,7 @@ PASSING = {
 async def test_what_passes_is_asked_again(trouble: Reply) -> None:
     service = Service([trouble, trouble, lengths])
     with serving(service) as port:
-        assert await scorer(port).score(TASK, trajectory(0)) == 5
+        assert await scorer(port).score(TASK, episode(0)) == 5
     assert len(service.requests) == 3
 
 
@@ -168,7 +168,7 @@ async def test_a_service_that_is_down_and_comes_up_again_costs_nothing(caplog: p
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-        asking = asyncio.create_task(scorer(port).score(TASK, trajectory(0)))
+        asking = asyncio.create_task(scorer(port).score(TASK, episode(0)))
         async with asyncio.timeout(MINUTE):
             while "it is asked again" not in caplog.text:  # noqa: ASYNC110 - logged, and nothing else
                 await asyncio.sleep(0.001)
@@ -182,7 +182,7 @@ async def test_waiting_for_a_turn_counts() -> None:
         held.bind(("127.0.0.1", 0))
         asked = scorer(held.getsockname()[1], deadline_s=0.3, batch_size=2, requests=1)
         began = asyncio.get_running_loop().time()
-        scores = await asyncio.gather(*(asked.score(TASK, trajectory(0)) for _ in range(400)), return_exceptions=True)
+        scores = await asyncio.gather(*(asked.score(TASK, episode(0)) for _ in range(400)), return_exceptions=True)
         assert asyncio.get_running_loop().time() - began < 30, "200 turns of 0.3 s"
     assert all(isinstance(score, ScoringFailed) and score.kind is FailureKind.INFRASTRUCTURE for score in scores)
 
@@ -191,7 +191,7 @@ async def test_a_slow_answer_is_given_up_and_asked_for_again() -> None:
     service = Service([lengths])
     service.gate.clear()
     with serving(service) as port:
-        asking = asyncio.create_task(scorer(port, timeout_s=0.2).score(TASK, trajectory(0)))
+        asking = asyncio.create_task(scorer(port, timeout_s=0.2).score(TASK, episode(0)))
         async with asyncio.timeout(MINUTE):
             while len(service.requests) < 2:  # noqa: ASYNC110 - counted in another thread
                 await asyncio.sleep(0.001)
@@ -203,7 +203,7 @@ async def test_a_slow_answer_is_given_up_and_asked_for_again() -> None:
 async def test_an_outage_beyond_the_deadline_is_the_infrastructure_s_failure(trouble: Reply, told: str) -> None:
     with serving(Service([trouble])) as port:
         asked = scorer(port, deadline_s=1.0)
-        outcomes = await asyncio.gather(*(asked.score(TASK, trajectory(index)) for index in range(3)), return_exceptions=True)
+        outcomes = await asyncio.gather(*(asked.score(TASK, episode(index)) for index in range(3)), return_exceptions=True)
     for outcome in outcomes:
         assert isinstance(outcome, ScoringFailed)
         assert outcome.kind is FailureKind.INFRASTRUCTURE
@@ -223,14 +223,14 @@ async def test_an_outage_beyond_the_deadline_is_the_infrastructure_s_failure(tro
 async def test_what_will_not_pass_is_refused_at_once(reply: Reply, told: str) -> None:
     service = Service([reply])
     with serving(service) as port, pytest.raises(ComponentFailed, match=told):
-        await scorer(port).score(TASK, trajectory(0))
+        await scorer(port).score(TASK, episode(0))
     assert len(service.requests) == 1
 
 
 @pytest.mark.parametrize("score", ["null", "NaN"])
 async def test_a_score_that_is_none_is_not_a_number(score: str) -> None:
     with serving(Service([says(200, f'{{"scores": [{score}]}}')])) as port:
-        assert math.isnan(await scorer(port).score(TASK, trajectory(0)))
+        assert math.isnan(await scorer(port).score(TASK, episode(0)))
 
 
 class Endless:
@@ -269,7 +269,7 @@ async def test_an_endless_answer_is_read_no_further_and_asked_for_again(
     endless = Endless(head, block, drips=drips)
     with serving(Service([endless, lengths])) as port:
         before = threading.enumerate()
-        assert await scorer(port, timeout_s=0.2 if drips else MINUTE).score(TASK, trajectory(0)) == 5
+        assert await scorer(port, timeout_s=0.2 if drips else MINUTE).score(TASK, episode(0)) == 5
         assert told in caplog.text
         assert await asyncio.to_thread(endless.hung_up.wait, MINUTE)
         for thread in threading.enumerate():
@@ -281,7 +281,7 @@ async def test_an_endless_answer_is_read_no_further_and_asked_for_again(
 async def test_of_an_endless_refusal_the_beginning_is_told() -> None:
     endless = Endless(b"HTTP/1.0 404 Not Found\r\n\r\n", b"what? " * 1000)
     with serving(Service([endless])) as port, pytest.raises(ComponentFailed, match=r"refuses .* 404: 'what"):
-        await scorer(port).score(TASK, trajectory(0))
+        await scorer(port).score(TASK, episode(0))
     assert await asyncio.to_thread(endless.hung_up.wait, MINUTE)
 
 
@@ -292,7 +292,7 @@ async def test_a_redirection_is_refused_and_not_followed(status: int) -> None:
 
     service = Service([elsewhere, lengths])
     with serving(service) as port, pytest.raises(ComponentFailed, match=f"refuses .* status {status}"):
-        await scorer(port).score(TASK, trajectory(0))
+        await scorer(port).score(TASK, episode(0))
     assert len(service.requests) == 1
 
 
@@ -316,11 +316,11 @@ class FakeModel:
 async def test_the_model_gets_tokens_and_those_that_come_meanwhile_together() -> None:
     model = FakeModel()
     asked = ModelScorer(model, "generator-0", MINUTE)
-    first = asyncio.create_task(asked.score(TASK, trajectory(0)))
+    first = asyncio.create_task(asked.score(TASK, episode(0)))
     async with asyncio.timeout(MINUTE):
         while not model.calls:  # noqa: ASYNC110 - counted in the actor
             await asyncio.sleep(0)
-    others = [asyncio.create_task(asked.score(TASK, trajectory(index))) for index in range(1, 6)]
+    others = [asyncio.create_task(asked.score(TASK, episode(index))) for index in range(1, 6)]
     await asyncio.sleep(0)
     model.gate.set()
     assert await asyncio.gather(first, *others) == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
@@ -331,7 +331,7 @@ async def test_a_model_that_dies_ends_the_run_and_no_generator() -> None:
     model = FakeModel(RayActorError())
     model.gate.set()
     with pytest.raises(ComponentFailed, match="the reward model to score 1 episodes: its process died") as caught:
-        await ModelScorer(model, "generator-0", MINUTE).score(TASK, trajectory(0))
+        await ModelScorer(model, "generator-0", MINUTE).score(TASK, episode(0))
     assert not isinstance(caught.value, ProcessDied)
 
 
@@ -339,8 +339,8 @@ async def test_a_model_that_does_not_answer_is_not_waited_for_for_ever() -> None
     model = FakeModel()
     asked = ModelScorer(model, "generator-0", 0.05)
     with pytest.raises(ScoringFailed, match=r"generator-0 waited .* for the reward model.*deadlines\.reward") as caught:
-        await asked.score(TASK, trajectory(0))
+        await asked.score(TASK, episode(0))
     assert caught.value.kind is FailureKind.INFRASTRUCTURE
     model.gate.set()
     asked._deadline_s = MINUTE
-    assert await asked.score(TASK, trajectory(1)) == 4.0
+    assert await asked.score(TASK, episode(1)) == 4.0

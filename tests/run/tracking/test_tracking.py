@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import tracking_side
 from fork_server import WITH_MLFLOW
-from made_trajectories import trajectory, words
+from played_episodes import episode, words
 
 from asyncrl.core.errors import DeadlineExceeded, RecipeError
 from asyncrl.episodes.files import evaluation_file, training_file
@@ -63,11 +63,11 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
         return make_database(uri)
 
     monkeypatch.setattr(tracker_module, "_only_one_makes", make_it_once_all_is_logged)
-    played, kept = trajectory(prompt=3, turns=2), folder.trajectories
+    played, kept = episode(prompt=3, turns=2), folder.trajectories
     for step in (100, 200):
-        episodes = [untrained(played, Kind.TRAIN, step=step, version=step - 1, source="s")]
+        episodes = [untrained(played, 0, Kind.TRAIN, step=step, version=step - 1, source="s")]
         write(table(episodes, lambda source: "w", words), training_file(kept, step, 0))
-    episodes = [untrained(played, Kind.EVALUATION, step=None, version=200, source=None)]
+    episodes = [untrained(played, 0, Kind.EVALUATION, step=None, version=200, source=None)]
     write(table(episodes, lambda source: "w", words), evaluation_file(kept, 200, "generator-0"))
     tracker = Tracker(recipe, folder)
     tracker.start()

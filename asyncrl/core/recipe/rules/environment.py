@@ -53,6 +53,13 @@ def _each_member_is_trained(recipe: Recipe) -> Iterator[RecipeError]:
                 yield RecipeError(member_place(name), "no file of tasks.train is for this member", remedy)
 
 
+def _only_roles_that_there_are_are_trained(recipe: Recipe) -> Iterator[RecipeError]:
+    for name, member in recipe.environment.by_member.items():
+        if member.train != "all":
+            problem = "it names roles, but the episodes of this kind of environment have one trajectory, and no role"
+            yield RecipeError(f"{member_place(name)}.train", problem, "leave it out")
+
+
 def _near(name: str, recipe: Recipe) -> str:
     members = list(recipe.environment.by_member)
     near = get_close_matches(name, members, n=1)
@@ -61,4 +68,9 @@ def _near(name: str, recipe: Recipe) -> str:
 
 _MIX = "leave it out, or set environment.kind to `mixed` and name environment.members"
 
-ENVIRONMENT_RULES: tuple[Rule, ...] = (_weights_are_of_members, _each_file_names_its_member, _each_member_is_trained)
+ENVIRONMENT_RULES: tuple[Rule, ...] = (
+    _weights_are_of_members,
+    _each_file_names_its_member,
+    _each_member_is_trained,
+    _only_roles_that_there_are_are_trained,
+)

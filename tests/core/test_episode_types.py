@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncrl.core.episode import Episode, StartReason, Trajectory, decode, encode
+from asyncrl.core.episode import Episode, decode, encode
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan
+from asyncrl.core.trajectory import Sampling, StartReason, StopReason, Trajectory, Turn, VersionSpan
 
 
 def stream(prompt, sampled=2, **changed):

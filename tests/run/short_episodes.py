@@ -1,15 +1,17 @@
-"""Trajectories of a few tokens."""
+"""Episodes of a few tokens."""
 
 import numpy as np
+from played_episodes import played
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
+from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan
 
 
-def trajectory(index: int, group: int = 3) -> Trajectory:
+def episode(index: int, group: int = 3) -> Episode:
     """Two given tokens and then ``index + 1`` sampled ones."""
     length = 3 + index
-    return Trajectory(
+    return played(
         task_id=TaskId("t"),
         group_id=GroupId(group),
         sample_index=index,

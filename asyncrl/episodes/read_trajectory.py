@@ -1,4 +1,4 @@
-"""One kept episode as a typed value: a row of :data:`asyncrl.episodes.schema.SCHEMA`, and what readers compute from it."""
+"""One kept trajectory as a typed value: a row of :data:`asyncrl.episodes.schema.SCHEMA`, and what readers compute from it."""
 
 import math
 from collections import Counter
@@ -10,6 +10,7 @@ import msgspec
 
 from asyncrl.core.ids import NOT_SAMPLED
 from asyncrl.core.messages import CallOutcome
+from asyncrl.core.trajectory import StartReason
 from asyncrl.episodes.schema import Kind, TokenFate
 
 
@@ -35,8 +36,23 @@ class TurnRecord(msgspec.Struct, frozen=True):
     environment_s: float
 
 
-class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table. The fields are its columns, whose meaning the schema's metadata tells."""
+class Branch(msgspec.Struct, frozen=True):
+    """A trajectory in the tree of its episode; the fields are columns, but for ``tokens``, which counts them all."""
+
+    part: int
+    role: str
+    parent: int | None
+    shared: int
+    why: StartReason
+    trained: bool
+    tokens: int
+
+
+class ReadTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table. The fields are its columns, whose meaning the schema's metadata tells.
+
+    Those of trajectories are None in files of earlier releases, where an episode is one trajectory.
+    """
 
     kind: Kind
     step: int | None
@@ -47,6 +63,13 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     group_id: int
     sample_index: int
     attempt: int
+    part: int | None = None
+    parts: int | None = None
+    role: str | None = None
+    parent: int | None = None
+    shared: int | None = None
+    why: StartReason | None = None
+    trained: bool | None = None
     temperature: float
     top_p: float | None = None
     top_k: int | None = None
@@ -54,6 +77,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     logprob_convention: str | None = None
     stop_reason: str
     reward: float
+    role_rewards: dict[str, float] | None = None
     metrics: dict[str, float]
     prompt: str
     turns: tuple[TurnRecord, ...]
@@ -71,15 +95,16 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     fates: list[TokenFate]
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "EpisodeRecord":
-        """Make an episode of a row, as ``Table.to_pylist`` returns it.
+    def from_row(cls, row: Mapping[str, Any]) -> "ReadTrajectory":
+        """Make a trajectory of a row, as ``Table.to_pylist`` returns it.
 
         Raises:
             msgspec.ValidationError: a column is missing or null that must not be.
         """
         rewards = row.get("turn_rewards")
         named = None if rewards is None else [dict(each or ()) for each in rewards]
-        return msgspec.convert({**row, "metrics": dict(row["metrics"] or ()), "turn_rewards": named}, cls)
+        maps = {name: dict(row[name]) for name in ("metrics", "role_rewards") if row.get(name) is not None}
+        return msgspec.convert({**row, "metrics": {}, **maps, "turn_rewards": named}, cls)
 
     @property
     def generating_s(self) -> float:
@@ -110,7 +135,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             return []
         return [abs(self.learner_logprobs[position] - self.logprobs[position]) for position in self.sampled()]
 
-    def trained(self) -> list[int]:
+    def trained_tokens(self) -> list[int]:
         """Return the positions of the tokens that entered the loss."""
         return [position for position, fate in enumerate(self.fates) if fate is TokenFate.TRAINED]
 
