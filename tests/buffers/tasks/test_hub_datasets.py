@@ -13,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.tasks import TaskFileConfig
+from asyncrl.core.recipe.tasks import FileTasksConfig, TaskFileConfig
+from asyncrl.run.buffer.tasks import make_task_stream, with_pinned_data_sets
+from asyncrl.run.recipe.compose import compose
+from buffers.journal.identity import Identity
 from buffers.tasks import hub_datasets
 from buffers.tasks.hub_datasets import is_on_hub, pinned
 from buffers.tasks.task_files import read_sources
@@ -231,6 +234,19 @@ def test_a_pinned_data_set_stays_as_it_was_and_is_read_without_a_network(hub: Hu
     assert pinned(path, "path") == path
     assert pinned("acme/set", "path") == f"acme/set@{NEW}"
     assert not hub.fetched
+
+
+def test_a_run_keeps_the_commit_that_it_began_with(hub: Hub) -> None:
+    hub.publish("acme/set", OLD, {"train.jsonl": lines({"prompt": "old"}), "test.jsonl": lines({"prompt": "x"})})
+    files = "train: [{path: acme/set, split: train}], evaluation: [{path: acme/set, split: test}]"
+    asked = compose("quickstart", ["~tasks", f"+tasks={{kind: files, {files}}}"])
+    began = with_pinned_data_sets(asked)
+    assert isinstance(began.tasks, FileTasksConfig)
+    assert {file.path for file in (*began.tasks.train, *began.tasks.evaluation)} == {f"acme/set@{OLD}"}
+    before = Identity.of(asked, make_task_stream(asked))
+    hub.publish("acme/set", NEW, {"train.jsonl": lines({"prompt": "new"}), "test.jsonl": lines({"prompt": "x"})})
+    assert Identity.of(began, make_task_stream(began)) == before
+    assert Identity.of(asked, make_task_stream(asked)).tasks != before.tasks
 
 
 def test_a_hub_that_does_not_answer_is_not_needed_for_what_is_here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

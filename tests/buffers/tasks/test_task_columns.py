@@ -1,0 +1,188 @@
+"""What the recipe says of columns: checked against those that are there, and nothing else is decoded or moved."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import Message, ToolCall, ToolSpec
+from asyncrl.core.recipe.tasks import TaskFileConfig
+from asyncrl.core.task import Task
+from buffers.tasks.task_files import read_sources, remarks_on_rows
+from buffers.tasks.task_stream import TaskSource
+
+VERL = {
+    "prompt": [{"role": "user", "content": "1+2?"}],
+    "reward_model": {"style": "rule", "ground_truth": "3"},
+    "extra_info": {"index": 0, "answer": "1+2\n#### 3"},
+}
+
+
+def write(folder: Path, kind: str, rows: list[dict]) -> Path:
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)) if kind == "jsonl" else json.dumps(rows))
+    return path
+
+
+def read(path: Path, **keys) -> TaskSource:
+    (source,) = read_sources([TaskFileConfig(path=str(path), **keys)], "tasks.train", "refuse")
+    return source
+
+
+def only(path: Path, **keys) -> Task:
+    source = read(path, **keys)
+    assert len(source.tasks) == 1
+    return source.tasks[0]
+
+
+def refused(path: Path, **keys) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        read(path, **keys)
+    return caught.value
+
+
+KINDS = pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+
+
+@KINDS
+def test_a_column_may_come_from_within_an_object(tmp_path, kind):
+    columns = {"answer": "reward_model.ground_truth", "solution": "extra_info.answer", "id": "extra_info.index"}
+    task = only(write(tmp_path, kind, [VERL]), columns=columns)
+    assert task.id == "0"
+    assert task.data == {key: VERL[key] for key in ("reward_model", "extra_info")} | {"answer": "3", "solution": "1+2\n#### 3"}
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("keys", "place", "told"),
+    [
+        (
+            {"columns": {"prompt": "promt"}},
+            "columns.prompt",
+            "has no column 'promt'; did you mean 'prompt'? name one of ['prompt',",
+        ),
+        ({"columns": {"answer": "reward"}}, "columns.answer", "has no column 'reward'"),
+        ({"columns": {"answer": "reward_model.truth"}}, "columns.answer", "has no column 'reward_model.truth'"),
+        ({"columns": {"id": "uid"}}, "columns.id", "has no column 'uid'; name one of ['prompt', 'reward_model', 'extra_info']"),
+        ({"columns": {"tools": "tools"}}, "columns.tools", "has no column 'tools'"),
+        ({"json": ["prompt", "answers"]}, "json[1]", "has no column 'answers'"),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused_with_those_that_are(tmp_path, kind, keys, place, told):
+    error = refused(write(tmp_path, kind, [VERL]), **keys)
+    assert error.place == f"tasks.train[0].{place}"
+    assert told in str(error)
+
+
+def test_a_row_that_lacks_a_named_column_is_malformed(tmp_path):
+    path = write(tmp_path, "jsonl", [{"prompt": "a", "gold": 1}, {"prompt": "b"}])
+    assert refused(path, columns={"answer": "gold"}).problem == f"{path}:2 has no 'gold', only 'prompt'"
+
+
+def test_text_is_json_where_that_is_said_and_only_there(tmp_path):
+    row = {"prompt": "a", "answers": '[{"n": 12345678901234567890123}]', "other": "[1]", "meta": {"tags": '["x"]', "text": "[2]"}}
+    for kind in ("jsonl", "parquet"):
+        task = only(write(tmp_path, kind, [row]), json=["answers", "meta.tags"])
+        assert task.data == {
+            "answers": [{"n": "12345678901234567890123"}],
+            "other": "[1]",
+            "meta": {"tags": ["x"], "text": "[2]"},
+        }
+    assert "has 'no JSON' in 'x', which is no JSON text" in str(
+        refused(write(tmp_path, "jsonl", [{"prompt": "a", "x": "no JSON"}]), json=["x"])
+    )
+
+
+def test_integers_of_more_than_64_bits_are_text_and_that_is_said(tmp_path):
+    numbers = {"small": 2**64 - 1, "low": -(2**63), "large": 2**64, "lower": -(2**63) - 1, "in": [{"it": 10**30}]}
+    for kind in ("jsonl", "json"):
+        source = read(write(tmp_path, kind, [{"prompt": "a"} | numbers, {"prompt": "b", "small": 1}]))
+        assert source.tasks[0].data == numbers | {"large": str(2**64), "lower": str(-(2**63) - 1), "in": [{"it": str(10**30)}]}
+        (said,) = remarks_on_rows([source], "train")
+        assert said.endswith("integers of more than 64 bits are given as text (3 columns: large, lower, in)")
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1, "y": null}'}}
+HISTORY = [
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+    {"role": "tool", "content": "3", "tool_call_id": "c", "name": "f"},
+]
+
+
+def test_calls_in_history_are_messages_and_a_tool_may_have_the_last_word(tmp_path):
+    task = only(write(tmp_path, "json", [{"prompt": HISTORY}]))
+    assert task.prompt == (
+        Message("user", "ab"),
+        Message("assistant", "", (ToolCall("f", {"x": 1, "y": None}, "c"),)),
+        Message("tool", "3", call_id="c", name="f"),
+    )
+    assert task.question == "ab"
+
+
+def test_a_field_that_a_table_has_of_other_calls_is_no_argument(tmp_path):
+    def turns(**arguments):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        return [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "user", "content": "b"},
+        ]
+
+    source = read(write(tmp_path, "parquet", [{"prompt": turns(left=1)}, {"prompt": turns(right="x")}]))
+    assert [source.tasks[index].prompt[1].tool_calls for index in range(2)] == [
+        (ToolCall("f", {"left": 1}),),
+        (ToolCall("f", {"right": "x"}),),
+    ]
+
+
+def test_the_closing_turn_is_cut_off_where_that_is_said(tmp_path):
+    closed = [*HISTORY, {"role": "assistant", "content": "It is", "tool_calls": [CALLED]}]
+    path = write(tmp_path, "json", [{"prompt": closed}])
+    task = only(path, reference="answer")
+    assert len(task.prompt) == 3
+    assert task.data == {"answer": "It is", "answer_calls": [{"name": "f", "arguments": {"x": 1, "y": None}}]}
+    assert "ends with a message of role 'assistant'" in refused(path).problem
+    assert "or set reference to the key under which the environment gets that turn" in refused(path).problem
+    assert (
+        "has no closing turn of the assistant"
+        in refused(write(tmp_path, "jsonl", [{"prompt": HISTORY}]), reference="answer").problem
+    )
+
+
+def test_a_system_column_is_the_first_message(tmp_path):
+    rows = [{"prompt": "a", "system": "Be brief."}, {"prompt": "b", "system": None}]
+    for kind in ("jsonl", "parquet"):
+        source = read(write(tmp_path, kind, rows), columns={"system": "system"})
+        assert [source.tasks[index].prompt for index in range(2)] == [(Message("system", "Be brief."), Message("user", "a")), "b"]
+        assert source.tasks[0].data == {}
+    both = [{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "a"}], "system": "y"}]
+    assert (
+        "has a system message in its prompt and one in 'system'"
+        in refused(write(tmp_path, "json", both), columns={"system": "system"}).problem
+    )
+
+
+def test_tools_are_shown_where_that_is_said_and_else_it_is_said_that_they_are_not(tmp_path):
+    tools = [{"name": "f", "description": "Does.", "parameters": {"x": {"type": "int", "description": "It."}}}]
+    path = write(tmp_path, "json", [{"prompt": "a", "tools": tools}])
+    task = only(path, columns={"tools": "tools"})
+    assert task.tools == (
+        ToolSpec(
+            "f", "Does.", {"type": "object", "properties": {"x": {"type": "integer", "description": "It."}}, "required": ["x"]}
+        ),
+    )
+    assert task.data == {}
+    hidden = read(path)
+    assert hidden.tasks[0].data == {"tools": tools}
+    (said,) = remarks_on_rows([hidden], "train")
+    assert "the model is not told of the tools in column 'tools'" in said
+    text = write(tmp_path, "jsonl", [{"prompt": "a", "tools": json.dumps(tools)}])
+    assert "if it is JSON, say so (json: [tools])" in refused(text, columns={"tools": "tools"}).problem
+    assert only(text, columns={"tools": "tools"}, json=["tools"]).tools == task.tools

@@ -1,0 +1,67 @@
+"""Tools as data sets describe them: every form becomes a JSON schema of type object, and what is no tool is named."""
+
+import re
+
+import pytest
+
+from asyncrl.core.described_tools import described_tools
+
+
+def schema(**arguments):
+    (spec,) = described_tools([{"name": "f", "description": "", "parameters": arguments}])
+    return spec.parameters
+
+
+@pytest.mark.parametrize(
+    ("named", "type_", "required"),
+    [
+        ("str", {"type": "string"}, True),
+        ("int, optional", {"type": "integer"}, False),
+        ("Optional[float]", {"type": "number"}, False),
+        ("List[int]", {"type": "array", "items": {"type": "integer"}}, True),
+        ("list", {"type": "array"}, True),
+        ("List[List[str]]", {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, True),
+        ("Tuple[float, float]", {"type": "array"}, True),
+        ("Dict[str, float]", {"type": "object"}, True),
+        ("bool", {"type": "boolean"}, True),
+        ("string", {"type": "string"}, True),
+    ],
+)
+def test_a_type_of_python_becomes_that_of_a_schema(named, type_, required):
+    assert schema(x={"type": named}) == {"type": "object", "properties": {"x": type_}, "required": ["x"] * required}
+
+
+def test_a_type_without_a_counterpart_is_told_in_words_and_a_default_makes_optional():
+    made = schema(f={"type": "Callable[[float], float]", "description": "To integrate."}, n={"type": "int", "default": 10})
+    assert made["properties"]["f"] == {"description": "To integrate. (Callable[[float], float])"}
+    assert made["required"] == ["f"]
+
+
+def test_a_schema_stays_with_names_of_its_types_made_json():
+    own = {
+        "type": "dict",
+        "properties": {"a": {"type": "array", "items": {"type": "float"}}, "b": {"type": ["string", "null"]}},
+        "required": ["a"],
+    }
+    assert schema(**own) == {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "number"}}, "b": {"type": ["string", "null"]}},
+        "required": ["a"],
+    }
+    assert schema() == {"type": "object", "properties": {}, "required": []}
+    assert described_tools(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("tools", "told"),
+    [
+        ("[]", "give a list of descriptions"),
+        ([{"description": "?"}], "write it as {function: {name: NAME"),
+        ([{"name": "f", "parameters": ["x"]}], "tool 'f' with description '' and parameters"),
+        ([{"name": "f", "parameters": {"x": "int"}}], "tool 'f' with parameter 'x': 'int'; give a JSON schema"),
+        ([{"name": "f"}, {"function": {"name": "f"}}], "two tools named 'f'"),
+    ],
+)
+def test_what_is_no_tool_is_named(tools, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        described_tools(tools)
