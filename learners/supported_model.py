@@ -11,7 +11,14 @@ from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.rules.experts import expert_layers
-from asyncrl.core.recipe.rules.model import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
+from asyncrl.core.recipe.rules.model import (
+    MODEL_TYPES,
+    WITH_EXPERTS,
+    check_architecture,
+    check_layout,
+    check_positive,
+    check_routing,
+)
 from learners.batches.packing import FP8_MULTIPLE
 
 if TYPE_CHECKING:
@@ -106,6 +113,11 @@ def head_size_of(source: "PreTrainedConfig") -> int:
 def _check_supported(source: "PreTrainedConfig", quantised: bool) -> None:
     quantization = None if quantised else getattr(source, "quantization_config", None)
     architecture = check_architecture(source.architectures, quantization)
+    if source.model_type != MODEL_TYPES[architecture]:
+        problem = (
+            f"config.json has model_type {source.model_type!r}, and that of a {architecture} is {MODEL_TYPES[architecture]!r}"
+        )
+        raise RecipeError("model.path", problem, "correct the one that is wrong there")
     check_positive({name: getattr(source, name, None) for name in _SIZES})
     if architecture == WITH_EXPERTS:
         check_routing(source.num_experts, source.moe_intermediate_size, source.num_experts_per_tok)
@@ -134,6 +146,7 @@ def _variants(source: "PreTrainedConfig", architecture: str) -> dict[str, bool]:
         "qk_norm": architecture not in WITH_HEAD_NORMS and bool(getattr(source, "qk_norm", False)),
         "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
         f"layer_types {', '.join(sorted(layers))}": bool(layers),
+        "text_config": source.get_text_config() is not source or hasattr(source, "text_config"),
         "dual_chunk_attention_config": getattr(source, "dual_chunk_attention_config", None) is not None,
         "is_causal false": not getattr(source, "is_causal", True),
         f"rope_type {rope}": rope not in ("default", *SCALED_ROPE),

@@ -31,6 +31,7 @@ class CallFormat(msgspec.Struct, frozen=True):
         end: the text that ends what ``begin`` began; empty where calls end with their JSON.
         without: texts that a template of this format does not hold.
         json: whether ``begin`` and ``end`` enclose JSON values: they tell where a call ends even if ``end`` is missing.
+        by_tokens: whether the parser looks for ``begin`` and ``end`` among the tokenizer's tokens, and does without neither.
         value: what surrounds the value of an argument, where values are text; None where they are JSON.
     """
 
@@ -40,6 +41,7 @@ class CallFormat(msgspec.Struct, frozen=True):
     end: str
     without: tuple[str, ...] = ()
     json: bool = False
+    by_tokens: bool = False
     value: ValueMarks | None = None
 
     @property
@@ -66,14 +68,14 @@ FORMATS = (
     CallFormat(("minimax_m2",), ("<minimax:tool_call>",), "<minimax:tool_call>", "</minimax:tool_call>", value=_NAMED_PARAMETER),
     CallFormat(("seed_oss",), ("<seed:tool_call>",), "<seed:tool_call>", "</seed:tool_call>", value=_PARAMETER),
     CallFormat(("hermes", "qwen3_json"), ("<tool_call>",), *_TAG, json=True),
-    CallFormat(("deepseek_v3",), (_DEEPSEEK[0], "```json"), *_DEEPSEEK),
-    CallFormat(("deepseek_v31",), (_DEEPSEEK[0],), *_DEEPSEEK, without=("```json",)),
+    CallFormat(("deepseek_v3",), (_DEEPSEEK[0], "```json"), *_DEEPSEEK, by_tokens=True),
+    CallFormat(("deepseek_v31",), (_DEEPSEEK[0],), *_DEEPSEEK, without=("```json",), by_tokens=True),
     CallFormat(("kimi_k2",), ("<|tool_calls_section_begin|>",), "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    CallFormat(("mistral",), ("[TOOL_CALLS]",), "[TOOL_CALLS]", ""),
+    CallFormat(("mistral",), ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", by_tokens=True),
     CallFormat(("internlm",), ("<|action_start|>", "<|plugin|>"), "<|action_start|>", "<|action_end|>"),
     CallFormat(("llama4_pythonic",), ("<|header_start|>", "<|python_start|>"), "<|python_start|>", "<|python_end|>"),
-    CallFormat(("llama3_json", "llama4_json"), ("<|start_header_id|>", '"parameters":'), "<|python_tag|>", ""),
-    CallFormat(("llama3_json", "llama4_json"), ("<|start_header_id|>", "<|python_tag|>"), "<|python_tag|>", ""),
+    CallFormat(("llama3_json", "llama4_json"), ("<|start_header_id|>", '"parameters":'), "<|python_tag|>", "", by_tokens=True),
+    CallFormat(("llama3_json", "llama4_json"), ("<|start_header_id|>", "<|python_tag|>"), "<|python_tag|>", "", by_tokens=True),
 )
 """Formats that are recognised. A parser of any other format is named in the recipe."""
 

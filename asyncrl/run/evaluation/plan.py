@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,7 @@ from asyncrl.run.evaluation.request import EvaluationRequest
 from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.models.hub import folder_with_weights, model_file
-from asyncrl.run.models.model_shape import TINY, check_ranks
+from asyncrl.run.models.model_shape import TINY, check_ranks, positions_of
 from asyncrl.run.models.model_weights import check_played
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.process_kinds import pools_of
@@ -248,7 +249,6 @@ def _one_pool(recipe: Recipe) -> Recipe:
 class _Config(msgspec.Struct):
     """What is checked of a ``config.json``; what it leaves out, the engine knows."""
 
-    max_position_embeddings: int | None = None
     architectures: tuple[str, ...] | None = None
 
     @property
@@ -267,11 +267,12 @@ def _check_model(recipe: Recipe) -> None:
         return
     config = model_file(recipe.model.path, "config.json", "model.path")
     try:
-        read = msgspec.json.decode(config.read_bytes(), type=_Config)
+        content = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
+        read = msgspec.convert(content, _Config)
     except (OSError, ValueError, RecursionError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a model") from error
     check_ranks(not read.is_dense, MAIN_POOL, recipe.generators)
-    positions = read.max_position_embeddings
+    positions = positions_of(content)
     if positions is not None and recipe.model.max_context > positions:
         problem = f"{recipe.model.max_context} is more than the {positions} positions of {recipe.model.path}"
         raise RecipeError("model.max_context", problem, f"set it to at most {positions}")

@@ -27,6 +27,11 @@ _WITHOUT_DEFAULT = {
     **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("num_key_value_heads", "head_dim")),
 }
 """Keys that have to be in ``config.json``: where one is missing, transformers takes a number that the others do not imply."""
+_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""Keys by which one model or another says how long a row may be."""
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -169,7 +174,15 @@ def read_shape(path: str) -> ModelShape:
         if key not in read:
             problem = f"{config} has no {key}, for which Hugging Face transformers has a default that is no model's own"
             raise RecipeError("model.path", problem, f"write the model's true {key} there")
-    return shape
+    return msgspec.structs.replace(shape, max_position_embeddings=positions_of(read) or shape.max_position_embeddings)
+
+
+def positions_of(config: Mapping[str, object]) -> int | None:
+    """Return the longest row that a ``config.json`` allows, as vLLM reads it: the least of several keys. None if it has none."""
+    named = config.get("model_max_length") or min(
+        (size for key in _LENGTHS if isinstance(size := config.get(key), int)), default=0
+    )
+    return named if isinstance(named, int) and named > 0 else None
 
 
 def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, pools: Mapping[str, GeneratorsConfig]) -> None:

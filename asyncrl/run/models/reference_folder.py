@@ -53,17 +53,25 @@ class _Arithmetic(msgspec.Struct, frozen=True):
     """What a config says about how a model computes, as far as models of one architecture differ in it."""
 
     architectures: tuple[str, ...] = ()
+    hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     rope_theta: float | None = None
-    rope_parameters: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] = {}
+    rope_scaling: dict[str, Any] = {}
     norm_topk_prob: bool = False
     num_experts_per_tok: int = 8
 
     @property
     def values(self) -> dict[str, object]:
-        theta = self.rope_theta or (self.rope_parameters or {}).get("rope_theta", 10_000.0)
+        rope = {**self.rope_scaling, **self.rope_parameters}
+        theta = rope.pop("rope_theta", None) or self.rope_theta or 10_000.0
+        kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+        scaled = {} if kind == "default" else {name: value for name, value in sorted(rope.items()) if name != "type"}
         return {
             "architecture": self.architectures[0],
+            "hidden_act": self.hidden_act,
+            "rope_type": kind,
+            "rope_parameters": scaled,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": theta,
             "norm_topk_prob": self.norm_topk_prob,

@@ -1,15 +1,17 @@
 """Checks a reward model's folder without loading the model: that it scores, and knows the policy's tokens."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.weight_files import stored_tensors
+from asyncrl.core.files.weight_files import StoredTensor, check_present, stored_tensors
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import model_file
 from asyncrl.run.models.model_shape import TINY, ModelShape
 
@@ -66,9 +68,18 @@ def read_reward_shape(reward: ModelRewardConfig, policy: ModelConfig) -> ModelSh
     if policy.path != TINY:
         check_vocabulary(reward, model_file(policy.path, "tokenizer.json", "model.path").parent)
     stored = stored_tensors(path.parent, PLACE)
-    if _HEAD not in stored and set(config.architectures) & _WITH_HEAD:
-        raise RecipeError(PLACE, f"{path.parent} has no weights named {[_HEAD]}", "name the folder of a trained reward model")
+    if set(config.architectures) & _WITH_HEAD and not quantisation(path.parent):
+        _check_whole(stored, shape, path.parent)
     return shape
+
+
+def _check_whole(stored: Mapping[str, StoredTensor], shape: ModelShape, folder: Path) -> None:
+    """Check that no weight of a classifier is missing: those would be random."""
+    if _HEAD not in stored:
+        raise RecipeError(PLACE, f"{folder} has no weights named {[_HEAD]}", "name the folder of a trained reward model")
+    decoder = (shape.architectures or ("",))[0].replace("ForSequenceClassification", "ForCausalLM")
+    below = msgspec.structs.replace(shape, architectures=(decoder,), tie_word_embeddings=True)
+    check_present(stored, below.architecture.tensors(), folder, PLACE)
 
 
 def check_vocabulary(reward: ModelRewardConfig, policy: Path) -> None:

@@ -27,6 +27,7 @@ from asyncrl.run.models.embedded_tokens import check_embedded
 from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
 from asyncrl.run.models.model_weights import check_output
 from asyncrl.run.plan.prompt_lengths import Found, PromptSet, count
+from generators.calls.formats import format_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -135,7 +136,20 @@ def _looked_at(request: TrialRequest, remarks: list[str], facts: list[Fact]) -> 
         with suppress(RecipeError):  # those of a model of the hub may not be here yet; all others have been checked
             facts += weight_facts(folder, tied=source.get_text_config().tie_word_embeddings)
     facts += chat_facts(chat, request.model)
+    _refuse_parser_without_tokens(chat, request.model.tool_parser)
     return chat
+
+
+def _refuse_parser_without_tokens(chat: "ChatFormat", parser: str) -> None:
+    """Refuse a parser that fits the template, so that vLLM is not asked, and that would not find its tokens."""
+    read = format_named(parser)
+    if read is None or not read.by_tokens:
+        return
+    known = chat.tokenizer.get_vocab()
+    for token in (read.begin, read.end):
+        if token and token not in known:
+            problem = f"vLLM's parser {parser!r} finds calls by the token {token!r}, which this model's tokenizer does not have"
+            raise RecipeError(TOOL_PARSER, problem, "use the tokenizer that belongs to the template, or name another parser")
 
 
 def _try(chat: "ChatFormat", request: TrialRequest, remarks: list[str]) -> list[Found]:

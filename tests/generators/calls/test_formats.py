@@ -9,7 +9,8 @@ from chat_families import FAMILIES
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.models.chat_template import tool_parser_of
-from generators.calls.formats import FORMATS, format_of
+from generators.calls.formats import FORMATS, CallFormat, format_of
+from generators.calls.reader import ToolCallReader
 from generators.vllm.vllm_parsers import own_tool_parsers
 
 BARS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
@@ -53,6 +54,20 @@ def test_formats_that_share_marks_are_told_apart(template: str, parser: str) -> 
 
 def test_every_format_names_a_parser_that_vllm_has() -> None:
     assert {name for each in FORMATS for name in each.parsers} <= own_tool_parsers()
+
+
+@pytest.mark.parametrize(
+    ("format_", "parser"), [(each, parser) for each in FORMATS for parser in each.parsers], ids=lambda value: str(value)[:30]
+)
+def test_the_table_knows_which_parsers_need_their_tokens(format_: CallFormat, parser: str) -> None:
+    tokenizer = FAMILIES["tiny"]()
+    assert not {format_.begin, format_.end} & tokenizer.get_vocab().keys() or format_.begin == "<tool_call>"
+    try:
+        ToolCallReader(tokenizer, parser)
+    except RuntimeError:
+        assert format_.by_tokens
+    else:
+        assert not format_.by_tokens
 
 
 def test_a_template_without_calls_is_refused_with_the_parsers_to_choose_from(tmp_path: Path) -> None:

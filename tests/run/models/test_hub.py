@@ -123,6 +123,8 @@ def test_a_reference_policy_is_checked_pinned_and_found(cache: Path, tmp_path: P
         ({"vocab_size": 9}, "has vocab_size 9, and the policy has 151936"),
         ({"architectures": ["Qwen2ForCausalLM"]}, "has architecture Qwen2ForCausalLM, and the policy has Qwen3ForCausalLM"),
         ({"rope_theta": 5e5}, "has rope_theta 500000.0, and the policy has 10000.0"),
+        ({"hidden_act": "gelu"}, "has hidden_act gelu, and the policy has silu"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "has rope_type linear, and the policy has default"),
         ({"architectures": ["Gemma"]}, "architecture Gemma is not supported"),
     ):
         (named / "config.json").write_text(json.dumps(QWEN3_0_6B | changes))

@@ -87,6 +87,11 @@ def test_a_reward_model_without_a_head_or_with_half_a_file_is_refused(tmp_path: 
     policy, reward = sound(tmp_path, head=False)
     with pytest.raises(RecipeError, match=r"reward\.path: .* has no weights named \['score\.weight'\]"):
         plan_with(policy, reward)
+    policy, reward = sound(tmp_path / "deeper")
+    config = json.loads((reward / "config.json").read_text())
+    (reward / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
+    with pytest.raises(RecipeError, match=r"reward\.path: .* lacks tensor model\.layers\."):
+        plan_with(policy, reward)
     weights = reward / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-2])
     with pytest.raises(RecipeError, match=r"reward\.path: .* is not a whole safetensors file"):

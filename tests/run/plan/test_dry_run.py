@@ -213,9 +213,12 @@ def read_parser(name: str, *, reasoning: bool = False) -> Callable[[Path], objec
     return read
 
 
-def start_engine(folder: Path) -> None:
-    pool = compose("quickstart", ["generators.engine={enable_prefix_caching: perhaps}"]).generators
-    try_engine_arguments(EngineSettings(pool, str(folder), 256), "generators")
+PERHAPS = ("generators.engine={enable_prefix_caching: perhaps}",)
+
+
+def start_engine(*overrides: str) -> Callable[[Path], object]:
+    pool = compose("quickstart", list(overrides)).generators
+    return lambda folder: try_engine_arguments(EngineSettings(pool, str(folder), 256), "generators")
 
 
 def long_prompt(folder: Path) -> None:
@@ -258,6 +261,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         "use_sliding_window, layer_types sliding_attention",
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
+    ("text_config", {"text_config": {"hidden_size": 64}}),
     ("dual_chunk_attention_config", {"dual_chunk_attention_config": {"chunk_size": 8}}),
     ("is_causal false", {"is_causal": False}),
     ("rope_type yarn", {"rope_parameters": YARN}),
@@ -362,8 +366,11 @@ CASES = {
         "names 512 as eos_token_id, and the model has embeddings of 512",
         None,
     ),
-    "model type": Case(config(model_type="nope"), "no readable Hugging Face config.json", load_config()),
+    "no configuration": Case(config(rms_norm_eps=None), "no readable Hugging Face config.json", load_config()),
     **{told: Case(made(**changes), f"ForCausalLM with {told} is not supported", load_config()) for told, changes in VARIANTS},
+    "model type": Case(
+        made(model_type="llama"), "has model_type 'llama', and that of a Qwen3ForCausalLM is 'qwen3'", load_config()
+    ),
     "no head size": Case(config(head_dim=...), "has no head_dim, for which", read_config),
     "fp8 of experts": Case(
         lambda folder: write_model(folder, EXPERTS),
@@ -446,14 +453,23 @@ CASES = {
     "no server": Case(nothing, "nothing answers at", None, ("tracking.uri='http://127.0.0.1:9'",)),
 }
 ASKING_VLLM = {
-    "parser": Case(nothing, "deepseek_v3.*does not take", read_parser("deepseek_v3"), ("model.tool_parser=deepseek_v3",)),
+    "parser": Case(nothing, "jamba.*does not take", read_parser("jamba"), ("model.tool_parser=jamba",)),
     "reasoning": Case(
         nothing,
         "deepseek_r1.*does not take",
         read_parser("deepseek_r1", reasoning=True),
         ("+model.reasoning_parser=deepseek_r1",),
     ),
-    "argument": Case(nothing, "vLLM refuses", start_engine, ("generators.engine={enable_prefix_caching: perhaps}",)),
+    **{
+        key: Case(config(**{key: 100}), "256 is more than the model's 100 positions", start_engine())
+        for key in ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length", "seq_len")
+    },
+    "tokens of calls": Case(
+        template("{# <|start_header_id|> <|python_tag|> #}" + ML.replace("<tool_call>", "") + START),
+        r"model\.tool_parser: .*'llama3_json' finds calls by the token '<\|python_tag\|>', which",
+        read_parser("llama3_json"),
+    ),
+    "argument": Case(nothing, "vLLM refuses", start_engine(*PERHAPS), PERHAPS),
 }
 """Cases for which vLLM is imported, here and by the plan: that takes long."""
 
@@ -480,8 +496,8 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
     (generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),
     (learners.supported_model, "check_megatron"): "the plan calls it",
-    (learners.supported_model, "supported_config"): ("model type",),
-    (learners.supported_model, "_check_supported"): ("attention_bias", "rope_type yarn"),
+    (learners.supported_model, "supported_config"): ("no configuration",),
+    (learners.supported_model, "_check_supported"): ("attention_bias", "model type"),
     (learners.supported_model, "_check_fp8"): ("fp8 of experts", "fp8 of sizes"),
     (asyncrl.core.files.weight_files, "stored_tensors"): ("no weights", "pickled weights", "index without tensor"),
     (asyncrl.core.files.weight_files, "check_weights"): ("further tensors", "further files"),
@@ -547,7 +563,7 @@ def test_what_a_part_refuses_when_it_starts_the_plan_refuses(folder: Path, case:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["parser", "reasoning"])
+@pytest.mark.parametrize("name", [name for name in ASKING_VLLM if name != "argument"])
 def test_what_vllm_refuses_when_it_starts_the_plan_refuses(folder: Path, name: str):
     check(ASKING_VLLM[name], folder)
 

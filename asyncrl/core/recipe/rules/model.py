@@ -6,7 +6,14 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.rules.experts import check_experts
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+"""The ``model_type`` of each architecture that can be trained."""
+ARCHITECTURES = tuple(MODEL_TYPES)
 WITH_EXPERTS = "Qwen3MoeForCausalLM"
 """The one architecture that has experts."""
 
