@@ -136,6 +136,8 @@ class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):
     @property
     def length(self) -> int:
         """Count the tokens of all its trajectories."""
+        if len(self.trajectories) == 1:  # most episodes have one, and this is asked of each
+            return self.trajectories[0].length
         return sum([each.length for each in self.trajectories])
 
     @property
@@ -157,6 +159,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):
         """Return the newest version of its tokens that are trained; None if none is."""
         if self.greedy:
             return None
+        if len(self.trajectories) == 1:
+            only = self.trajectories[0]
+            return only.sampled[-1][0] if only.trained and only.sampled else None
         return max((each.sampled[-1][0] for each in self.trajectories if each.trained and each.sampled), default=None)
 
     def reward_of(self, role: str) -> float:
@@ -176,10 +181,11 @@ def compared_rewards(group: Sequence[EpisodeRecord]) -> dict[str | None, dict[in
     """
     used: dict[str | None, None] = {}
     for episode in group:
-        if not episode.greedy:
-            for trajectory in episode.trajectories:
-                if trajectory.trained:
-                    used[trajectory.role if trajectory.role in episode.role_rewards else None] = None
+        for trajectory in () if episode.greedy else episode.trajectories:
+            if trajectory.trained:
+                used[trajectory.role if trajectory.role in episode.role_rewards else None] = None
+    if [*used] == [None]:
+        return {None: {place: episode.reward for place, episode in enumerate(group)}}
     return {
         role: {
             place: episode.reward if role is None else episode.role_rewards[role]

@@ -153,6 +153,7 @@ function viewer(data) {
     chosen = i;
     spans[i].classList.add("chosen");
     const token = tokens[i], episode = data.episodes[order[place]], told = [`token ${i}`, data.fates[token.fate]];
+    if (i < episode.shared) told.push(`a copy of trajectory ${episode.parent}'s`);
     if (token.version >= 0) told.push(`version ${token.version}`, `staleness ${episode.version - token.version}`, `engine ${token.engine} nats`);
     if (token.gap !== undefined) told.push(`learner ${token.learner} nats`, `gap ${number(token.gap)}`);
     if (token.advantage !== undefined) told.push(`advantage ${token.advantage}`);

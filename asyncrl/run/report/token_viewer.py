@@ -55,6 +55,7 @@ class ShownEpisode(msgspec.Struct, frozen=True):
         fates: codes in the order of :class:`TokenFate`.
         engine, learner: log-probabilities of the sampled tokens; no learner's if no loss saw them.
         cut: tokens that are not shown.
+        shared, parent: how many of its first tokens are a copy of those of another trajectory of its episode, and which that is.
     """
 
     run: int
@@ -74,6 +75,8 @@ class ShownEpisode(msgspec.Struct, frozen=True):
     advantages: Runs | None
     weights: Runs | None
     cut: int
+    shared: int
+    parent: int | None
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -169,6 +172,8 @@ def _packed(
         advantages=None if advantages is None else _runs(advantages),
         weights=None if weights is None else _runs(weights),
         cut=len(episode.token_ids) - tokens,
+        shared=episode.shared or 0,
+        parent=episode.parent,
     )
 
 

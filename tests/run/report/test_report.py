@@ -3,7 +3,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_episodes import row
+from made_episodes import row, tree
 from reported import HOSTILE, STEPS, Checked, episode, make_run, page_of
 
 from asyncrl.cli.main import main
@@ -94,6 +94,18 @@ def test_the_picker_has_the_episodes_at_the_top_of_each_order(page):
         sampled = sum(times for version, times in each["versions"] if version >= 0)
         assert len(each["engine"]) == sampled
         assert sum(times for _, times in each["fates"]) == len(each["texts"]) == each["length"]
+
+
+def test_each_trajectory_of_an_episode_says_which_it_is_and_shows_the_tree(tmp_path):
+    shown = {each["title"]: each for each in Checked(page_of(make_run(tmp_path, rows=tree()))).data["episodes"]}
+    whose = ("trajectory 0 of 3 (solver)", "trajectory 1 of 3 (critic)", "trajectory 2 of 3 (solver)")
+    assert [*sorted(shown)] == [f"training step 7 · of-three · {each}" for each in whose]
+    for number, each in enumerate(shown[title] for title in sorted(shown)):
+        assert (each["shared"], each["parent"]) == ((0, None), (6, 0), (4, 0))[number]
+        (drawn,) = [text for name, text in each["facts"] if name == "trajectories"]
+        lines = drawn.split("\n")
+        assert [line.startswith("->") for line in lines] == [place == number for place in range(3)]
+        assert "1 critic: 17 tokens, the first 6 those of 0; begun because of other role; not trained" in lines[1]
 
 
 def test_several_runs_show_the_changed_keys_first(run, tmp_path):
