@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from model_folders import SMALL, write_model, write_weights
+from rich.console import Console
 
 import asyncrl.core.files.weight_files
 import asyncrl.run.tracking.tracker
@@ -33,6 +35,7 @@ from asyncrl.run.measures.summary import Status
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.plan.plan import make_plan
+from asyncrl.run.plan.plan_view import plan_view
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.tracker import Tracker
 from generators.chat_format import ChatFormat
@@ -580,5 +583,12 @@ def test_a_sound_folder_is_taken(folder: Path):
     load_config()(folder)
     load_weights(folder)
     track()(folder)
-    assert not make_plan(compose("quickstart", [f"model.path={folder}", f"run_dir={folder}/new"]), ROOMY).remarks
+    plan = make_plan(compose("quickstart", [f"model.path={folder}", f"run_dir={folder}/new"]), ROOMY)
+    assert not plan.remarks
+    facts = {fact.topic: fact.found for fact in plan.facts}
+    assert facts.keys() == {"vocabulary", "weights", "output layer", "turns", "prompt", "thoughts"}
+    assert facts["output layer"] == "tied to the embedding"
+    console = Console(file=StringIO(), width=200)
+    console.print(plan_view(plan, compose("quickstart")))
+    assert "a system message: reaches it; tools: reaches it" in console.file.getvalue()
     assert not (folder / "new").exists()
