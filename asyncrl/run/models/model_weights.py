@@ -65,7 +65,8 @@ def check_output(folder: Path, *, tied: bool) -> None:
     if tied or not any(folder.glob("*.safetensors")):
         return
     stored = stored_tensors(folder, "model.path")
-    if EMBEDDING in stored and OUTPUT not in stored:
+    head = OUTPUT.removesuffix("weight")  # quantised, it has parts of other names
+    if EMBEDDING in stored and not any(name.startswith(head) for name in stored):
         remedy = "set tie_word_embeddings to true there if the output layer is the embedding, or name a folder with all weights"
         raise RecipeError(
             "model.path", f"{folder} lacks tensor {OUTPUT}, and its config.json does not tie it to {EMBEDDING}", remedy

@@ -204,6 +204,9 @@ def test_a_model_that_is_only_played_needs_an_output_layer(tmp_path: Path):
     with pytest.raises(RecipeError, match=r"lacks tensor lm_head\.weight, and its config\.json does not tie it"):
         check_output(tmp_path, tied=False)
     check_output(tmp_path, tied=True)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), "lm_head.qweight": torch.zeros(2)}, file, metadata={"format": "pt"})
+    check_output(tmp_path, tied=False)
 
 
 def test_a_vocabulary_that_is_padded_is_taken(tmp_path: Path):

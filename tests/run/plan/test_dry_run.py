@@ -18,11 +18,15 @@ from model_folders import SMALL, write_model, write_weights
 from rich.console import Console
 
 import asyncrl.core.files.weight_files
+import asyncrl.run.models.dequantised
+import asyncrl.run.models.embedded_tokens
 import asyncrl.run.tracking.tracker
+import asyncrl.weights.checkpoint
 import generators.chat_format
 import generators.chat_template
 import generators.templates
 import generators.vllm.engine_arguments
+import learners.reward_model
 import learners.supported_model
 from asyncrl.core.chat_prompt import chat_prompt
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -508,6 +512,13 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (asyncrl.core.files.weight_files, "_refuse_another_output"): ("another output layer",),
     (asyncrl.core.files.weight_files, "_index"): ("no index",),
     (asyncrl.core.files.weight_files, "_header"): ("cut weights", "pointer", "index without file", "a folder as file"),
+    (asyncrl.weights.checkpoint, "Checkpoint.__init__"): ("no weights",),
+    (asyncrl.weights.checkpoint, "Checkpoint.check"): "while training",
+    (asyncrl.run.models.embedded_tokens, "check_embedded"): ("beyond the embedding", "an end beyond the embedding"),
+    (asyncrl.run.models.dequantised, "plain_folder"): "the disk is full, or the process was killed",
+    (asyncrl.run.models.dequantised, "check_dequantisable"): ("gptq", "unknown quantisation"),
+    (learners.reward_model, "RewardModel.__init__"): "the plan looks for all weights of the classifiers that it knows",
+    (learners.reward_model, "RewardModel.score"): "while training",
     (asyncrl.run.tracking.tracker, "Tracker._raise_failure"): ("damaged database", "deleted experiment"),
     (
         asyncrl.run.tracking.tracker,
