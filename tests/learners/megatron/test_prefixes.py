@@ -27,6 +27,7 @@ from ranks import run_ranks
 from test_critic import GAE
 from test_layouts import assert_same_gradients
 
+from asyncrl.core.ids import GroupId
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.core.recipe.learner import LoraConfig
@@ -185,6 +186,14 @@ BATCHES = {
         ],
         26,
     ),
+    # Two roles, or two ways in which an environment begins: what only some rows of the group have is shared among these.
+    "roles": [
+        *group(0, 70, [70] * 3, [3, 9, 2]),
+        *(
+            msgspec.structs.replace(each, group_id=GroupId(0), sample_index=3 + each.sample_index)
+            for each in group(1, 90, [90] * 4, [7, 5, 4, 1])
+        ),
+    ],
     # The prompt is all that some rows have, but for one sampled token.
     "all": group(0, 33, [33] * 4, [1] * 4),
 }
@@ -214,6 +223,9 @@ def test_loss_and_gradients_are_those_without_sharing(folder, name):
     assert shared == whole.computed_tokens
     assert shared < separate or name == "two"
     assert whole.preamble == (25 if name == "preamble" else 0)
+    if name == "roles":
+        assert whole.prefixes == (range(3), range(3, 7))
+        assert shared == separate - 2 * 69 - 3 * 89
 
 
 def test_experts_have_the_gradients_without_sharing(experts):
