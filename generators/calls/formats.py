@@ -33,6 +33,7 @@ class CallFormat(msgspec.Struct, frozen=True):
         json: whether ``begin`` and ``end`` enclose JSON values: they tell where a call ends even if ``end`` is missing.
         by_tokens: whether the parser looks for ``begin`` and ``end`` among the tokenizer's tokens, and does without neither.
         value: what surrounds the value of an argument, where values are text; None where they are JSON.
+        each: the text that begins each call within the list that ``begin`` begins; empty if there is none.
     """
 
     parsers: tuple[str, ...]
@@ -43,6 +44,7 @@ class CallFormat(msgspec.Struct, frozen=True):
     json: bool = False
     by_tokens: bool = False
     value: ValueMarks | None = None
+    each: str = ""
 
     @property
     def single(self) -> bool:
@@ -55,6 +57,7 @@ class CallFormat(msgspec.Struct, frozen=True):
         return self.parsers[0]
 
 
+_DEEPSEEK_EACH = "<｜tool▁call▁begin｜>"  # noqa: RUF001
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")  # noqa: RUF001 - DeepSeek writes fullwidth bars
 _TAG = ("<tool_call>", "</tool_call>")
 _PARAMETER = ValueMarks(r"<parameter=[^>\n]+>", r"</parameter>(?=\s*(?:<parameter=|</function>))", r"\s*<function=")
@@ -68,9 +71,15 @@ FORMATS = (
     CallFormat(("minimax_m2",), ("<minimax:tool_call>",), "<minimax:tool_call>", "</minimax:tool_call>", value=_NAMED_PARAMETER),
     CallFormat(("seed_oss",), ("<seed:tool_call>",), "<seed:tool_call>", "</seed:tool_call>", value=_PARAMETER),
     CallFormat(("hermes", "qwen3_json"), ("<tool_call>",), *_TAG, json=True),
-    CallFormat(("deepseek_v3",), (_DEEPSEEK[0], "```json"), *_DEEPSEEK, by_tokens=True),
-    CallFormat(("deepseek_v31",), (_DEEPSEEK[0],), *_DEEPSEEK, without=("```json",), by_tokens=True),
-    CallFormat(("kimi_k2",), ("<|tool_calls_section_begin|>",), "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    CallFormat(("deepseek_v3",), (_DEEPSEEK[0], "```json"), *_DEEPSEEK, by_tokens=True, each=_DEEPSEEK_EACH),
+    CallFormat(("deepseek_v31",), (_DEEPSEEK[0],), *_DEEPSEEK, without=("```json",), by_tokens=True, each=_DEEPSEEK_EACH),
+    CallFormat(
+        ("kimi_k2",),
+        ("<|tool_calls_section_begin|>",),
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        each="<|tool_call_begin|>",
+    ),
     CallFormat(("mistral",), ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", by_tokens=True),
     CallFormat(("internlm",), ("<|action_start|>", "<|plugin|>"), "<|action_start|>", "<|action_end|>"),
     CallFormat(("llama4_pythonic",), ("<|header_start|>", "<|python_start|>"), "<|python_start|>", "<|python_end|>"),

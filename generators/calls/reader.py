@@ -22,10 +22,11 @@ from asyncrl.core.text import class_name, writable
 from asyncrl.envs.base import Action
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from generators.calls.blocks import blocks, unshielded
-from generators.calls.formats import JSON_PARSERS, PYTHON_PARSERS, format_named
+from generators.calls.formats import JSON_PARSERS, PYTHON_PARSERS, CallFormat, format_named
 from generators.calls.json_calls import MISTRAL, json_calls, mistral_calls
 from generators.calls.reasoning import Reasoning
 from generators.calls.schemas import without_references
+from generators.calls.several import calls_of_list, calls_of_section
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -125,6 +126,10 @@ class ToolCallReader:
 
     def _read_blocks(self, text: str) -> Action:
         """Read each call by itself where the format marks each, and the turn at once where it does not."""
+        if self._format is not None and self._format.each and self._format.each in text.partition(self._begin)[2]:
+            return self._read_section(text, self._format)
+        if self._name in PYTHON_PARSERS:
+            return self._read_list(text)
         if self._format is None or not self._format.single or self._begin not in text:
             return self._read_whole(text)
         content, calls = "", list[ToolCall | MalformedCall]()
@@ -139,6 +144,33 @@ class ToolCallReader:
                 else:
                     calls.append(MalformedCall(writable(block.text), call.problem))
         return Action(content, tuple(calls))
+
+    def _read_section(self, text: str, format: CallFormat) -> Action:
+        """Read the calls of a section one by one."""
+        calls = list[ToolCall | MalformedCall]()
+        for call in calls_of_section(text, format):
+            calls += self._one(call, f"{format.begin}{call}{format.end}")
+        if calls and self._is_half(text) and isinstance(last := calls[-1], ToolCall):
+            calls[-1] = MalformedCall(writable(f"{last.name}({last.arguments})"), self._no_end)
+        return Action(text.partition(format.begin)[0], tuple(calls))
+
+    def _read_list(self, text: str) -> Action:
+        """Read a list of several Python calls one by one."""
+        whole = self._read_whole(text)
+        before, several, after = calls_of_list(text)
+        if len(several) < 2:
+            return whole
+        calls = list[ToolCall | MalformedCall]()
+        for call in several:
+            calls += self._one(call, f"{before}[{call}]{after}")
+        return Action(whole.content, tuple(calls)) if any(isinstance(call, ToolCall) for call in calls) else whole
+
+    def _one(self, call: str, readable: str) -> list[ToolCall | MalformedCall]:
+        """Read a single call of several, which is ``readable`` where it stands alone."""
+        found = self._read_whole(readable).calls or self._unreadable(call).calls
+        if any(isinstance(each, ToolCall) and self._end and self._end in each.name for each in found):
+            return [*self._unreadable(call).calls]  # some parsers take all that follows for a name
+        return [MalformedCall(writable(call), each.problem) if isinstance(each, MalformedCall) else each for each in found]
 
     def _read_whole(self, text: str) -> Action:
         """Read a text at once: by our own reader where the format is JSON without marks, else by vLLM's parser."""

@@ -63,6 +63,47 @@ def test_a_broken_call_leaves_the_good_ones_beside_it(readers: dict[str, ToolCal
         assert isinstance(second, MalformedCall)
 
 
+IN_SECTIONS = {
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),  # noqa: RUF001
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),  # noqa: RUF001
+    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+}
+
+
+@pytest.mark.parametrize("parser", IN_SECTIONS)
+def test_a_broken_call_of_a_section_leaves_the_good_ones(readers: dict[str, ToolCallReader], parser: str) -> None:
+    begin, end, each, each_end = IN_SECTIONS[parser]
+
+    def call(name: str, **arguments: Any) -> str:
+        return WRITERS[parser](name, arguments).removeprefix(begin).removesuffix(end)
+
+    said, added = ToolCall("say", {"t": "a"}), call("add", a=1, b=2)
+    good = call("say", t="a")
+    cut = added[: added.rindex("2") - 3]
+    for broken in (cut, cut + each_end, f"{each}add them{each_end}", added.replace("{", "")):
+        action = readers[parser].read(f"So: {begin}{good}\n{broken}{good}{end}")
+        first, second, third = action.calls
+        assert (action.content, first, third) == ("So: ", said, said), broken
+        assert isinstance(second, MalformedCall), broken
+        assert second.text.strip() == broken.strip()
+    for text in (f"write {each} so", f"write {each_end}", f"{end} or {begin}", "```json\n{}\n```"):
+        found = readers[parser].read(f"{begin}{good}{call('say', t=text)}{good}{end}").calls
+        assert found[0] == found[-1] == said, text
+    first, second = readers[parser].read(f"{begin}{good}{good}").calls
+    assert first == said
+    assert isinstance(second, MalformedCall), "the section does not end"
+
+
+@pytest.mark.parametrize(
+    "broken", ["add(a=1,, b=2)", "add(1, 2)", "add(a=1", "add(a=[1, b=2)", "add(a=1, b=x)", "add a, b", "add(a=1 b=2)"]
+)
+def test_a_broken_call_of_a_list_leaves_the_good_ones(readers: dict[str, ToolCallReader], broken: str) -> None:
+    good = "say(t='x, y(z) ] it\\'s \"')"
+    calls = readers["pythonic"].read(f"[{good}, {broken}, {good}]").calls
+    assert calls[0] == calls[-1] == ToolCall("say", {"t": "x, y(z) ] it's \""})
+    assert {type(call) for call in calls[1:-1]} == {MalformedCall}
+
+
 VALUE = st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\ufdd0\ufdd1\ufdd3"), max_size=40)
 
 

@@ -1,0 +1,71 @@
+"""Cuts what holds several calls at once into single ones: a section with marks around each call, and a list of Python calls.
+
+vLLM's parsers read such a turn as a whole, so that a call that cannot be read would spoil those beside it.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+from generators.calls.formats import CallFormat
+
+_OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
+
+
+def calls_of_section(text: str, format: CallFormat) -> Iterator[str]:
+    """Yield each call of the first section of ``text``, from its mark up to the next call's or the section's end.
+
+    A mark within a call's JSON is part of it.
+    """
+    begin, section = format.each, text.partition(format.begin)[2]
+    place = section.find(begin)
+    while place >= 0:
+        after = _after_json(section, place + len(begin), begin)
+        again, end = section.find(begin, after), section.find(format.end, after)
+        ends = [each for each in (again, end, len(section)) if each >= 0]
+        stop = min(ends)
+        yield section[place:stop].rstrip()
+        place = again if again == stop else -1
+
+
+def _after_json(section: str, place: int, begin: str) -> int:
+    """Return where the JSON object ends that begins before the next call does; ``place`` if there is none that is whole."""
+    start, again = section.find("{", place), section.find(begin, place)
+    if start < 0 or 0 <= again < start:
+        return place
+    try:
+        return json.JSONDecoder().raw_decode(section, start)[1]
+    except (ValueError, RecursionError):
+        return place
+
+
+def calls_of_list(text: str) -> tuple[str, list[str], str]:
+    """Return what is before a list of Python calls, its entries, and what is after it; no entries if there is no list."""
+    first, last = text.find("["), text.rfind("]")
+    if first < 0 or last < first or not re.match(r"\[\s*[A-Za-z_][\w.]*\s*\(", text[first:]):
+        return text, [], ""
+    return text[:first], list(_entries(text[first + 1 : last])), text[last + 1 :]
+
+
+def _entries(listed: str) -> Iterator[str]:
+    """Yield what commas separate outside brackets and texts; a call that begins after a comma ends what lacks a bracket."""
+    start = depth = place = 0
+    quote = ""
+    while place < len(listed):
+        letter = listed[place]
+        if quote:
+            if letter == "\\":
+                place += 1
+            elif letter == quote:
+                quote = ""
+        elif letter in _QUOTES:
+            quote = letter
+        elif letter in _OPENING:
+            depth += 1
+        elif letter in _CLOSING:
+            depth = max(0, depth - 1)
+        elif letter == "," and (depth == 0 or re.match(r",\s*[A-Za-z_][\w.]*\(", listed[place:])):
+            yield listed[start:place].strip()
+            start, depth = place + 1, 0
+        place += 1
+    yield listed[start:].strip()
