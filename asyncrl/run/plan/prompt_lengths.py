@@ -15,7 +15,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message, ToolSpec
-from asyncrl.core.text import pluralize
+from asyncrl.core.text import pluralize, writable
 
 if TYPE_CHECKING:
     from generators.chat_format import ChatFormat
@@ -24,6 +24,8 @@ LOOKED_AT = 10_000
 """The most tasks of a source whose prompts are counted."""
 _GROWTH = 18
 """Most bytes that a byte of text may become before it is cut into tokens, by a tokenizer's normaliser."""
+_SEAM = 8
+"""Tokens by which a text in a prompt may differ from the text alone."""
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -137,7 +139,9 @@ def count(chat: "ChatFormat", sets: Iterable[PromptSet], max_context: int) -> li
 async def _of_set(chat: "ChatFormat", prompts: PromptSet, max_context: int) -> dict[int, int]:
     found, frames = {}, _Frames(chat, prompts)
     for opening in prompts.openings:
-        if await frames.tokens(opening) + most_tokens(opening.messages) < max_context:
+        frame, most = await frames.tokens(opening), most_tokens(opening.messages)
+        # Texts alone are cut into tokens ten times as fast as a prompt with its tools.
+        if frame + most < max_context or (most < math.inf and frame + frames.of_texts(opening) < max_context):
             continue
         tokens = await frames.count(opening.messages, opening.tools)
         if tokens >= max_context:
@@ -157,6 +161,11 @@ class _Frames:
         if key not in self._known:
             self._known[key] = await self.count([{"role": role, "content": "."} for role in key[0]], opening.tools)
         return self._known[key]
+
+    def of_texts(self, opening: Opening) -> int:
+        """Count the tokens of the texts alone, and some more for what happens where a text meets the template's own."""
+        texts = (writable(message["content"]) for message in opening.messages)
+        return sum(len(self._chat.encode(text)) + _SEAM for text in texts)
 
     async def count(self, messages: Iterable[Mapping[str, Any]], tools: int) -> int:
         """Count the tokens of a prompt; 0 if the template cannot render it, which shows when such a task is played."""
