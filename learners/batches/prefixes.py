@@ -50,21 +50,25 @@ def families(rows: Sequence[BatchRow]) -> list[list[int]]:
 
 def _divided(rows: Sequence[BatchRow], numbers: list[int], known: int = 0) -> tuple[list[list[int]], int]:
     """Return the families of rows that begin with the same ``known`` tokens, and how many tokens sharing saves."""
-    common = _common([rows[number] for number in numbers]) if len(numbers) > 1 else 0
-    shared = planned_prefix([rows[number] for number in numbers])
-    whole = [numbers] if shared else [[number] for number in numbers]
-    saved = shared * (len(numbers) - 1)
-    known = max(known, common)
+    whole = _one_family(rows, numbers)
+    known = max(known, _common([rows[number] for number in numbers]))
     alike: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
         further = next((check for check in _checks(rows[number]) if check[0] > known), (0, number))
         alike.setdefault(further, []).append(number)
-    if len(alike) == 1 or max(map(len, alike.values())) == 1:
-        return whole, saved
-    parts = [_divided(rows, members, length) for (length, _), members in alike.items()]
-    if sum(of_part for _, of_part in parts) <= saved:
-        return whole, saved
-    return [family for of_part, _ in parts for family in of_part], sum(of_part for _, of_part in parts)
+    if len(alike) == 1 or all(len(members) == 1 for members in alike.values()):
+        return whole
+    parts = [_divided(rows, members, length) for (length, _), members in alike.items() if len(members) > 1]
+    if rest := [number for members in alike.values() if len(members) == 1 for number in members]:
+        parts.append(_one_family(rows, rest))
+    saved = sum(of_part for _, of_part in parts)
+    return ([family for of_part, _ in parts for family in of_part], saved) if saved > whole[1] else whole
+
+
+def _one_family(rows: Sequence[BatchRow], numbers: list[int]) -> tuple[list[list[int]], int]:
+    """Return the rows as one family if they share anything, else each alone, and how many tokens that saves."""
+    shared = planned_prefix([rows[number] for number in numbers])
+    return ([numbers] if shared else [[number] for number in numbers]), shared * (len(numbers) - 1)
 
 
 def _checks(record: TrajectoryRecord) -> list[tuple[int, int]]:

@@ -36,7 +36,8 @@ class EpisodeToScore(msgspec.Struct, frozen=True):
 
     Attributes:
         prompt, data: the task's prompt and data.
-        text: the whole episode, decoded with the policy's tokenizer, special tokens included.
+        text: the whole episode, decoded with the policy's tokenizer, special tokens included; of several trajectories, the one
+            with the final answer.
         turns: the parts of ``text`` that the policy wrote.
         reward: the environment's own reward.
         stop_reason: why the episode ended.

@@ -180,8 +180,9 @@ def test_a_group_is_divided_only_where_that_saves_more():
     alike, other = begun + [1] * 1000, begun + [2] * 1000
     assert families_of(alike, alike, other, other) == [[0, 1], [2, 3]]
     assert families_of(alike, other) == [[0, 1]], "the first 64 tokens are all that they share"
-    several = [begun + [number] * 70 for number in range(8)]
-    assert families_of(*several, several[0]) == [[*range(9)]], "one pair saves less than nine rows that share 64 tokens"
+    several = [begun + [10 + number] * 70 for number in range(8)]
+    assert families_of(*several, several[0][:128]) == [[*range(9)]], "one pair saves less than nine rows that share 64 tokens"
+    assert families_of(alike, alike, *several) == [[0, 1], [*range(2, 10)]], "what is left shares what all have"
 
 
 def test_families_of_other_groups_are_apart():
