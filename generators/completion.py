@@ -1,7 +1,7 @@
 """The interface of an inference engine, as episodes and workers use it, and its result for one turn."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -62,26 +62,13 @@ class EngineUse(msgspec.Struct, frozen=True):
     time: GeneratorTime = GeneratorTime()
 
 
-StopAt = Callable[[int], bool]
-"""Is called with the sampled tokens of one turn, one by one, until it returns true."""
-
-
 class Sampler(Protocol):
     """Samples turns."""
 
     async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
         """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
-
-        Args:
-            stop_at: if given, is called with each sampled token, and sampling stops after the first for which it is true.
 
         Raises:
             ComponentFailed: the engine died, or loading a publication failed.

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from asyncrl.core.measures.time_split import PARTS, GeneratorTime
 from asyncrl.core.trajectory import Sampling
-from generators.completion import Completion, Sampler, Samplers, StopAt
+from generators.completion import Completion, Sampler, Samplers
 
 
 class Doing(IntEnum):
@@ -146,18 +146,12 @@ class TimedSampler:
         self._sampler, self._time, self._what = sampler, time, what
 
     async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
         """Sample one turn, and note for how long its request ran."""
         with self._time.doing(self._what):
             return await self._sampler.generate(
-                token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids, stop_at=stop_at
+                token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
             )
 
 

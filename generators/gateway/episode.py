@@ -29,7 +29,6 @@ from generators.gateway.parameters import Constrained, Settled
 from generators.gateway.problems import Kind, Problem, too_long
 from generators.gateway.protocol import Protocol
 from generators.gateway.sampled_text import SampledText
-from generators.gateway.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +113,8 @@ class GatewayTurn:
         self._given: list[int] = []
         self._ids: list[int] = []
         self._sampled: tuple[Completion, float] | None = None
-        self._stop: StopStrings | None = None
         self.failure: BaseException | None = None
+        self.text = ""
 
     @property
     def is_sampled(self) -> bool:
@@ -174,20 +173,19 @@ class GatewayTurn:
         chat = self._episode.chat
         try:
             if self._sampled is None:
-                self._stop = StopStrings(chat.tokenizer, stop_strings, skip_special=skip_special) if stop_strings else None
-                self._sampled = await self._completion(most)
+                self._sampled = await self._completion(most, tuple(each for each in stop_strings if each))
         except BaseException as failure:
             self.failure = failure
             raise
         completion, _ = self._sampled
         ids = completion.token_ids.tolist()
-        spoken = ids[:-1] if completion.finished_by_stop else ids
+        spoken = ids[:-1] if ids[-1] in chat.ends_of_turn else ids
         text = chat.tokenizer.decode(spoken, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
-        text, stop_string = (text, None) if self._stop is None else self._stop.cut(text)
-        stopped = completion.finished_by_stop or stop_string is not None
-        return SampledText(text, ids, completion.logprobs.tolist(), stopped, stop_string)
+        text, stop_string = _until(text, stop_strings)
+        self.text = text
+        return SampledText(text, ids, completion.logprobs.tolist(), completion.finished_by_stop, stop_string)
 
-    async def _completion(self, most: int) -> tuple[Completion, float]:
+    async def _completion(self, most: int, stop_strings: tuple[str, ...]) -> tuple[Completion, float]:
         episode, limits = self._episode, self._episode.limits.episode
         episode.check_open()
         room, needs_more = limits.room(len(self._ids), episode.sampled_tokens)
@@ -200,9 +198,8 @@ class GatewayTurn:
             completion = await episode.sampler.generate(
                 self._ids,
                 max_tokens=min(most, room),
-                sampling=limits.sampling,
+                sampling=msgspec.structs.replace(limits.sampling, stop=(*limits.sampling.stop, *stop_strings)),
                 stop_token_ids=episode.chat.ends_of_turn,
-                stop_at=None if self._stop is None else self._stop.stop_at,
             )
         except BaseException as error:
             episode.turns -= 1
@@ -224,6 +221,13 @@ class GatewayTurn:
         """End the request without a turn."""
         if self._ask is not None:
             self._episode.streams.give_up(self._ask)
+
+
+def _until(text: str, strings: Sequence[str]) -> tuple[str, str | None]:
+    """Return a text up to the first of some strings, and that string; None if it has none of them."""
+    found = [(text.find(each), each) for each in strings if each and each in text]
+    place, string = min(found, default=(len(text), None))
+    return text[:place], string
 
 
 async def rendered(

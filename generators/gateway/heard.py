@@ -80,3 +80,26 @@ def of_messages_stream(chunks: Iterable[str]) -> ChatMessage:
         if block["json"]:
             block["input"] = msgspec.json.decode(block["json"], type=dict[str, Any])
     return of_blocks(blocks)
+
+
+def of_responses(answer: Mapping[str, Any]) -> ChatMessage:
+    """Return the message that the output of a response stands for, as vLLM makes it of a conversation that has it."""
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.entrypoints.openai.responses.utils import construct_chat_messages_with_tool_call
+
+    if not answer["output"]:
+        return {"role": "assistant", "content": ""}
+    items = ResponsesRequest.model_validate({"input": answer["output"]}).input
+    messages = construct_chat_messages_with_tool_call(items)
+    if len(messages) != 1:
+        raise Unreadable(f"the output of a response is {len(messages)} messages")
+    message: ChatMessage = messages[0]
+    return message
+
+
+def of_responses_stream(chunks: Iterable[str]) -> ChatMessage:
+    """Return the message of a response that is streamed; its last event holds all of it."""
+    for event in events_of(chunks):
+        if event["type"] in ("response.completed", "response.incomplete"):
+            return of_responses(event["response"])
+    raise Unreadable("the stream of a response has no end")

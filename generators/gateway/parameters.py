@@ -107,6 +107,8 @@ def settled(
     first, *others = _LIMITS[protocol]
     asked = [int(left.pop(name)) for name in (first, *others) if name in left]
     left[first] = min([*asked, most_tokens])
+    if left[first] < 1:
+        raise Problem(Kind.REFUSED, f"a turn needs at least one token, and the request allows {left[first]}", first)
     conversation = "input" if protocol is Protocol.RESPONSES else "messages"
     if isinstance(left[conversation], list):
         left[conversation] = list(_conversation(left[conversation], system_later))

@@ -15,7 +15,7 @@ from generators.chat_format import ChatFormat
 from generators.gateway import heard
 from generators.gateway.episode import GatewayEpisode, GatewayTurn, rendered, spec_of
 from generators.gateway.matching import Turn
-from generators.gateway.messages import ChatMessage
+from generators.gateway.messages import ChatMessage, calls_of, text_of
 from generators.gateway.parameters import settled
 from generators.gateway.problems import Kind, Problem
 from generators.gateway.protocol import Protocol
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
     from vllm.renderers import BaseRenderer
 
+_NO_CALLS = ("none", {"type": "none"})
+"""Choices of tools with which a turn's text is not searched for calls, as each protocol has it."""
 _MOST_SHOWN = 1000
 """The most characters of a validation error that a client is told."""
 
@@ -79,6 +81,7 @@ class Protocols:
     ) -> None:
         from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
         from generators.gateway.serving import Serving
 
@@ -96,6 +99,9 @@ class Protocols:
                 heard.of_messages_stream,
                 True,
                 {"type": "none"},
+            ),
+            Protocol.RESPONSES: _Way(
+                ResponsesRequest, serving.responses.create_responses, heard.of_responses, heard.of_responses_stream, True, "none"
             ),
         }
 
@@ -154,13 +160,15 @@ class Protocols:
         if isinstance(result, ErrorResponse):
             raise _told(result)
         if hasattr(result, "__aiter__"):
-            chunks = [chunk async for chunk in result]
+            chunks = [chunk if isinstance(chunk, str) else _as_event(chunk) async for chunk in result]
             if turn.failure is not None:  # vLLM has made an event of it
                 raise turn.failure
             message = way.heard_stream(chunks)
+            _check_said(turn, message, body)
             return Answer(tuple(chunk.encode() for chunk in chunks), True, turn.finish(message))
         written = result.model_dump_json(exclude_none=way.omit_none)
         message = way.heard(msgspec.json.decode(written))
+        _check_said(turn, message, body)
         return Answer((written.encode(),), turn=turn.finish(message))
 
     async def _asked(self, way: _Way, turn: GatewayTurn, request: Any) -> Any:
@@ -197,6 +205,17 @@ class Protocols:
         return Answer(((await self._serving.models.show_available_models()).model_dump_json().encode(),))
 
 
+def _check_said(turn: GatewayTurn, message: ChatMessage, body: Mapping[str, Any]) -> None:
+    """Refuse an answer that says nothing where the policy said something: a call that went wrong is text, and not lost.
+
+    Raises:
+        Unreadable: it does, and calls were looked for.
+    """
+    says = text_of(message.get("content")).strip() or calls_of(message)
+    if turn.text.strip() and not says and body.get("tool_choice") not in _NO_CALLS:
+        raise heard.Unreadable("nothing is left of what the policy said")
+
+
 class _Counted:
     """A conversation of which only the tokens are counted: no stream is touched."""
 
@@ -213,6 +232,11 @@ class _Counted:
     async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> SampledText:
         """Never called."""
         raise NotImplementedError("tokens are counted, and none is sampled")
+
+
+def _as_event(event: Any) -> str:
+    """Return an event of the Responses protocol as it is sent."""
+    return f"event: {event.type}\ndata: {event.model_dump_json()}\n\n"
 
 
 def _validated(kind: Any, body: Mapping[str, Any]) -> Any:

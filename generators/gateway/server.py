@@ -123,7 +123,7 @@ class Gateway:
             try:
                 return await self._answered(request, protocol)
             except Problem as problem:
-                return web.json_response(problem.told_in(protocol), status=problem.status)
+                return _refused(problem, protocol)
 
         return handle
 
@@ -176,14 +176,14 @@ class Gateway:
             episode = self._of(request).episode
             answer = await self._protocols.count_tokens(episode, _object(await request.read()))
         except Problem as problem:
-            return web.json_response(problem.told_in(Protocol.MESSAGES), status=problem.status)
+            return _refused(problem, Protocol.MESSAGES)
         return web.Response(body=answer.chunks[0], content_type="application/json")
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
             self._of(request)
         except Problem as problem:
-            return web.json_response(problem.told_in(Protocol.CHAT), status=problem.status)
+            return _refused(problem, Protocol.CHAT)
         return web.Response(body=(await self._protocols.models()).chunks[0], content_type="application/json")
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
@@ -192,7 +192,12 @@ class Gateway:
             Kind.NOT_FOUND, f"the gateway has no {request.method} {request.path.rpartition('/e/')[2]}; it has {ways}"
         )
         is_anthropic = "anthropic-version" in request.headers
-        return web.json_response(problem.told_in(Protocol.MESSAGES if is_anthropic else Protocol.CHAT), status=problem.status)
+        return _refused(problem, Protocol.MESSAGES if is_anthropic else Protocol.CHAT)
+
+
+def _refused(problem: Problem, protocol: Protocol) -> web.Response:
+    """Return a problem as an answer, which no library takes for a reason to ask again."""
+    return web.json_response(problem.told_in(protocol), status=problem.status, headers={"x-should-retry": "false"})
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.inputs.engine import TokensInput
 from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
@@ -153,5 +154,6 @@ class Serving:
         online = _Renderer(config.model_config, engine.renderer, reasoning_parser=reasoning_parser, **shared)
         shared |= {"online_renderer": online, "reasoning_parser": reasoning_parser or ""}
         self.chat = OpenAIServingChat(engine, self.models, "assistant", **shared)
+        self.responses = OpenAIServingResponses(engine, self.models, **shared)
         # What it is else set to would be found out by rendering prompts with the renderer above.
         self.messages = AnthropicServingMessages(engine, self.models, "assistant", disabled_thinking_effort="none", **shared)

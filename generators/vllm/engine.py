@@ -32,7 +32,7 @@ from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import LOAD, PREPARE, Publication
 from asyncrl.core.trajectory import Sampling, VersionSpan
-from generators.completion import Completion, EngineUse, Sampler, ScoredRow, StopAt
+from generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from generators.concurrency import EngineLoad
 from generators.first_error import first_error
 from generators.loop_share import LoopShare
@@ -156,19 +156,12 @@ class VllmEngine:
             self._slots.leave(slot)
 
     async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
         """Sample one turn after ``token_ids`` with the newest version; see :class:`generators.completion.Sampler`."""
         with self._ranks.used() as rank:
-            episode = _EpisodeSampler(self, self._slots.newest, rank)
-            return await episode.generate(
-                token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids, stop_at=stop_at
+            return await self.generate_in(
+                self._slots.newest, rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
             )
 
     async def generate_in(
@@ -180,7 +173,6 @@ class VllmEngine:
         max_tokens: int,
         sampling: Sampling,
         stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
     ) -> Completion:
         """Sample one turn after ``token_ids``; see :class:`generators.completion.Sampler`.
 
@@ -188,9 +180,9 @@ class VllmEngine:
             slot: that of the version that samples.
             rank: the data-parallel rank that samples.
         """
-        params = self._params(max_tokens, sampling, stop_token_ids, at_once=stop_at is not None)
+        params = self._params(max_tokens, sampling, stop_token_ids)
         settings = TurnSettings(params, self._adapter(slot), self._salt(slot))
-        turn = await self._answered(self._turns.ask(token_ids, settings, rank, stop_at))
+        turn = await self._answered(self._turns.ask(token_ids, settings, rank))
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
         return self._completion(turn, slot)
 
@@ -335,23 +327,11 @@ class _EpisodeSampler:
         self._engine, self._slot, self._rank = engine, slot, rank
 
     async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
         """Sample one turn of the episode."""
         return await self._engine.generate_in(
-            self._slot,
-            self._rank,
-            token_ids,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop_token_ids=stop_token_ids,
-            stop_at=stop_at,
+            self._slot, self._rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
         )
 
 

@@ -125,7 +125,7 @@ REACHES = (
             *("vllm.renderers.online_renderer.OnlineRenderer.preprocess_chat", ".kv_transfer_params"),
             *("vllm.engine.protocol.EngineClient.generate", "vllm.tokenizers.hf.get_cached_tokenizer"),
             *(f"{_SERVING}.models.serving.OpenAIServingModels.model_name", f"{_SERVING}.models.serving.OpenAIServingModels"),
-            f"{_SERVING}.chat_completion.serving.OpenAIServingChat",
+            *(f"{_SERVING}.chat_completion.serving.OpenAIServingChat", f"{_SERVING}.responses.serving.OpenAIServingResponses"),
             "vllm.entrypoints.anthropic.serving.AnthropicServingMessages",
         ),
         why="answer in the protocols of OpenAI and Anthropic by vLLM's serving classes, with the token ids of an episode in "

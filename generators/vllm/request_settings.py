@@ -42,13 +42,9 @@ def scoring_params() -> "SamplingParams":
 
 
 def sampling_params(
-    processor: "InputProcessor", max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...], *, at_once: bool = False
+    processor: "InputProcessor", max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
 ) -> "SamplingParams":
-    """Return how a turn is sampled, as vLLM's front end checks and completes it. Requests share it, so it must not be changed.
-
-    Args:
-        at_once: whether each token is to be sent when it is sampled, and not all with the last.
-    """
+    """Return how a turn is sampled, as vLLM's front end checks and completes it. Requests share it, so it must not be changed."""
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -65,7 +61,7 @@ def sampling_params(
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA if at_once else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={STOP_TEXTS: list(texts)} if (texts := sampling.stop_texts) else None,
     )
     return processor.process_inputs("params", tokens_input(list(stop_token_ids[:1])), params, ("generate",)).sampling_params

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from generators.completion import StopAt
 from generators.vllm.turn_batches import ADD_TURNS, TurnRequest, TurnSettings, encode_turns, vllm_request
 
 if TYPE_CHECKING:
@@ -40,29 +39,21 @@ class SampledTurn(msgspec.Struct):
         logprobs: float32 [T], in parts.
         labels: vLLM's labels of its weights, each with the first token that was sampled with them.
         stopped: whether the last token is one at which sampling stops.
-        stop_at: tells whether the turn ends with a token.
-        is_cut: whether it did, while vLLM went on.
     """
 
     token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[np.ndarray] = msgspec.field(default_factory=list)
     labels: list[tuple[str, int]] = msgspec.field(default_factory=list)
     stopped: bool = False
-    stop_at: StopAt | None = None
-    is_cut: bool = False
 
     def add(self, output: "EngineCoreOutput", label: str) -> None:
-        """Add what came next, up to the token with which the turn ends."""
-        new = output.new_token_ids
-        if not new:
+        """Add what came next."""
+        if not output.new_token_ids:
             return
-        if self.stop_at is not None:
-            end = next((place for place, token in enumerate(new, start=1) if self.stop_at(token)), None)
-            new, self.is_cut = new[:end], end is not None
         if not self.labels or self.labels[-1][0] != label:
             self.labels.append((label, len(self.token_ids)))
-        self.token_ids += new
-        self.logprobs.append(output.new_logprobs.logprobs[: len(new), 0])  # that of the sampled token comes first
+        self.token_ids += output.new_token_ids
+        self.logprobs.append(output.new_logprobs.logprobs[:, 0])  # that of the sampled token comes first
 
 
 class TurnRequests:
@@ -82,13 +73,8 @@ class TurnRequests:
         self._core.utility_results[_CALL] = self._refused
         llm._run_output_handler()
 
-    async def ask(
-        self, token_ids: Sequence[int], settings: TurnSettings, rank: int = 0, stop_at: StopAt | None = None
-    ) -> SampledTurn:
+    async def ask(self, token_ids: Sequence[int], settings: TurnSettings, rank: int = 0) -> SampledTurn:
         """Have one turn sampled in ``rank`` after ``token_ids``.
-
-        Args:
-            stop_at: ends the turn, as :meth:`generators.completion.Sampler.generate` says.
 
         Raises:
             EngineDeadError: the engine died.
@@ -99,16 +85,12 @@ class TurnRequests:
             self._loop.call_soon(self._send)
         self._unsent[rank].append(TurnRequest(name, list(token_ids), settings))
         answer: asyncio.Future[SampledTurn] = self._loop.create_future()
-        self._turns[name] = SampledTurn(stop_at=stop_at), answer
+        self._turns[name] = SampledTurn(), answer
         try:
-            turn = await answer
+            return await answer
         except asyncio.CancelledError:
             self._abort(name, rank)  # it has been sent: that was due before anybody could be cancelled
             raise
-        else:
-            if turn.is_cut:
-                self._abort(name, rank)
-            return turn
         finally:
             self._turns.pop(name, None)
 
@@ -148,12 +130,8 @@ class TurnRequests:
         if waiting is None:
             return False
         turn, answer = waiting
-        if answer.done():
-            return True
         turn.add(output, label)
-        if turn.is_cut:
-            answer.set_result(turn)
-        elif output.finish_reason is not None:
+        if output.finish_reason is not None and not answer.done():
             turn.stopped = output.finish_reason is FinishReason.STOP
             if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 answer.set_result(turn)

@@ -14,7 +14,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.chat_format import ChatFormat
-from generators.completion import Completion, EngineUse, StopAt
+from generators.completion import Completion, EngineUse
 from generators.concurrency import EngineLoad
 
 Script = Callable[[str], str]
@@ -42,13 +42,7 @@ class FakeEngine:
         return nullcontext(self)
 
     async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
         self.prompts.append(list(token_ids))
         self.temperatures.append(sampling.temperature)
@@ -58,8 +52,11 @@ class FakeEngine:
             text = self.script(self.chat.decode(token_ids))
             said = self.chat.tokenizer.encode(text, add_special_tokens=False)
             ids = (said if said and said[-1] in self.ends else [*said, stop_token_ids[0]])[:max_tokens]
-            if stop_at is not None:
-                ids = ids[: next((place for place, token in enumerate(ids, start=1) if stop_at(token)), None)]
+            stopping = (
+                end for end in range(1, len(ids)) if any(each in self.chat.decode(ids[:end]) for each in sampling.stop_texts)
+            )
+            ended = next(stopping, None)
+            ids = ids[:ended]
             versions = []
             for _ in ids:
                 await self.gate.wait()
@@ -72,7 +69,9 @@ class FakeEngine:
         self.tokens += len(ids)
         changes = [0, *(i for i in range(1, len(ids)) if versions[i] != versions[i - 1]), len(ids)]
         spans = tuple(VersionSpan(a, b, versions[a]) for a, b in pairwise(changes))
-        return Completion(np.array(ids, np.int32), pseudo_logprobs(ids), spans, ids[-1] in (*stop_token_ids, *self.ends))
+        return Completion(
+            np.array(ids, np.int32), pseudo_logprobs(ids), spans, ended is not None or ids[-1] in (*stop_token_ids, *self.ends)
+        )
 
     async def load_publication(self, publication: Publication) -> int:
         self.gate.clear()

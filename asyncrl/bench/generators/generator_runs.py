@@ -30,7 +30,7 @@ from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.hosting.hosted import make_hosted
 from generators.calls.reader import ToolCallReader
 from generators.chat_format import ChatFormat
-from generators.completion import Completion, Sampler, StopAt
+from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from generators.evaluation import HeldOutTask, evaluate
 from generators.vllm.engine import VllmEngine
@@ -141,19 +141,13 @@ class RecordingEngine:
         return nullcontext(self)
 
     async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
         """Sample a turn, and keep what was asked."""
         prompt = list(token_ids)
         episode = self._episodes.setdefault(asyncio.current_task(), len(self._episodes))
         completion = await self._engine.generate(
-            token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids, stop_at=stop_at
+            token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
         )
         self.requests.append(Request(episode, prompt, len(completion.token_ids)))
         return completion

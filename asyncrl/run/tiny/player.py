@@ -25,7 +25,7 @@ from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
 from generators.calls.reader import ToolCallReader
 from generators.chat_format import ChatFormat
-from generators.completion import Completion, Sampler, StopAt
+from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 
 if TYPE_CHECKING:
@@ -115,21 +115,9 @@ class _TorchEngine:
         return nullcontext(self)
 
     async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: tuple[int, ...],
-        stop_at: StopAt | None = None,
+        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
     ) -> Completion:
-        """Sample one turn greedily; log-probabilities are 0, as nothing is trained on them.
-
-        Raises:
-            NotImplementedError: the turn is to stop at something else than a token.
-        """
-        if stop_at is not None:
-            raise NotImplementedError("turns of the tiny model's player stop at tokens alone")
+        """Sample one turn greedily; log-probabilities are 0, as nothing is trained on them."""
         loop = asyncio.get_running_loop()
         request = _Request(list(token_ids), max_tokens, stop_token_ids, loop.create_future())
         if not self._waiting:

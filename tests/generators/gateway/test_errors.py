@@ -58,6 +58,7 @@ def limits(**changed: Any) -> GatewayLimits:
         ({"messages": [{"content": "no role"}]}, "role"),
         ({"tools": [{"type": "function"}]}, "function"),
         ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 0}, "a turn needs at least one token"),
         ({"stop": 5}, "stop"),
     ],
     ids=str,
@@ -91,7 +92,7 @@ async def test_what_openai_s_library_is_refused(protocols, asked: dict[str, Any]
             "content of type image is not supported",
         ),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        ({"max_tokens": -1}, "max_tokens must be positive"),
+        ({"max_tokens": -1}, "a turn needs at least one token, and the request allows -1"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.input_schema"),
         ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
     ],
@@ -172,11 +173,12 @@ async def test_requests_of_an_episode_that_ended_and_of_none(protocols, ask, lib
 @BOTH
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_dead_engine(protocols, ask, library, stream: bool) -> None:
-    async with clients(protocols, yes) as play:
+    async with clients(protocols, yes, retries=2) as play:
         play.engine.dead = True
         with pytest.raises(library.InternalServerError) as raised:
             await ask(play, stream=stream)
         assert raised.value.status_code == 503
+        assert len(play.engine.prompts) == 1
         with pytest.raises(ComponentFailed):
             play.played.episode.over.result()
 

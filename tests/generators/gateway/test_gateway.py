@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from chat_tokenizers import CHAT_ML
 from openai import LengthFinishReasonError
-from played import ANTHROPIC_TOOLS, CALL, LIMITS, OPENAI_TOOLS, Clients, clients, until
+from played import ANTHROPIC_TOOLS, CALL, LIMITS, OPENAI_TOOLS, TOOL, Clients, clients, until
 
 from asyncrl.core.trajectory import StartReason
 from generators.gateway.episode import GatewayLimits
@@ -69,7 +69,31 @@ def add_anthropic(messages: list[Any], message: Any) -> Any:
     return message
 
 
-WAYS = pytest.mark.parametrize("ask", [chat, chat_stream, anthropic, anthropic_stream], ids=lambda each: each.__name__)
+def response_of(messages: list[Any], more: dict[str, Any]) -> dict[str, Any]:
+    tool = {"type": "function", **TOOL}
+    most = {"max_output_tokens": more.pop("max_tokens")} if "max_tokens" in more else {}
+    return {"model": "main", "input": messages, "instructions": "Be brief.", "tools": [tool], **most, **more}
+
+
+async def responses(play: Clients, messages: list[Any], **more: Any) -> Any:
+    return add_response(messages, await play.openai.responses.create(**response_of(messages, more)))
+
+
+async def responses_stream(play: Clients, messages: list[Any], **more: Any) -> Any:
+    async with play.openai.responses.stream(**response_of(messages, more)) as stream:
+        return add_response(messages, await stream.get_final_response())
+
+
+def add_response(messages: list[Any], response: Any) -> Any:
+    messages += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in response.output]
+    calls = [item for item in response.output if item.type == "function_call"]
+    messages += [{"type": "function_call_output", "call_id": call.call_id, "output": "2"} for call in calls]
+    return response
+
+
+BOTH = [chat, chat_stream, anthropic, anthropic_stream]
+WAYS = pytest.mark.parametrize("ask", [*BOTH, responses, responses_stream], ids=lambda each: each.__name__)
+STOPPING = pytest.mark.parametrize("ask", BOTH, ids=lambda each: each.__name__)
 
 
 def adds_once(row: str) -> str:
@@ -90,8 +114,8 @@ async def test_a_conversation_is_one_stream_with_the_tokens_of_our_own_environme
             "<|im_start|>assistant\nIt is 2.<|im_end|>"
         )
         assert play.engine.prompts[1] == trajectory.token_ids[: trajectory.turns[1].start].tolist()
-        assert {"tool_calls", "tool_use"} & {getattr(first, "finish_reason", ""), getattr(first, "stop_reason", "")}
-        assert {"stop", "end_turn"} & {getattr(last, "finish_reason", ""), getattr(last, "stop_reason", "")}
+        ends = [getattr(got, "finish_reason", None) or getattr(got, "stop_reason", None) for got in (first, last)]
+        assert tuple(ends) in {("tool_calls", "stop"), ("tool_use", "end_turn"), (None, None)}
 
 
 @WAYS
@@ -118,9 +142,12 @@ async def test_whatever_the_policy_says_the_client_can_go_on_in_its_stream(proto
         await ask(play, messages)
         messages.append(user("go on"))
         await ask(play, messages)
-        (trajectory,) = play.trajectories()
+        trajectories = play.trajectories()
         assert f"<|im_start|>assistant\n{said}<|im_end|>" in play.row()
-        assert len(trajectory.turns) == 2
+        if not said and ask in (responses, responses_stream):  # it is no item of a response, so it is not sent back
+            assert [len(each.turns) for each in trajectories] == [1, 1]
+        else:
+            assert [len(each.turns) for each in trajectories] == [2]
 
 
 @WAYS
@@ -157,7 +184,7 @@ async def test_a_sub_agent_and_compaction(protocols) -> None:
         ]
 
 
-@WAYS
+@STOPPING
 async def test_a_stop_string_ends_a_turn_and_the_template_closes_it(protocols, ask: Ask) -> None:
     stop = {"stop_sequences": ["Stop:"]} if "anthropic" in ask.__name__ else {"stop": ["Stop:"]}
     async with clients(protocols, lambda row: "Hm. Stop: and more") as play:
@@ -178,7 +205,8 @@ async def test_a_token_limit_cuts_a_turn_and_the_template_closes_it(protocols, a
     async with clients(protocols, lambda row: "abcdefgh") as play:
         messages = [user("begin")]
         got = await ask(play, messages, max_tokens=5)
-        assert {"length", "max_tokens"} & {getattr(got, "finish_reason", ""), getattr(got, "stop_reason", "")}
+        ends = {getattr(got, name, None) for name in ("finish_reason", "stop_reason", "status")}
+        assert ends & {"length", "max_tokens", "incomplete"}
         messages.append(user("go on"))
         await ask(play, messages)
         (trajectory,) = play.trajectories()
@@ -219,7 +247,7 @@ async def test_many_conversations_at_once(protocols) -> None:
         async def converse(number: int) -> None:
             messages = [user(f"number {number}")]
             for turn in range(2):
-                await (chat, anthropic, chat_stream, anthropic_stream)[number % 4](play, messages)
+                await (*BOTH, responses, responses_stream)[number % 6](play, messages)
                 messages.append(user(f"turn {turn}, number {number}"))
 
         await asyncio.gather(*(converse(number) for number in range(256)))

@@ -10,6 +10,7 @@ from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.renderers.online_renderer import OnlineRenderer
 
 SHARED = {
@@ -41,6 +42,7 @@ def test_what_vllm_s_classes_are_made_with(serving: type) -> None:
     made = parameters(serving.__init__)
     assert made[:3] == ["engine_client", "models", "response_role"]
     assert {*SHARED, "online_renderer"} <= set(made)
+    assert {*SHARED, "online_renderer"} <= set(parameters(OpenAIServingResponses.__init__))
     assert set(parameters(OnlineRenderer.__init__)) >= SHARED
 
 
@@ -48,7 +50,7 @@ def test_what_vllm_s_classes_ask_of_an_engine() -> None:
     """A method more that they call would be missing where they get an engine of ours."""
     sources = "".join(
         inspect.getsource(method)
-        for serving in (OpenAIServingChat, AnthropicServingMessages)
+        for serving in (OpenAIServingChat, AnthropicServingMessages, OpenAIServingResponses)
         for each in serving.__mro__[:-1]
         if each.__module__.startswith("vllm.entrypoints")
         for method in vars(each).values()

@@ -218,23 +218,3 @@ async def test_all_requests_end_if_the_engine_refuses_a_message() -> None:
     for task in waiting:
         with pytest.raises(TurnUnanswered, match="no such method"):
             await task
-
-
-async def test_a_turn_ends_with_the_token_at_which_it_is_to_stop_and_vllm_is_told() -> None:
-    front_end, seen = FrontEnd(), list[int]()
-
-    def is_eight(token: int) -> bool:
-        seen.append(token)
-        return token == 8
-
-    stopping = asyncio.create_task(front_end.requests.ask([1], PLAIN, stop_at=is_eight))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    (name,) = (request.request_id for request in front_end.core.messages[0])
-    for version, tokens in ((0, [5]), (1, [6, 8, 9]), (1, [10])):
-        front_end.read([output(name, tokens)], str(version))
-    turn = await stopping
-    assert (turn.token_ids, turn.labels, turn.stopped) == ([5, 6, 8], [("0", 0), ("1", 1)], False)
-    assert len(np.concatenate(turn.logprobs)) == 3
-    assert seen == [5, 6, 8]
-    assert front_end.core.aborted == [(name, b"rank 0")]
