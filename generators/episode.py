@@ -7,7 +7,7 @@ attempt.
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from numbers import Real
 
@@ -139,6 +139,10 @@ class EpisodeName(msgspec.Struct, frozen=True):
     attempt: int
 
 
+PlayAgent = Callable[[HostedEnvironment, EpisodeName, EpisodeLimits, Samplers, EpisodeTimes], Awaitable[Episode]]
+"""Has an agent play an episode whose environment is ready; see :func:`generators.gateway.agent_play.agent_episode`."""
+
+
 class EpisodeTools(msgspec.Struct, frozen=True):
     """What all episodes of one worker share.
 
@@ -150,6 +154,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
             :meth:`asyncrl.envs.hosting.worker_environments.WorkerEnvironments.make`.
         errors: counts the errors of the environments' code.
         share: gives the episodes their turns in the event loop.
+        play_agent: plays the episodes of agents; None if no environment has one.
     """
 
     engine: Samplers
@@ -158,6 +163,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
     make_environment: Callable[[Task], Environment]
     errors: ErrorCounts = msgspec.field(default_factory=ErrorCounts)
     share: LoopShare = msgspec.field(default_factory=LoopShare)
+    play_agent: "PlayAgent | None" = None
 
 
 async def run_episode(
@@ -177,6 +183,10 @@ async def run_episode(
     await tools.share.turn()
     async with _environment_of(task, limits, tools) as environment:
         await environment.ready()
+        if environment.agent is not None:
+            if tools.play_agent is None:
+                raise RuntimeError("an agent is to play, and its worker cannot have it play")
+            return await tools.play_agent(environment, name, limits, tools.engine, EpisodeTimes(began, queued_s))
         episode_time = EpisodeTime(limits.episode_timeout_s)
         try:
             async with episode_time.scope:
@@ -313,11 +323,11 @@ async def checked_step(environment: HostedEnvironment, action: Action) -> StepRe
             result.observation,
             reward=_number("reward", result.reward, LARGEST_REWARD),
             done=bool(result.done),
-            metrics={_metric_name(name): _number(name, value) for name, value in result.metrics.items()},
+            metrics={metric_name(name): _number(name, value) for name, value in result.metrics.items()},
             fault=None if result.fault is None else Fault(result.fault),
             calls=tuple(_call(record) for record in result.calls),
             errors=tuple(error for error in result.errors if isinstance(error, UsersError)),
-            rewards={_metric_name(name): _number(name, value, LARGEST_REWARD) for name, value in result.rewards.items()},
+            rewards={metric_name(name): _number(name, value, LARGEST_REWARD) for name, value in result.rewards.items()},
         )
 
 
@@ -332,7 +342,8 @@ def _call(record: object) -> CallRecord:
     )
 
 
-def _metric_name(name: object) -> str:
+def metric_name(name: object) -> str:
+    """Return the name of a metric that an environment reports; raises if it cannot be one."""
     if not isinstance(name, str):
         raise TypeError(f"it reports a metric named {name!r}, but the name must be a string")
     name.encode()  # raises if the name holds half of a surrogate pair

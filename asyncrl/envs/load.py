@@ -17,6 +17,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in import import_module, name_of_module, users_code
 from asyncrl.core.recipe.describe import quote_it
 from asyncrl.core.recipe.environment import (
+    AgentEnvironmentConfig,
     ClassEnvironmentConfig,
     EnvironmentConfig,
     McpEnvironmentConfig,
@@ -85,6 +86,10 @@ def load_member(spec: MemberConfig, place: str = "environment") -> Member:
             from asyncrl.envs.mcp.member import McpMember
 
             return McpMember(spec, place)
+        case AgentEnvironmentConfig():
+            from asyncrl.envs.agent.member import AgentMember
+
+            return AgentMember(spec, place)
 
 
 def make_tasks(spec: MemberConfig, split: str, count: int, seed: int) -> Sequence[Task]:

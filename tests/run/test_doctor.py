@@ -218,7 +218,7 @@ def test_a_template_is_looked_at_as_a_recipe_would_have_it(tmp_path, capsys):
         ({}, "weights", "1 safetensors file, whole: 24 tensors, "),
         ({}, "output layer", "tied to the embedding"),
         ({}, "vocabulary", "; 512 embeddings"),
-        ({}, "turns", "a turn ends at <|im_end|>"),
+        ({}, "turns", "and end at <|im_end|>"),
         ({}, "prompt", "a system message: reaches it; tools: reaches it"),
         ({}, "thoughts", "has no <think>"),
         ({}, "tool calls", "auto is hermes, because its chat template has <tool_call>"),

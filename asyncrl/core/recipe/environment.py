@@ -148,7 +148,47 @@ class McpEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="mc
         return self.secrets + ((self.token_variable,) if self.token_variable else ())
 
 
-MemberConfig = ClassEnvironmentConfig | RemoteEnvironmentConfig | McpEnvironmentConfig
+class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="agent"):
+    """A program that talks to a model over the protocol of OpenAI or of Anthropic, unchanged: docs/agents.md.
+
+    Attributes:
+        command: the program's command line, started once for each episode. ``python`` is the interpreter that runs asyncrl, and
+            ``{prompt}`` within a word is the task's question.
+        reward: what rewards the answer: ``exact``, ``math``, or ``module:function``, called with the task and the answer; empty
+            if the program writes the reward into its result file.
+        tasks: ``module:function`` that makes tasks, called with split, count and seed; empty if they come from files.
+        task_data: names of the task's data that the program is shown; it never sees others.
+        variables: environment variables of the program.
+        secrets: names of environment variables that the program gets. The values are taken where the run is launched, and stand
+            in no file of the run.
+        max_trajectories: the most token streams of an episode; a request that would begin one more ends it.
+        constrained: what becomes of requests that ask for a format or a certain call: ``free`` samples as for all others,
+            ``refuse`` answers with an error.
+        on_agent_error: ``fail`` has an episode whose program exits with an error played again; ``score`` rewards it.
+    """
+
+    command: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    reward: str = ""
+    tasks: str = ""
+    task_data: tuple[Text, ...] = ()
+    variables: dict[VariableName, str] = {}
+    secrets: tuple[VariableName, ...] = ()
+    max_trajectories: Count = 16
+    constrained: Literal["free", "refuse"] = "free"
+    on_agent_error: Literal["fail", "score"] = "fail"
+
+    @property
+    def label(self) -> str:
+        """The environment's name in summaries and kept episodes."""
+        return "agent"
+
+    @property
+    def secret_variables(self) -> tuple[str, ...]:
+        """Names of the environment variables that this environment needs."""
+        return self.secrets
+
+
+MemberConfig = ClassEnvironmentConfig | RemoteEnvironmentConfig | McpEnvironmentConfig | AgentEnvironmentConfig
 
 
 class MixedEnvironmentConfig(Section, frozen=True, tag_field="kind", tag="mixed"):
@@ -171,7 +211,9 @@ class MixedEnvironmentConfig(Section, frozen=True, tag_field="kind", tag="mixed"
         return "+".join(self.members)
 
 
-EnvironmentConfig = ClassEnvironmentConfig | RemoteEnvironmentConfig | McpEnvironmentConfig | MixedEnvironmentConfig
+EnvironmentConfig = (
+    ClassEnvironmentConfig | RemoteEnvironmentConfig | McpEnvironmentConfig | AgentEnvironmentConfig | MixedEnvironmentConfig
+)
 
 
 def member_place(member: str) -> str:

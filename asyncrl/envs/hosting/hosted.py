@@ -22,6 +22,7 @@ from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.hosting.guarded_calls import Raised, contained, ended
 from asyncrl.envs.hosting.workspaces import remove_after_episode
+from asyncrl.envs.played_by_agent import AgentResult, Endpoint, PlayedByAgent
 
 T = TypeVar("T")
 
@@ -57,6 +58,18 @@ class HostedEnvironment:
     async def step(self, action: Action) -> StepResult:
         """Have the environment react to one turn."""
         return await self._call("step", lambda: self._environment.step(action))
+
+    @property
+    def agent(self) -> PlayedByAgent | None:
+        """The environment, if an agent plays its episode; None if turns and steps do."""
+        return self._environment if isinstance(self._environment, PlayedByAgent) else None
+
+    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
+        """Have an agent play the episode; see :meth:`asyncrl.envs.played_by_agent.PlayedByAgent.play`."""
+        agent = self.agent
+        if agent is None:
+            raise TypeError(f"{self._name} is played by turns, and by no agent")
+        return await self._call("play", lambda: agent.play(endpoint, limited))
 
     async def close(self, seconds: float) -> None:
         """Close the environment within ``seconds``, and remove its folder. A call that ignored its cancellation may still run."""

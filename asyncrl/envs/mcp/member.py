@@ -1,13 +1,12 @@
 """An environment of kind ``mcp``, loaded and checked."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_ins.plug_in import import_module, users_code
+from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import McpEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
@@ -15,6 +14,7 @@ from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.hosting.own_loop import run_in_own_loop
 from asyncrl.envs.member import Member
 from asyncrl.envs.secrets import Secrets, read_secrets
+from asyncrl.envs.task_maker import load_maker
 
 if TYPE_CHECKING:
     from asyncrl.envs.mcp.session import McpServer
@@ -42,7 +42,7 @@ class McpMember(Member):
         from asyncrl.envs.rewards.load import load_reward
 
         self._reward = load_reward(spec.reward, f"{place}.reward")
-        self._make_tasks = _load_maker(spec.tasks, f"{place}.tasks") if spec.tasks else None
+        self._make_tasks = load_maker(spec.tasks, f"{place}.tasks") if spec.tasks else None
 
     def make(self, provided: Provided = Provided()) -> Environment:  # noqa: B008 - immutable
         """Make the environment of one episode."""
@@ -106,25 +106,3 @@ class McpMember(Member):
             variables={name: secrets[name] for name in spec.secrets},
             token=secrets[spec.token_variable] if spec.token_variable else "",
         )
-
-
-def _load_maker(name: str, place: str) -> Callable[[str, int, int], Sequence[Task]]:
-    """Find the function that makes tasks.
-
-    Raises:
-        RecipeError: there is none.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(place, f"{name!r} does not name a function", "write it as `module:function`")
-    module = import_module(module_name, place, "put it into the folder you launch from", "correct the module")
-    found = getattr(module, attribute, None)
-    if not inspect.isfunction(found):
-        raise RecipeError(place, f"module {module_name} has no function {attribute!r}", f"define it in {module.__file__}")
-    try:
-        inspect.signature(found).bind("train", 1, 0)
-    except TypeError as error:
-        remedy = "give it the parameters split, count and seed"
-        raise RecipeError(place, f"{name} cannot be called with split, count and seed: {error}", remedy) from error
-    maker: Callable[[str, int, int], Sequence[Task]] = found
-    return maker

@@ -61,7 +61,7 @@ def token_fact(chat: ChatFormat, vocabulary: int) -> Fact:
 def chat_facts(chat: ChatFormat, model: ModelConfig) -> Iterator[Fact]:
     """Say where turns begin and end, what becomes of tools and system message, and what is known of thoughts."""
     ends = " or ".join(chat.decode([end]) for end in chat.ends_of_turn)
-    yield Fact("turns", f"a message is followed by {chat.decode(chat.turn_start())!r}, a turn ends at {ends}")
+    yield Fact("turns", f"begin with {chat.decode(chat.turn_start())!r} and end at {ends}")
     reaching = {what: _why_not(chat, messages, tools) for what, messages, tools in _PROMPTS}
     yield Fact("prompt", "; ".join(f"{what}: {why or 'reaches it'}" for what, why in reaching.items()))
     writes = any(_THOUGHT in template for template in chat.templates.values())

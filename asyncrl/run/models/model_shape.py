@@ -135,10 +135,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
 
 
-class _Architectures(msgspec.Struct, frozen=True):
-    architectures: tuple[str, ...] | None = None
-
-
 TINY_SHAPE = ModelShape(
     hidden_size=128,
     num_hidden_layers=2,
@@ -165,15 +161,13 @@ def read_shape(path: str) -> ModelShape:
     config = model_file(path, "config.json", "model.path")
     try:
         read = json.loads(config.read_bytes())
-        architectures = msgspec.convert(read, _Architectures).architectures
-        # What is quantised will be dequantised, or the plan refuses it. Other architectures may lack the sizes, or nest them.
-        architecture = check_architecture(architectures, None)
         shape = msgspec.convert(read, ModelShape)
     except FileNotFoundError as error:
         remedy = f"name a Hugging Face folder that holds config.json, or a model of the hub as organisation/name, or {TINY}"
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
+    architecture = check_architecture(shape.architectures, None)  # what is quantised will be dequantised, or the plan refuses it
     if architecture == WITH_EXPERTS:
         check_routing(shape.experts, shape.moe_intermediate_size, shape.num_experts_per_tok or 0)
     for key in _WITHOUT_DEFAULT.get(architecture, ()):

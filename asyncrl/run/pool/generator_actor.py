@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import HandedBack
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.hosting.event_loop import EventLoopThread
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
@@ -41,6 +43,9 @@ from generators.chat_format import ChatFormat
 from generators.completion import ScoredRow
 from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask
+from generators.gateway.agent_play import agent_episode
+from generators.gateway.protocols import Protocols
+from generators.gateway.server import Gateway
 from generators.vllm.cpu.engine_process import EngineProcessServer
 from generators.vllm.engine import VllmEngine
 from generators.vllm.engine_arguments import EngineSettings
@@ -106,6 +111,7 @@ class GeneratorActor:
         self._sink: PayloadSink | None = None
         self._buffer_client: BufferClient | None = None
         self._engine: VllmEngine | None = None
+        self._gateway: Gateway | None = None
         self._worker: GeneratorWorker | None = None
         self._secrets = secrets
         self._environments: WorkerEnvironments | None = None
@@ -147,7 +153,12 @@ class GeneratorActor:
             scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
         reasoning = Reasoning(chat, recipe.model.reasoning_parser) if recipe.model.reasoning_parser is not None else None
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser, reasoning)
-        tools = EpisodeTools(self._engine, chat, reader, environments.make)
+        if any(isinstance(member, AgentEnvironmentConfig) for member in recipe.environment.by_member.values()):
+            protocols = Protocols.of(self._engine.llm, chat, recipe.model.tool_parser, recipe.model.reasoning_parser)
+            self._gateway = Gateway(protocols, chat)
+            await self._gateway.start()
+        play_agent = None if self._gateway is None else partial(agent_episode, self._gateway)
+        tools = EpisodeTools(self._engine, chat, reader, environments.make, play_agent=play_agent)
         self._environments = environments
         await environments.start(recipe.deadlines.start)
         kept = EvaluatedEpisodes(recipe, Path(model_path), self._trajectories, self._id)
@@ -239,6 +250,8 @@ class GeneratorActor:
         self._stop.set()
         if self._environments is not None:
             await self._environments.close(self._recipe.deadlines.shutdown / 10)
+        if self._gateway is not None:
+            await self._gateway.close()
         if self._engine is not None:
             await self._engine.close()
         if self._server is not None:

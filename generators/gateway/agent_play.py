@@ -1,0 +1,107 @@
+"""Has an agent play an episode through the gateway.
+
+What always holds: the episode ends when the agent does, or by a limit, after which the agent has a few seconds. Then its reward
+is known, and its trajectories are all that the agent was given. An agent that never asked for a turn played no episode.
+"""
+
+import asyncio
+import time
+
+import msgspec
+
+from asyncrl.core.episode import Episode
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.trajectory import EpisodeTimes, StopReason, Trajectory
+from asyncrl.envs.hosting.hosted import HostedEnvironment
+from asyncrl.envs.played_by_agent import AGENT_ENDS_WITHIN_S, AgentResult, Endpoint
+from generators.completion import Sampler, Samplers
+from generators.episode import EpisodeLimits, EpisodeName, checked_reset, metric_name
+from generators.gateway.episode import GatewayLimits
+from generators.gateway.server import Gateway
+
+TURNS_TAKEN_BACK = "turns_taken_back"
+"""The metric with the turns of an episode that were sampled, and never reached the agent."""
+
+
+class AgentPlay(msgspec.Struct, frozen=True):
+    """What an agent played.
+
+    Attributes:
+        result: with the reward.
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    result: AgentResult
+    stop_reason: StopReason
+    metrics: dict[str, float]
+
+
+async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: Sampler, limits: EpisodeLimits) -> AgentPlay:
+    """Play an episode whose environment was reset; its reward has as long as the episode.
+
+    Raises:
+        EnvironmentBroken: the agent failed or asked for no turn, or the reward did.
+        ComponentFailed: the engine died.
+    """
+    agent = environment.agent
+    assert agent is not None
+    spec = agent.spec
+    most_s = 2 * limits.episode_timeout_s + AGENT_ENDS_WITHIN_S
+    async with gateway.playing(GatewayLimits(limits, spec.max_trajectories, spec.constrained), sampler) as played:
+        episode = played.episode
+        timer = asyncio.get_running_loop().call_later(limits.episode_timeout_s, episode.end, StopReason.EPISODE_TIMEOUT)
+        try:
+            async with asyncio.timeout(most_s):
+                result = await environment.play(Endpoint(played.openai_url, played.anthropic_url), episode.over)
+        except TimeoutError as late:
+            problem = f"task {environment.task.id}: scoring the agent's answer took longer than environment.episode_timeout_s"
+            raise EnvironmentBroken(f"{problem} = {limits.episode_timeout_s:g} s; make it faster, or raise it") from late
+        finally:
+            timer.cancel()
+        stop_reason = episode.over.result() if episode.over.done() else StopReason.ENVIRONMENT_DONE
+    trajectories = episode.trajectories()
+    if not trajectories:
+        raise EnvironmentBroken(
+            f"task {environment.task.id}: the agent ended without having asked for a turn; it must take its model from "
+            "OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+        )
+    metrics = {**result.metrics, TURNS_TAKEN_BACK: float(episode.streams.taken_back)}
+    return AgentPlay(trajectories, result, stop_reason, metrics)
+
+
+async def agent_episode(
+    gateway: Gateway,
+    environment: HostedEnvironment,
+    name: EpisodeName,
+    limits: EpisodeLimits,
+    samplers: Samplers,
+    times: EpisodeTimes,
+) -> Episode:
+    """Have an agent play one episode of a worker.
+
+    Args:
+        times: what is known of the episode's times.
+
+    Raises:
+        EnvironmentBroken, ComponentFailed: see :func:`play_agent`.
+    """
+    started = time.perf_counter()
+    await checked_reset(environment)
+    reset_s = time.perf_counter() - started
+    with samplers.episode() as sampler:
+        played = await play_agent(environment, gateway, sampler, limits)
+    with environment.blamed("play"):
+        metrics = {metric_name(metric): value for metric, value in played.metrics.items()}
+    return Episode(
+        task_id=environment.task.id,
+        group_id=name.group_id,
+        sample_index=name.sample_index,
+        attempt=name.attempt,
+        trajectories=played.trajectories,
+        reward=played.result.reward or 0.0,
+        role_rewards=played.result.rewards,
+        stop_reason=played.stop_reason,
+        sampling=limits.sampling,
+        metrics=metrics,
+        times=msgspec.structs.replace(times, reset_s=reset_s),
+    )

@@ -1,0 +1,302 @@
+"""Programs that know nothing of training play episodes: with the libraries of OpenAI and Anthropic, well and badly."""
+
+import asyncio
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_engine import FakeEngine
+from played import CALL, LIMITS, until
+
+from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, RecipeError
+from asyncrl.core.ids import GroupId, TaskId
+from asyncrl.core.recipe.environment import AgentEnvironmentConfig
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import StopReason
+from asyncrl.envs.agent.member import AgentMember
+from asyncrl.envs.builtin.calculator import Calculator, calculate_steps
+from asyncrl.envs.hosting.episode_resources import Provided
+from asyncrl.envs.hosting.hosted import make_hosted
+from asyncrl.envs.load import load_member
+from asyncrl.envs.secrets import Secrets
+from generators.calls.reader import ToolCallReader
+from generators.episode import EpisodeName, EpisodeTools, run_episode
+from generators.gateway.agent_play import TURNS_TAKEN_BACK, AgentPlay, agent_episode, play_agent
+from generators.gateway.server import Gateway
+
+TASK = Task(id=TaskId("sum"), prompt="What is 1+1?", data={"answer": "2", "hint": "small"})
+
+OPENAI_AGENT = """
+import json, os
+from openai import OpenAI
+task, client = json.load(open(os.environ["ASYNCRL_TASK"])), OpenAI()
+tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+messages = task["messages"]
+while True:
+    message = client.chat.completions.create(model="main", messages=messages, tools=[tool]).choices[0].message
+    messages.append(message.model_dump(exclude_none=True))
+    if not message.tool_calls:
+        break
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in message.tool_calls]
+print(message.content)
+"""
+
+ANTHROPIC_AGENT = """
+import os, sys
+from anthropic import Anthropic
+client = Anthropic()
+for model in ("main", "background"):
+    said = client.messages.create(model=model, max_tokens=300, messages=[{"role": "user", "content": sys.argv[1]}])
+print(said.content[0].text)
+"""
+
+
+def adds(row: str) -> str:
+    return "2" if "<tool_response>" in row else CALL
+
+
+async def play(
+    protocols: Any, tmp_path: Path, code: str, engine: FakeEngine | None = None, task: Task = TASK, **spec: Any
+) -> AgentPlay:
+    """Have a program play one episode in a folder of its own."""
+    (tmp_path / "agent.py").write_text(code)
+    engine = engine or FakeEngine(adds)
+    limits = msgspec.structs.replace(LIMITS, **spec.pop("limits", {}))
+    command = ("python", str(tmp_path / "agent.py"), *spec.pop("arguments", ()))
+    config = AgentEnvironmentConfig(command=command, **spec)
+    member = AgentMember(config, "environment")
+    provided = Provided(Secrets(dict.fromkeys(config.secrets, "s3cret value")), workspace=tmp_path / "episode")
+    gateway = Gateway(protocols, engine.chat)
+    await gateway.start()
+    environment = make_hosted(lambda _: member.make(provided), task)
+    try:
+        await environment.reset()
+        return await play_agent(environment, gateway, engine, limits)
+    finally:
+        await environment.close(5.0)
+        await gateway.close()
+
+
+async def test_an_agent_of_openai_s_library_is_rewarded_for_what_it_prints(protocols, tmp_path: Path) -> None:
+    played = await play(protocols, tmp_path, OPENAI_AGENT, reward="exact")
+    (trajectory,) = played.trajectories
+    assert (played.result.reward, played.stop_reason, len(trajectory.turns)) == (1.0, StopReason.ENVIRONMENT_DONE, 2)
+    assert played.metrics == {TURNS_TAKEN_BACK: 0.0}
+    assert trajectory.turns[0].environment_s > 0
+
+
+async def test_an_agent_of_anthropic_s_library_with_two_roles(protocols, tmp_path: Path) -> None:
+    played = await play(protocols, tmp_path, ANTHROPIC_AGENT, reward="exact", arguments=["Say: {prompt}"])
+    assert [each.role for each in played.trajectories] == ["main", "background"]
+    assert played.result.reward == 0.0
+
+
+RESULT = """
+import json, os
+json.dump({"reward": 0.5, "rewards": {"sub": 1.0}, "metrics": {"steps": 3}}, open(os.environ["ASYNCRL_RESULT"], "w"))
+"""
+
+
+async def test_the_result_file_has_rewards_and_metrics(protocols, tmp_path: Path) -> None:
+    played = await play(protocols, tmp_path, OPENAI_AGENT + RESULT)
+    assert (played.result.reward, played.result.rewards) == (0.5, {"sub": 1.0})
+    assert played.metrics == {"steps": 3.0, TURNS_TAKEN_BACK: 0.0}
+
+
+async def test_what_an_agent_sees_and_what_it_does_not(protocols, tmp_path: Path) -> None:
+    see = 'import json, os\nprint(json.dumps({"task": json.load(open(os.environ["ASYNCRL_TASK"])), "of": dict(os.environ)}))'
+    seen: dict[str, Any] = {}
+
+    def note(task: Task, answer: str) -> float:
+        seen.update(msgspec.json.decode(answer.splitlines()[-1]))
+        return 1.0
+
+    sys.modules["noting"] = type(sys)("noting")
+    sys.modules["noting"].note = note  # type: ignore[attr-defined]
+    os.environ["ASYNCRL_TEST_OF_ITS_OWN"] = "not for agents"
+    try:
+        spec = {"secrets": ("A_KEY",), "task_data": ("hint",), "variables": {"ROLE": "main"}, "reward": "noting:note"}
+        await play(protocols, tmp_path, OPENAI_AGENT + see, **spec)
+    finally:
+        del os.environ["ASYNCRL_TEST_OF_ITS_OWN"], sys.modules["noting"]
+    assert seen["task"] == {
+        "id": "sum",
+        "prompt": "What is 1+1?",
+        "messages": [{"role": "user", "content": "What is 1+1?"}],
+        "data": {"hint": "small"},
+    }
+    assert (seen["of"]["A_KEY"], seen["of"]["ROLE"]) == ("s3cret value", "main")
+    assert "ASYNCRL_TEST_OF_ITS_OWN" not in seen["of"]
+    assert seen["of"]["HOME"] == str(tmp_path / "episode" / "work")
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            "import sys; sys.stderr.write('no key s3cret value'); sys.exit(3)",
+            "exit status 3; the end of its standard error:\nno key",
+        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "exit status 137 without a word"),
+        ("pass", "ended without having asked for a turn"),
+        (OPENAI_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('[1]')", "result file is not what it must be"),
+        (OPENAI_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('{\"reward\": 1e300}')", "must be a number of at most"),
+        (OPENAI_AGENT + "os.mkdir(os.environ['ASYNCRL_RESULT'])", "result file cannot be read: Is a directory"),
+    ],
+)
+async def test_an_agent_that_fails_fails_the_attempt(protocols, tmp_path: Path, code: str, problem: str) -> None:
+    with pytest.raises(EnvironmentBroken, match=problem) as raised:
+        await play(protocols, tmp_path, code, secrets=("A_KEY",))
+    assert "s3cret" not in str(raised.value)
+
+
+async def test_a_failing_agent_may_be_scored(protocols, tmp_path: Path) -> None:
+    played = await play(protocols, tmp_path, OPENAI_AGENT + "raise SystemExit(1)", reward="exact", on_agent_error="score")
+    assert played.result.reward == 1.0
+
+
+async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protocols, tmp_path: Path) -> None:
+    played = await play(protocols, tmp_path, OPENAI_AGENT, limits={"max_turns": 1}, reward="exact")
+    assert (played.stop_reason, len(played.trajectories), played.result.reward) == (StopReason.MAX_TURNS, 1, 0.0)
+
+
+DAEMON = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"], start_new_session=True)
+open(os.environ["MARK"], "w").write(f"{os.getpid()} {child.pid}")
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
+async def test_nothing_of_an_agent_outlives_its_episode(protocols, tmp_path: Path, hangs: bool) -> None:
+    code = OPENAI_AGENT + DAEMON + ("time.sleep(600)" if hangs else "")
+    mark = tmp_path / "mark"
+    limits = {"episode_timeout_s": 15.0 if hangs else 60.0}
+    played = await play(protocols, tmp_path, code, limits=limits, variables={"MARK": str(mark)})
+    assert played.stop_reason is (StopReason.EPISODE_TIMEOUT if hangs else StopReason.ENVIRONMENT_DONE)
+    for process in map(int, mark.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+async def test_an_episode_that_is_cancelled_ends_its_agent(protocols, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    code = OPENAI_AGENT + DAEMON + "time.sleep(600)"
+    playing = asyncio.create_task(play(protocols, tmp_path, code, variables={"MARK": str(mark)}))
+    await until(lambda: mark.exists() and len(mark.read_text().split()) == 2)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    for process in map(int, mark.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+async def test_a_dead_engine_is_no_fault_of_the_agent(protocols, tmp_path: Path) -> None:
+    engine = FakeEngine(adds)
+    engine.dead = True
+    with pytest.raises(ComponentFailed):
+        await play(protocols, tmp_path, OPENAI_AGENT.replace("OpenAI()", "OpenAI(max_retries=0)"), engine)
+
+
+CALCULATOR_AGENT = """
+import json, os
+from openai import OpenAI
+from asyncrl.envs.builtin.calculator import calculate
+task, client, tool = json.load(open(os.environ["ASYNCRL_TASK"])), OpenAI(), json.loads(os.environ["TOOL"])
+messages = task["messages"]
+while True:
+    message = client.chat.completions.create(model="main", messages=messages, tools=[tool]).choices[0].message
+    messages.append(message.model_dump(exclude_none=True))
+    for call in message.tool_calls or ():
+        value = calculate(json.loads(call.function.arguments)["expression"])
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(value)})
+    if not message.tool_calls:
+        break
+print(message.content)
+"""
+
+
+def calculates(row: str) -> str:
+    steps = calculate_steps(row.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0])
+    done = row.count("<tool_response>")
+    if done == len(steps):
+        return f"The value is {steps[-1][1]}."
+    call = json.dumps({"name": "calculator", "arguments": {"expression": steps[done][0]}})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+async def test_the_calculator_as_an_agent_has_the_episodes_of_our_own_environment(protocols, tmp_path: Path) -> None:
+    for number, task in enumerate(Calculator.make_tasks("train", 3, 0)):
+        engine, limits = FakeEngine(calculates), LIMITS.greedy()
+        reader = ToolCallReader(engine.chat.tokenizer, "hermes")
+        own = await run_episode(
+            task, EpisodeName(GroupId(0), 0, 0), limits, EpisodeTools(engine, engine.chat, reader, lambda _: Calculator())
+        )
+        (described,) = (await Calculator().reset(task)).tools
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        played = await play(
+            protocols,
+            folder,
+            CALCULATOR_AGENT,
+            engine,
+            task=task,
+            variables={"TOOL": json.dumps(described.as_template_input()), "PYTHONPATH": os.pathsep.join(sys.path)},
+            limits={"sampling": limits.sampling},
+        )
+        (expected,), (trajectory,) = own.trajectories, played.trajectories
+        assert trajectory.token_ids.tolist() == expected.token_ids.tolist()
+        assert trajectory.loss_mask.tolist() == expected.loss_mask.tolist()
+        assert trajectory.logprobs.tolist() == expected.logprobs.tolist()
+        assert [(turn.start, turn.end) for turn in trajectory.turns] == [(turn.start, turn.end) for turn in expected.turns]
+        assert (trajectory.part, trajectory.parent, trajectory.why) == (expected.part, expected.parent, expected.why)
+        assert (played.stop_reason, own.reward) == (own.stop_reason, 1.0)
+
+
+async def test_a_worker_s_episode_of_an_agent(protocols, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(OPENAI_AGENT + RESULT)
+    engine = FakeEngine(adds)
+    member = AgentMember(AgentEnvironmentConfig(command=("python", str(tmp_path / "agent.py"))), "environment")
+    provided = Provided(workspace=tmp_path / "episode")
+    gateway = Gateway(protocols, engine.chat)
+    await gateway.start()
+    reader = ToolCallReader(engine.chat.tokenizer, "hermes")
+    by_gateway = partial(agent_episode, gateway)
+    tools = EpisodeTools(engine, engine.chat, reader, lambda _: member.make(provided), play_agent=by_gateway)
+    try:
+        episode = await run_episode(TASK, EpisodeName(GroupId(3), 1, 0), LIMITS, tools, queued_s=2.0)
+    finally:
+        await gateway.close()
+    episode.check()
+    assert (episode.group_id, episode.sample_index, episode.reward, episode.role_rewards) == (3, 1, 0.5, {"sub": 1.0})
+    assert (episode.stop_reason, episode.metrics["steps"]) == (StopReason.ENVIRONMENT_DONE, 3.0)
+    assert episode.times.queued_s == 2.0
+    assert not (tmp_path / "episode").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "key"),
+    [
+        ({"command": ("no-such-program",)}, "environment.command"),
+        ({"command": ("python",), "reward": "nothing"}, "environment.reward"),
+        ({"command": ("python",), "tasks": "nothing"}, "environment.tasks"),
+        ({"command": ("python",)}, "tasks.kind"),
+    ],
+    ids=["command", "reward", "tasks", "no tasks"],
+)
+def test_what_is_wrong_with_an_agent_is_found_before_anything_starts(spec: dict[str, Any], key: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        check_and_make_tasks(AgentEnvironmentConfig(**spec))
+    assert raised.value.place == key
+
+
+def check_and_make_tasks(config: AgentEnvironmentConfig) -> None:
+    member = load_member(config)
+    member.check(dict(os.environ))
+    member.make_tasks("train", 1, 0)
