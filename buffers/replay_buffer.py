@@ -231,7 +231,7 @@ class ReplayBuffer:
         group = self.groups.get(group_id)
         if group is None or group.state is not GroupState.RUNNING:
             return
-        logger.warning("left out: %s", reason)
+        logger.info("left out: %s", reason)
         self.tasks.leave_out(group.source, group.task_index)
         self._state.observed.too_long_tasks.append(group.task.id)
         self.groups.end(group, GroupState.FILTERED, PROMPT_TOO_LONG, reason)
