@@ -110,7 +110,7 @@ async def test_a_turn_that_a_text_of_the_recipe_ends_is_kept_read_and_followed_b
     stage.engine.ends = (end,)
     limits = EpisodeLimits.of(RECIPE_THAT_STOPS)
     assert limits.greedy().sampling.stop == EpisodeLimits.for_evaluation(RECIPE_THAT_STOPS).sampling.stop == ("</answer>", 9)
-    trajectory = await stage.run(task(rewards=[0.25, 0.5]), sampling=limits.sampling)
+    episode, trajectory = await stage.run(task(rewards=[0.25, 0.5]), sampling=limits.sampling)
     assert [each.content for each in stage.environments[0].actions] == ["so </answer>", "two"]
     first, second = trajectory.turns
     row = trajectory.token_ids.tolist()
@@ -118,7 +118,7 @@ async def test_a_turn_that_a_text_of_the_recipe_ends_is_kept_read_and_followed_b
     delta = "<|im_end|>\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert chat.decode(row[first.end : second.start]) == delta
     assert not trajectory.loss_mask[first.end : second.start].any()
-    assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
+    assert episode.stop_reason is StopReason.ENVIRONMENT_DONE
 
 
 async def test_a_long_tool_output_is_cut_and_counted() -> None:
