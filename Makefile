@@ -1,11 +1,15 @@
 # Two commands: `make quickstart` sets up all and runs the main job, `make test` sets up all and passes the tests.
-PYTHON ?= python3.11
+# The newest Python that starts and can make an environment: a name on the PATH may be a shim without an interpreter.
+STARTS = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for each in python3.13 python3.12 python3.11 python3; do $$each -c '$(STARTS)' 2>/dev/null && { echo $$each; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
-# The CPU build of torch comes from pip's configured sources where they have it, else from PyTorch's own index.
+# The CPU build of torch comes from pip's configured sources where they have it, else from PyTorch's own index. Where neither has it,
+# the build for GPUs does, with its libraries, which take 4 GB more.
 TORCH := $(shell grep '^torch==' requirements/cpu.txt)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_FOR_GPUS := $(subst +cpu,,$(TORCH))
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
@@ -49,15 +53,16 @@ setup: $(INSTALLED)
 setup-dev: $(INSTALLED_DEV)
 
 $(INSTALLED): requirements/cpu.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "asyncrl needs Python 3.11 to 3.13 (tested: 3.11); set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c '$(STARTS)' 2>/dev/null || { echo "asyncrl needs Python 3.11 to 3.13 with venv, and none of python3.13, python3.12, python3.11 and python3 is one; set PYTHON=/path/to/python3.13"; exit 1; }
 	@echo "Setting up $(VENV), once, in about three minutes. It takes 4.4 GB of disk; a run of the quickstart takes 5 GiB of memory."
 	@echo "  1 of 4: a virtual environment of $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) setuptools==$$(sed -n 's/^setuptools==//p' requirements/cpu.txt) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@echo "  2 of 4: $(TORCH), the build for CPUs"
-	@$(PIP) $(TORCH) 2>$(VENV)/pip.log || $(PIP) --index-url $(TORCH_INDEX) $(TORCH) 2>>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@$(PIP) $(TORCH) 2>$(VENV)/pip.log || $(PIP) --index-url $(TORCH_INDEX) $(TORCH) 2>>$(VENV)/pip.log || { echo "         it is not to be had; the build for GPUs instead, with 4 GB of libraries"; $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_FOR_GPUS) 2>>$(VENV)/pip.log; } || { cat $(VENV)/pip.log; exit 1; }
+	@grep -v '^torch==' requirements/cpu.txt >$(VENV)/others.txt
 	@echo "  3 of 4: vLLM, Megatron, Ray, MLflow and what they need ($$(grep -c == requirements/cpu.txt) packages; the longest step)"
-	@$(PIP) --requirement requirements/cpu.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@$(PIP) --requirement $(VENV)/others.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@echo "  4 of 4: asyncrl itself"
 	@$(PIP) --no-build-isolation --editable . 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@touch $@
