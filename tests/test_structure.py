@@ -169,3 +169,9 @@ def test_a_circle_is_found(tree, files, of_modules, of_folders):
     graph = imports(tree(files), ["made"])
     assert circles(graph) == [[f"made.{name}" for name in circle] for circle in of_modules]
     assert circles_of_folders(graph) == [[f"made.{name}" for name in circle] for circle in of_folders]
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by their names alone, and reports an error for the second."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
