@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.environment import MemberConfig
+from asyncrl.core.recipe.environment import AgentEnvironmentConfig, MemberConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
 from asyncrl.core.task import Task
@@ -88,7 +88,16 @@ def recipe_of(named: str) -> Iterator[str]:
 
 
 def subjects_of(recipe: Recipe) -> tuple[Subject, ...]:
-    """The environments of a recipe that play episodes."""
+    """The environments of a recipe that play episodes.
+
+    Raises:
+        RecipeError: an agent plays the episodes of one of them.
+    """
+    for member, spec in recipe.environment.by_member.items():
+        if isinstance(spec, AgentEnvironmentConfig):
+            problem = "a program plays its episodes whole, so neither a person nor a script can play them turn by turn"
+            remedy = "try it with `asyncrl launch RECIPE --dry-run`, and then with steps=1"
+            raise RecipeError(member_place(member), problem, remedy)
     return tuple(Subject(member, spec, recipe) for member, spec in recipe.environment.by_member.items())
 
 

@@ -157,3 +157,18 @@ def test_a_person_plays_in_a_terminal(columns):
         screen.wait_for(lambda lines: "tool: 14" in lines and asked(lines))
         screen.press("\x04")
         assert screen.wait() == ExitCode.FAILED
+
+
+def test_an_environment_that_a_program_plays_is_refused(tmp_path: Path) -> None:
+    settings = {
+        "name": "agent",
+        "steps": 1,
+        "model": {"path": "tiny"},
+        "environment": {"kind": "agent", "command": ["python"]},
+        "tasks": {"kind": "files", "train": [{"path": "a.jsonl"}], "evaluation": [{"path": "b.jsonl"}]},
+    }
+    (tmp_path / "agent.yaml").write_bytes(msgspec.json.encode(settings))
+    recipe = compose_for_author(str(tmp_path / "agent.yaml"))
+    with pytest.raises(RecipeError, match="neither a person nor a script can play them") as refused:
+        subject_named(recipe, None)
+    assert refused.value.place == "environment"

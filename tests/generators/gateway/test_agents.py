@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.hosting.hosted import make_hosted
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets
+from asyncrl.run.recipe.compose import compose
 from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeName, EpisodeTools, run_episode
 from generators.gateway.agent_play import TURNS_TAKEN_BACK, AgentPlay, agent_episode, play_agent
@@ -300,3 +302,23 @@ def check_and_make_tasks(config: AgentEnvironmentConfig) -> None:
     member = load_member(config)
     member.check(dict(os.environ))
     member.make_tasks("train", 1, 0)
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+"""What is shown to users."""
+
+
+async def test_the_program_of_the_page_works_as_it_stands(protocols, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    call = CALL.replace('{"a": 1}', '{"a": 1, "b": 1}')
+    engine = FakeEngine(lambda row: "2" if "<tool_response>\n2" in row else call)
+    played = await play(protocols, tmp_path, code, engine, reward="exact")
+    assert (played.result.reward, len(played.trajectories[0].turns)) == (1.0, 2)
+
+
+def test_the_recipe_of_the_page_is_one(tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "solve.yaml").write_text(recipe)
+    composed = compose(str(tmp_path / "solve.yaml"))
+    assert isinstance(composed.environment, AgentEnvironmentConfig)
+    assert load_member(composed.environment).spec.max_turns == 8
