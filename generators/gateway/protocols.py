@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from generators.chat_format import ChatFormat
 from generators.gateway import heard
 from generators.gateway.episode import GatewayEpisode, GatewayTurn, rendered, spec_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _NO_CALLS = ("none", {"type": "none"})
 """Choices of tools with which a turn's text is not searched for calls, as each protocol has it."""
+_HARMONY = "gpt_oss"
 _MOST_SHOWN = 1000
 """The most characters of a validation error that a client is told."""
 
@@ -69,6 +70,9 @@ class Protocols:
         config: configuration of the model's engine.
         renderer: class of the engine's renderer.
         tool_parser, reasoning_parser: names of vLLM's parsers for the model.
+
+    Raises:
+        AsyncRLError: vLLM renders and reads conversations of this kind of model in a way of its own.
     """
 
     def __init__(
@@ -85,6 +89,9 @@ class Protocols:
 
         from generators.gateway.serving import Serving
 
+        if config.model_config.hf_config.model_type == _HARMONY:
+            problem = f"agents cannot play with models of type {_HARMONY}, whose conversations vLLM renders past the gateway"
+            raise AsyncRLError(f"{problem}; use a model with a chat template, or an environment of another kind")
         self._chat = chat
         self._serving = serving = Serving(config, renderer, chat, tool_parser, reasoning_parser)
         self._count_request = AnthropicCountTokensRequest

@@ -3,15 +3,22 @@
 import inspect
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chat_tokenizers import make_tokenizer
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.renderers.hf import HfRenderer
 from vllm.renderers.online_renderer import OnlineRenderer
+
+from asyncrl.core.errors import AsyncRLError
+from generators.chat_format import ChatFormat
+from generators.gateway.protocols import Protocols
 
 SHARED = {
     "request_logger",
@@ -60,3 +67,9 @@ def test_what_vllm_s_classes_ask_of_an_engine() -> None:
     assert asked >= {"generate", "errored", "check_admission"}
     of_others = {"dead_error", "notify_kv_transfer_request_rejected", "input_processor"}  # dead, connected and searching engines
     assert asked <= {"generate", "errored", "check_admission", *of_others}
+
+
+def test_a_model_that_vllm_renders_past_the_gateway_is_refused() -> None:
+    config: Any = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="gpt_oss")))
+    with pytest.raises(AsyncRLError, match="agents cannot play with models of type gpt_oss"):
+        Protocols(config, HfRenderer, ChatFormat(make_tokenizer()), "openai", None)
