@@ -5,7 +5,6 @@ vLLM's parsers of these formats know one spelling each, and give back a call in 
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +13,11 @@ MISTRAL = "[TOOL_CALLS]"
 """The mark that begins a call, or a list of calls, of Mistral's models."""
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?\s*(?=\{)")
 """What Mistral writes before the arguments: a name, perhaps an id."""
+_SEPARATORS = " \t\r\n;,"
+_MEANT = re.compile(r"""\{\s*["'](?:name|type|function|arguments|parameters)["']\s*:""")
+"""How a text begins that is meant as a call."""
+_NEXT = re.compile(rf"(?<=[;,\]\n])\s*(?={_MEANT.pattern})")
+"""Where a call may begin after a broken one."""
 
 
 class JsonCall(msgspec.Struct, frozen=True):
@@ -26,48 +30,80 @@ class JsonCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-def json_calls(text: str) -> tuple[str, list[JsonCall]] | None:
-    """Return what is said before the first call, and the calls of a turn that ends with nothing but calls; None otherwise."""
+class Broken(msgspec.Struct, frozen=True):
+    """A text in the place of a call that is no JSON."""
+
+    text: str
+
+
+def json_calls(text: str) -> tuple[str, list[JsonCall | Broken]] | None:
+    """Return what is said before the first call, and the calls of a turn that ends with nothing but calls; None otherwise.
+
+    Of several calls some may be broken. Where none can be read, or all that is broken is the list around them, it is None.
+    """
     start = re.search(r"^[ \t]*[\[{]", text, re.MULTILINE)
     if start is None:
         return None
-    calls: list[JsonCall] = []
-    for value in _values(text[start.start() :]):
-        found = _calls(value)
-        if not found:
-            return None
-        calls += found
-    return (text[: start.start()], calls) if calls else None
+    calls, _ = _all_calls(text, start.start())
+    return (text[: start.start()], calls) if any(isinstance(call, JsonCall) for call in calls) else None
 
 
-def mistral_calls(text: str) -> tuple[str, list[JsonCall | str]]:
-    """Return what is said before the first mark, and the calls after the marks; the text itself where it cannot be read."""
-    said, *parts = text.split(MISTRAL)
-    calls: list[JsonCall | str] = []
-    for part in parts:
-        named = _NAMED.match(part)
-        values = list(_values(part[named.end() :] if named else part))
-        if named:
-            found = [JsonCall(named[1], json.dumps(values[0]))] if len(values) == 1 and isinstance(values[0], dict) else []
+def mistral_calls(text: str) -> tuple[str, list[JsonCall | Broken]]:
+    """Return what is said before the first mark, and the calls after the marks; a mark within a call's JSON is part of it."""
+    place = text.find(MISTRAL)
+    said, calls = text[:place], list[JsonCall | Broken]()
+    while place >= 0:
+        found: list[JsonCall | Broken] = []
+        if named := _NAMED.match(text, place + len(MISTRAL)):
+            value, end = _value(text, named.end())
+            if isinstance(value, dict):
+                found = [JsonCall(named[1], json.dumps(value))]
         else:
-            found = _calls(values)
-        calls += found or [MISTRAL + part]
+            found, end = _all_calls(text, place + len(MISTRAL))
+        again = text.find(MISTRAL, end)
+        stop = again if again >= 0 else len(text)
+        calls += found if found and not text[end:stop].strip(_SEPARATORS) else [Broken(text[place:stop])]
+        place = again
     return said, calls
 
 
-def _values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of which ``text`` consists, with blanks, semicolons or commas between them; None for what is none."""
-    place, decoder = 0, json.JSONDecoder()
-    while place < len(text):
-        if text[place] in " \t\r\n;,":
-            place += 1
+def _all_calls(text: str, place: int) -> tuple[list[JsonCall | Broken], int]:
+    """Return the calls of which ``text`` consists from ``place`` on, and where they end; none if there is anything else.
+
+    A list that is no JSON is read call by call, so that one that is broken leaves the good ones.
+    """
+    calls, separators = list[JsonCall | Broken](), _SEPARATORS
+    while (place := _after(separators, text, place)) < len(text) and not text.startswith(MISTRAL, place):
+        value, end = _value(text, place)
+        if value is not None:
+            found: list[JsonCall | Broken] = [*_calls(value)]
+        elif text[place] == "[" and not calls:
+            separators, place = _SEPARATORS + "]", place + 1
             continue
-        try:
-            value, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            yield None
-            return
-        yield value
+        else:
+            again = _NEXT.search(text, place + 1)
+            end = again.start() if again else len(text)
+            found = [Broken(text[place:end])] if _MEANT.match(text, place) else []
+        if not found:
+            return [], place
+        calls, place = calls + found, end
+    if "]" in separators and not any(isinstance(call, Broken) for call in calls):
+        return [], place
+    return calls, place
+
+
+def _after(separators: str, text: str, place: int) -> int:
+    while place < len(text) and text[place] in separators:
+        place += 1
+    return place
+
+
+def _value(text: str, place: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at ``place``, and where it ends; None if there is none."""
+    try:
+        return json.JSONDecoder().raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None, place
 
 
 def _calls(value: Any) -> list[JsonCall]:

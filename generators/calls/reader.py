@@ -23,10 +23,10 @@ from asyncrl.envs.base import Action
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from generators.calls.blocks import blocks, unshielded
 from generators.calls.formats import JSON_PARSERS, PYTHON_PARSERS, CallFormat, format_named
-from generators.calls.json_calls import MISTRAL, json_calls, mistral_calls
+from generators.calls.json_calls import MISTRAL, Broken, JsonCall, json_calls, mistral_calls
 from generators.calls.reasoning import Reasoning
 from generators.calls.schemas import without_references
-from generators.calls.several import calls_of_list, calls_of_section
+from generators.calls.several import calls_of_list, calls_of_section, on_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,9 +41,9 @@ _LONG = 4_000
 length, and takes seconds for 100 KB."""
 _JSON_CALL = (
     r"""^[ \t]*(?:```(?:json)?\s*)?(?:\[\s*)?\{{(?:[^{{]*["'](?:parameters|arguments)["']\s*:"""
-    r"""|\s*["'](?:name|function)["']\s*:\s*["'](?:{names})["'])"""
+    r"""|\s*["'](?:name|function)["']\s*:\s*["'](?:{names})["'])|<function=(?:{names})>"""
 )
-_PYTHON_CALL = r"\[\s*[A-Za-z_][\w.]*\s*\(|(?:{names})\s*\("
+_PYTHON_CALL = r"\A\[\s*[A-Za-z_][\w.]*\s*\(|\A(?:{names})\s*\(|\[\s*(?:{names})\s*\("
 _TOOL_SETS = 64
 """Sets of tools whose readers are kept: the episodes of an environment mostly share one."""
 _CUT_PROBLEM = 300
@@ -146,10 +146,10 @@ class ToolCallReader:
         return Action(content, tuple(calls))
 
     def _read_section(self, text: str, format: CallFormat) -> Action:
-        """Read the calls of a section one by one."""
+        """Read the calls of all sections one by one."""
         calls = list[ToolCall | MalformedCall]()
         for call in calls_of_section(text, format):
-            calls += self._one(call, f"{format.begin}{call}{format.end}")
+            calls += self._one(call, f"{format.begin}{on_one_line(call)}{format.end}")
         if calls and self._is_half(text) and isinstance(last := calls[-1], ToolCall):
             calls[-1] = MalformedCall(writable(f"{last.name}({last.arguments})"), self._no_end)
         return Action(text.partition(format.begin)[0], tuple(calls))
@@ -176,10 +176,9 @@ class ToolCallReader:
         """Read a text at once: by our own reader where the format is JSON without marks, else by vLLM's parser."""
         if self._begin == MISTRAL and MISTRAL in text:
             said, found_here = mistral_calls(text)
-            calls = [self._unreadable(call).calls[0] if isinstance(call, str) else _decode(call) for call in found_here]
-            return Action(said, tuple(calls))
+            return Action(said, tuple(map(self._decoded, found_here)))
         if self._name in JSON_PARSERS and (own := json_calls(text)):
-            return Action(own[0], tuple(map(_decode, own[1])))
+            return Action(own[0], tuple(map(self._decoded, own[1])))
         try:
             found = self._parser.extract_tool_calls(text.strip() if self._name in PYTHON_PARSERS else text, self._request)
         except Exception as error:  # noqa: BLE001 - a parser that trips over what the model wrote could not read it
@@ -190,9 +189,13 @@ class ToolCallReader:
             if self._is_half(text) and isinstance(calls[-1], ToolCall):
                 calls[-1] = MalformedCall(writable(f"{calls[-1].name}({calls[-1].arguments})"), self._no_end)
             return Action(found.content or "", tuple(calls))
-        if (self._begin and self._begin in text) or self._is_meant_as_call(text):
+        marks = (self._begin, self._end, self._format.each if self._format else "")
+        if any(mark and mark in text for mark in marks) or self._is_meant_as_call(text):
             return self._unreadable(text)
         return Action(text, ())
+
+    def _decoded(self, call: JsonCall | Broken) -> ToolCall | MalformedCall:
+        return self._unreadable(call.text).calls[0] if isinstance(call, Broken) else _decode(call)
 
     def _is_meant_as_call(self, text: str) -> bool:
         """Whether a text without marks, in which the parser found no call, is a call that went wrong, and no answer."""
@@ -200,7 +203,7 @@ class ToolCallReader:
         if self._name in JSON_PARSERS:
             return bool(re.search(_JSON_CALL.format(names=names), text, re.MULTILINE))
         if self._name in PYTHON_PARSERS:
-            return bool(re.match(_PYTHON_CALL.format(names=names), text.strip()))
+            return bool(re.search(_PYTHON_CALL.format(names=names), text.strip()))
         return False
 
     def ends_within_call(self, text: str) -> bool:

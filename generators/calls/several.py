@@ -13,19 +13,27 @@ _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
 
 
 def calls_of_section(text: str, format: CallFormat) -> Iterator[str]:
-    """Yield each call of the first section of ``text``, from its mark up to the next call's or the section's end.
+    """Yield each call of the sections of ``text``, from its mark up to the next call's or the section's end.
 
     A mark within a call's JSON is part of it.
     """
-    begin, section = format.each, text.partition(format.begin)[2]
-    place = section.find(begin)
+    begin = format.each
+    place = text.find(begin, text.find(format.begin))
     while place >= 0:
-        after = _after_json(section, place + len(begin), begin)
-        again, end = section.find(begin, after), section.find(format.end, after)
-        ends = [each for each in (again, end, len(section)) if each >= 0]
-        stop = min(ends)
-        yield section[place:stop].rstrip()
-        place = again if again == stop else -1
+        after = _after_json(text, place + len(begin), begin)
+        again, end = text.find(begin, after), text.find(format.end, after)
+        yield text[place : min(each for each in (again, end, len(text)) if each >= 0)].rstrip()
+        place = again
+
+
+def on_one_line(call: str) -> str:
+    """Return the text of a call with its JSON on one line, as some parsers need it; no text within JSON has line ends."""
+    start = call.find("{")
+    try:
+        end = json.JSONDecoder().raw_decode(call, start)[1] if start >= 0 else 0
+    except (ValueError, RecursionError):
+        return call
+    return call[:start] + re.sub(r"[\r\n]+", " ", call[start:end]) + call[end:] if end else call
 
 
 def _after_json(section: str, place: int, begin: str) -> int:

@@ -199,3 +199,33 @@ def corpus() -> Iterator[tuple[str, str, str, Calls | str]]:
     for key, value in (("as text", '"{\\"a\\": 1, \\"b\\": 2}"'), ("null", "null")):
         text = f'<tool_call>\n{{"name": "{"now" if key == "null" else "add"}", "arguments": {value}}}\n</tool_call>'
         yield "hermes", f"arguments {key}", text, [("now", {})] if key == "null" else [("add", {"a": 1, "b": 2})]
+    yield from _others_spellings()
+
+
+def _others_spellings() -> Iterator[tuple[str, str, str, Calls | str]]:
+    """Yield turns as models write them that were not trained on exactly this format."""
+    both: Calls = [("add", {"a": 1, "b": 2}), ("now", {})]
+    broken = '{"name": "now", "arguments": {}'
+    mark = "the [TOOL_CALLS] mark"
+    yield "mistral", "the mark in a text", _mistral("say", {"t": mark}), [("say", {"t": mark})]
+    yield "mistral", "the mark in a text of a list", f"[TOOL_CALLS][{_json('say', {'t': mark})}]", [("say", {"t": mark})]
+    yield "mistral", "words after", _mistral("now", {}) + " and so on", MALFORMED
+    yield "mistral", "a list without its end", f"[TOOL_CALLS][{_json('now', {})}", MALFORMED
+    yield "xlam", "a list without its end", f"[{_json('add', {'a': 1, 'b': 2})}, {_json('now', {})}", MALFORMED
+    yield "xlam", "a broken one alone", f"[{broken}]", MALFORMED
+    yield "xlam", "an answer after a list that is none", '[one, {"answer": 1}', []
+    for parser in ("hermes", *TYPED_BY_TEXT):
+        whole = WRITERS[parser]("add", {"a": 1, "b": 2})
+        end = whole[whole.rindex("<") :]
+        yield parser, "an end without a beginning", f'{{"name": "add", "arguments": {{"a": 1, "b": 2}}}}\n{end}', MALFORMED
+    for parser in ("deepseek_v3", "deepseek_v31", "kimi_k2"):
+        first, second = (WRITERS[parser](name, arguments) for name, arguments in both)
+        yield parser, "two sections", f"{first}\n{second}", both
+        yield parser, "JSON on several lines", first.replace('{"a": 1, "b": 2}', '{\n  "a": 1,\r\n  "b": 2\n}'), both[:1]
+        yield parser, "no section around the call", first[first.index(">") + 1 : first.rindex("<")], MALFORMED
+    for text in ("I add: [add(a=1, b=2)]", "```python\n[add(a=1, b=2)]\n```"):
+        yield "pythonic", f"not alone: {text}", text, MALFORMED
+    for text in ("See [the sum](add.md).", "values[add] (see above)", "```python\nx = [f(y) for y in z]\n```"):
+        yield "pythonic", f"an answer: {text}", text, []
+    yield "llama3_json", "its other format", '<function=add>{"a": 1, "b": 2}</function>', MALFORMED
+    yield "llama3_json", "an answer with a tag", '<function="x">, as <function=f>', []

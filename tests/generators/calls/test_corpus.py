@@ -104,6 +104,30 @@ def test_a_broken_call_of_a_list_leaves_the_good_ones(readers: dict[str, ToolCal
     assert {type(call) for call in calls[1:-1]} == {MalformedCall}
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("llama3_json", "GOOD; BROKEN; GOOD"),
+        ("llama3_json", "So:\nGOOD\nBROKEN\nGOOD"),
+        ("xlam", "[GOOD, BROKEN, GOOD]"),
+        ("xlam", "[GOOD,\n BROKEN,\n GOOD\n]\n"),
+        ("mistral", "[TOOL_CALLS] [GOOD, BROKEN, GOOD]"),
+        ("mistral", '[TOOL_CALLS]say[ARGS]{"t": "a"}[TOOL_CALLS]now[ARGS]{[TOOL_CALLS][GOOD]'),
+    ],
+)
+@pytest.mark.parametrize(
+    "broken", ['{"name": "now", "arguments": {}', '{"name": "now", "arguments": {"a" 1}}', "{'name': 'now'}"]
+)
+def test_a_broken_call_of_json_leaves_the_good_ones(
+    readers: dict[str, ToolCallReader], parser: str, text: str, broken: str
+) -> None:
+    text = text.replace("GOOD", '{"name": "say", "arguments": {"t": "a"}}').replace("BROKEN", broken)
+    first, second, third = readers[parser].read(text).calls
+    assert first == third == ToolCall("say", {"t": "a"})
+    assert isinstance(second, MalformedCall)
+    assert "now" in second.text
+
+
 VALUE = st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\ufdd0\ufdd1\ufdd3"), max_size=40)
 
 
