@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from transformers import PreTrainedTokenizerFast
 
+from asyncrl.bench.gpu.settings import ModelSize
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.run.models.model_shape import ModelShape
 from learners.tiny.tokenizer_alone import tiny_tokenizer
@@ -37,6 +38,22 @@ def write_model(folder: Path, config: dict[str, Any]) -> Path:
     write_weights(folder, config)
     write_tokenizer(folder)
     return folder
+
+
+def qwen3_folder(folder: Path, size: ModelSize) -> Path:
+    """Write the folder of one of the GPU benchmark's models, which are Qwen3's."""
+    sizes = {
+        "hidden_size": size.hidden,
+        "intermediate_size": size.feed_forward,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.key_value_heads,
+        "head_dim": size.head_dim,
+        "vocab_size": size.vocabulary,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": size.tied,
+    }
+    return write_model(folder, SMALL | sizes)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Which GPUs a run needs, and what is said where there are too few."""
 
 import pytest
-from model_folders import write_model
+from model_folders import qwen3_folder
 from msgspec.structs import replace
 
 from asyncrl.bench.gpu.settings import QWEN3_06B, QWEN3_4B, QWEN3_17B
@@ -56,24 +56,6 @@ def test_two_gpus_are_not_shared():
     assert gpus_of(recipe) == 2
 
 
-def folder_of(tmp_path, size):
-    """A folder with one of the benchmark's models, which are Qwen3's."""
-    shape = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": size.hidden,
-        "intermediate_size": size.feed_forward,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.key_value_heads,
-        "head_dim": size.head_dim,
-        "vocab_size": size.vocabulary,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": size.tied,
-    }
-    return write_model(tmp_path, shape)
-
-
 H100 = replace(ONE, gpu_memory=81_559 << 20, gpu_name="NVIDIA H100 80GB HBM3")
 CARELESS_TOKEN = 2_100_000
 """Bytes that a token of a micro-batch takes with 1.7 B, read from the layers' code: 28 layers of 37 KB."""
@@ -93,13 +75,13 @@ CARELESS_TOKEN = 2_100_000
     ],
 )
 def test_a_micro_batch_is_as_large_as_the_gpu_has_room_for(tmp_path, size, gpus, overrides, tokens):
-    path = f"model.path={folder_of(tmp_path, size)}"
+    path = f"model.path={qwen3_folder(tmp_path, size)}"
     recipe, _ = compose_for(replace(H100, gpus=gpus), "quickstart", [path, *overrides])
     assert recipe.learner.micro_batch_tokens == tokens
 
 
 def test_what_was_chosen_for_a_shared_gpu_fits_into_it(tmp_path):
-    recipe, _ = compose_for(H100, "quickstart", [f"model.path={folder_of(tmp_path, QWEN3_17B)}"])
+    recipe, _ = compose_for(H100, "quickstart", [f"model.path={qwen3_folder(tmp_path, QWEN3_17B)}"])
     state = QWEN3_17B.parameters * 18
     engine = recipe.generators.gpu_memory_share * H100.gpu_memory + 2 * 2 * QWEN3_17B.vocabulary * QWEN3_17B.hidden
     work_and_contexts = 4 << 30
@@ -111,7 +93,7 @@ def test_what_was_chosen_for_a_shared_gpu_fits_into_it(tmp_path):
 
 
 def test_no_memory_is_counted_for_logits_which_never_exist_at_once(tmp_path):
-    shape = read_shape(str(folder_of(tmp_path, QWEN3_17B)))
+    shape = read_shape(str(qwen3_folder(tmp_path, QWEN3_17B)))
     learner = replace(compose("quickstart").learner, dtype="bfloat16", micro_batch_tokens=8192)
     more = learner_state_bytes(replace(learner, micro_batch_tokens=16384), shape) - learner_state_bytes(learner, shape)
     assert more / 8192 == pytest.approx(CARELESS_TOKEN, rel=0.1)
