@@ -14,6 +14,10 @@ from asyncrl.core.text import short
 _TYPES = {"str": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean"}
 _TYPES |= dict.fromkeys(("list", "tuple", "set"), "array") | {"dict": "object"}
 _JSON = {"string", "integer", "number", "boolean", "array", "object", "null"}
+_SCHEMAS = ("parameters", "input_schema", "inputSchema")
+"""Keys under which OpenAI, Anthropic and MCP have the schema of a tool's arguments."""
+_MISNAMED = ("arguments", "args", "properties", "schema")
+"""Keys under which others may have it; it is not guessed whether it is one."""
 _FRAME = re.compile(r"optional\[(.*)\]", re.IGNORECASE)
 _OPTIONAL = re.compile(r"^\s*optional\[|,\s*optional\s*$", re.IGNORECASE)
 
@@ -40,7 +44,13 @@ def _spec(tool: object) -> ToolSpec:
         raise ValueError(
             f"the tool {short(tool)}; write it as {{function: {{name: NAME, description: TEXT, parameters: SCHEMA}}}}"
         )
-    name, description, parameters = function["name"], function.get("description") or "", function.get("parameters") or {}
+    name, description = function["name"], function.get("description") or ""
+    key = next((key for key in _SCHEMAS if function.get(key)), None)
+    if key is None and (misnamed := [each for each in _MISNAMED if function.get(each)]):
+        raise ValueError(
+            f"tool {name!r} with {misnamed[0]!r}, which would not reach the model; name it parameters, or take it out"
+        )
+    parameters = {} if key is None else function[key]
     if not isinstance(description, str) or not isinstance(parameters, Mapping):
         raise ValueError(
             f"tool {name!r} with description {short(description)} and parameters {short(parameters)}; see docs/tasks.md"

@@ -65,3 +65,16 @@ def test_a_schema_stays_with_names_of_its_types_made_json():
 def test_what_is_no_tool_is_named(tools, told):
     with pytest.raises(ValueError, match=re.escape(told)):
         described_tools(tools)
+
+
+@pytest.mark.parametrize("key", ["parameters", "input_schema", "inputSchema"])
+def test_the_schema_of_a_tool_is_found_under_the_names_that_protocols_give_it(key):
+    own = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    (spec,) = described_tools([{"name": "weather", "description": "Tells it.", key: own}])
+    assert spec.parameters == own
+
+
+@pytest.mark.parametrize("key", ["arguments", "args", "properties", "schema"])
+def test_a_schema_under_another_name_is_refused_since_it_would_not_reach_the_model(key):
+    with pytest.raises(ValueError, match=f"tool 'weather' with '{key}', which would not reach the model; name it parameters"):
+        described_tools([{"name": "weather", key: {"city": {"type": "str"}}}])
