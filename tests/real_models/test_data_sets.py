@@ -15,13 +15,14 @@ import pytest
 from fake_engine import FakeEngine
 from real_tokenizers import tokenizer_of
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.core.trajectory import StopReason
 from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Observation, StepResult
 from asyncrl.envs.rewards.math_equivalence import MathEquivalence
@@ -337,7 +338,7 @@ def tasks_of(shape: Shape, folder: Path) -> list[Task]:
     return [source.tasks[index] for index in range(len(source.tasks))]
 
 
-async def play(task: Task, chat: ChatFormat, environment: type[ToolEnvironment], turns: tuple[str, ...]) -> Trajectory:
+async def play(task: Task, chat: ChatFormat, environment: type[ToolEnvironment], turns: tuple[str, ...]) -> Episode:
     left = list(turns)
     engine = FakeEngine(lambda row: left.pop(0))
     engine.chat = chat
@@ -356,11 +357,12 @@ async def test_a_data_set_is_read_shown_to_the_model_and_rewarded(tmp_path: Path
     tasks = tasks_of(shape, tmp_path)
     assert tasks[0].data == shape.data
     for task, turns in zip(tasks, shape.turns, strict=True):
-        trajectory = await play(task, chat, shape.environment, turns)
+        episode = await play(task, chat, shape.environment, turns)
+        (trajectory,) = episode.trajectories
         if task is tasks[0]:
             prompt = chat.decode(trajectory.token_ids[: trajectory.turns[0].start].tolist())
             assert [part for part in shape.shown if part not in prompt] == []
-        assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ENVIRONMENT_DONE, 1.0)
+        assert (episode.stop_reason, episode.reward) == (StopReason.ENVIRONMENT_DONE, 1.0)
 
 
 @pytest.mark.parametrize("name", SHAPES)
