@@ -31,7 +31,7 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
     if is_remote(recipe):
         view.phase("Fetching the model from the Hugging Face hub")
     if recipe.model.path == TINY:
-        request = Request(players_of(recipe), recipe.model.tool_parser, recipe.seed)
+        request = Request(players_of(recipe), recipe.model, recipe.seed)
         return await _make_tiny(request, recipe.deadlines.start, view)
     folder = await fetch_model(recipe.model.path, "model.path", recipe.deadlines.start)
     if quantisation(folder):

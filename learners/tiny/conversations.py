@@ -11,6 +11,7 @@ import msgspec
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from asyncrl.core.messages import ToolCall
 from asyncrl.envs.lessons.demonstrations import Demonstration
 from learners.tiny.chat_template import CHAT_TEMPLATE
 from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
@@ -47,10 +48,15 @@ def messages(demonstration: Demonstration) -> list[dict[str, Any]]:
     """The demonstration as a list of messages, in the form that chat templates take."""
     conversation: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in demonstration.opening]
     for calls, results in demonstration.turns:
-        functions = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
-        conversation.append({"role": "assistant", "content": "", "tool_calls": functions})
+        conversation.append(calling(calls))
         conversation += [{"role": each.role, "content": each.content} for each in results]
     return [*conversation, {"role": "assistant", "content": demonstration.answer}]
+
+
+def calling(calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """The message of a turn that consists of calls, in the form that chat templates take."""
+    functions = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+    return {"role": "assistant", "content": "", "tool_calls": functions}
 
 
 def render(demonstrations: Sequence[Demonstration]) -> list[str]:

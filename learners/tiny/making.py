@@ -1,18 +1,27 @@
-"""Makes the tiny model: demonstrations, tokenizer, supervised warm-up, Hugging Face folder, and a check that it plays."""
+"""Makes the tiny model: demonstrations, tokenizer, supervised warm-up, Hugging Face folder, and a check that it plays.
+
+It has a tokenizer of its own, fitted to its lessons, or one that others have made (:class:`Voice`).
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
-from learners.tiny.conversations import encode
+from asyncrl.envs.lessons.demonstrations import Demonstration
+from learners.tiny.conversations import Example, encode
+from learners.tiny.few_entries import LARGE, FewEntries
 from learners.tiny.material import Kind, demonstrations_of, kinds_of, subjects_of
 from learners.tiny.settings import WarmUp
 from learners.tiny.tokenizer_alone import tokenizer_for
-from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, warm_up
+from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, config_of, warm_up
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 TOLD_EVERY_S = 1.0
 """Seconds between two looks at how many demonstrations there are."""
@@ -23,6 +32,33 @@ Judge = Callable[[Path, Mapping[str, Sequence[Task]]], Mapping[str, Sequence[flo
 """Lets the model in a folder play tasks of each environment greedily, as a run would; returns the rewards."""
 
 
+class Voice(Protocol):
+    """What demonstrations are told in: a tokenizer, and how it writes them.
+
+    Attributes:
+        ends: ids of the tokens that end a turn, the usual one first.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    ends: tuple[int, ...]
+
+    def rows(self, demonstrations: Sequence[Demonstration]) -> list[Example]:
+        """Return each demonstration as tokens, with the assistant's marked."""
+        ...
+
+
+class _OwnVoice:
+    """A tokenizer that is fitted to the lessons, and the tiny model's own chat template."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
+        self._tokenizer = tokenizer
+        self.tokenizer: PreTrainedTokenizerBase = tokenizer
+        self.ends: tuple[int, ...] = (int(tokenizer.eos_token_id),)
+
+    def rows(self, demonstrations: Sequence[Demonstration]) -> list[Example]:
+        return encode(demonstrations, self._tokenizer)
+
+
 def make(
     folder: Path,
     environments: Mapping[str, ClassEnvironmentConfig],
@@ -30,8 +66,12 @@ def make(
     settings: WarmUp,
     progress: Callable[[float, str], None],
     judge: Judge | None = None,
+    voice: Voice | None = None,
 ) -> None:
     """Make the tiny model in ``folder``; ``progress`` is called with a share in [0, 1] and a text.
+
+    Args:
+        voice: what its lessons are told in; by default a tokenizer that is fitted to them.
 
     Raises:
         LessonFailed: the lessons of an environment cannot be taught.
@@ -39,9 +79,10 @@ def make(
     """
     progress(0.0, "making tasks to demonstrate")
     subjects = subjects_of(environments, seed, settings)
-    played = _Demonstrated(sum(map(demonstrations_of, subjects.values())), lambda text: progress(0.0, text))
+    wanted = sum(demonstrations_of(subject, to_fit=voice is None) for subject in subjects.values())
+    played = _Demonstrated(wanted, lambda text: progress(0.0, text))
     kinds = {name: kinds_of(subject, seed, played) for name, subject in subjects.items()}
-    tokenizer = tokenizer_for(subjects, played)
+    voice = voice or _OwnVoice(tokenizer_for(subjects, played))
     steps = settings.steps or sum(subject.lessons.steps for subject in subjects.values())
 
     def report(measured: Measurement) -> None:
@@ -49,12 +90,22 @@ def make(
         progress(_WARMED_UP * measured.step / steps, text)
 
     rows = [
-        Rows(kind.weight, *(encode(part, tokenizer) for part in (kind.train, kind.held_out, kind.spared)))
+        Rows(kind.weight, *(voice.rows(part) for part in (kind.train, kind.held_out, kind.spared)))
         for kind in chain.from_iterable(kinds.values())
     ]
-    model, measured = warm_up(tokenizer, rows, settings, steps, seed, report)
+    config = config_of(voice.tokenizer, settings.size, voice.ends)
+    if config.vocab_size <= LARGE:
+        model, measured = warm_up(config, rows, settings, steps, seed, report)
+    else:
+        few = FewEntries(config, [row for each in rows for row in (*each.train, *each.held_out)])
+        short = [
+            Rows(each.weight, *([few.shortened(row) for row in part] for part in (each.train, each.held_out, each.spared)))
+            for each in rows
+        ]
+        model, measured = warm_up(few.config, short, settings, steps, seed, report, few.weights)
+        model = few.whole_model(model)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    voice.tokenizer.save_pretrained(folder)
     if judge is None:
         _check_skill(measured.skill, settings)
         progress(1.0, f"{measured.success:.0%} of held-out tasks solved")

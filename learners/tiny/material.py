@@ -75,11 +75,12 @@ def subjects_of(environments: Mapping[str, ClassEnvironmentConfig], seed: int, s
     return subjects
 
 
-def demonstrations_of(subject: Subject) -> int:
-    """Count the demonstrations that :func:`shown` and :func:`kinds_of` make of one environment."""
+def demonstrations_of(subject: Subject, *, to_fit: bool) -> int:
+    """Count the demonstrations that :func:`kinds_of` makes of one environment, and those of :func:`shown`, for a tokenizer."""
     train, held_out = _by_turns(subject.lessons, subject.train), _by_turns(subject.lessons, subject.held_out)
     measured = sum(len(held_out.get(turns, [])) for turns in train)
-    return 2 * len(subject.train[:_TOKENIZER_TASKS]) + len(subject.train) + measured
+    fitted = 2 * len(subject.train[:_TOKENIZER_TASKS]) if to_fit else 0
+    return fitted + len(subject.train) + measured
 
 
 def shown(subject: Subject, played: Callable[[], None]) -> list[Demonstration]:

@@ -6,6 +6,24 @@ CONTEXT_LENGTH = 1024
 """The model's context in tokens."""
 
 
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of the model.
+
+    Attributes:
+        entries: of its vocabulary; None for those of its tokenizer, padded so that they split evenly over tensor-parallel ranks.
+        context: in tokens.
+    """
+
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    key_value_heads: int = 2
+    head: int = 32
+    feed_forward: int = 384
+    entries: int | None = None
+    context: int = CONTEXT_LENGTH
+
+
 class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the tiny model's warm-up.
 
@@ -19,6 +37,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
         threads: CPU threads; their number influences the result.
         training_tasks: tasks of each environment to train on; None means as many as its lessons ask for.
         held_out_tasks: other tasks of each environment, to measure on.
+        size: of the model.
     """
 
     steps: int | None = None
@@ -31,3 +50,4 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 2
     training_tasks: int | None = None
     held_out_tasks: int = 300
+    size: Size = Size()

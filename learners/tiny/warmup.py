@@ -16,12 +16,15 @@ from contextlib import contextmanager
 
 import msgspec
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.core.errors import AsyncRLError
 from learners.tiny.conversations import Example, pad
-from learners.tiny.settings import CONTEXT_LENGTH, WarmUp
+from learners.tiny.settings import Size, WarmUp
 from learners.tiny.success import measure, spoken_logits
+
+_SPREAD, _COMMON = 5.0, 1.5
+"""How much larger than usual the entries begin that are used, and the length of what they have in common."""
 
 
 class WarmUpFailed(AsyncRLError):
@@ -50,51 +53,67 @@ class Rows(msgspec.Struct, frozen=True):
     spared: Sequence[Example]
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Make a small Qwen3 (0.46 million weights) with random weights from torch's default generator."""
-    config = Qwen3Config(
-        vocab_size=-(-len(tokenizer) // 64) * 64,  # padded, so that it splits evenly over tensor-parallel ranks
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=384,
-        max_position_embeddings=CONTEXT_LENGTH,
+def config_of(tokenizer: PreTrainedTokenizerBase, size: Size, ends: Sequence[int]) -> Qwen3Config:
+    """Return the configuration of a small Qwen3 (with the usual size, 0.46 million weights).
+
+    Args:
+        ends: ids of the tokens that end a turn.
+    """
+    return Qwen3Config(
+        vocab_size=size.entries or -(-len(tokenizer) // 64) * 64,
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads,
+        head_dim=size.head,
+        intermediate_size=size.feed_forward,
+        max_position_embeddings=size.context,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=ends[0] if len(ends) == 1 else list(ends),
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen3ForCausalLM(config)
 
 
 def warm_up(
-    tokenizer: PreTrainedTokenizerFast,
+    config: Qwen3Config,
     kinds: Sequence[Rows],
     settings: WarmUp,
     steps: int,
     seed: int,
     progress: Callable[[Measurement], None],
+    weights: torch.Tensor | None = None,
 ) -> tuple[Qwen3ForCausalLM, Measurement]:
     """Train a new model for ``steps`` optimizer steps and return it with the last measurement.
 
-    ``progress`` is called with every measurement.
+    Args:
+        progress: called with every measurement.
+        weights: how many entries of a larger vocabulary each one stands for; None for one each.
     """
     held_out = [pad(kind.held_out) if kind.held_out else None for kind in kinds]
     spared = [pad(kind.spared) if kind.spared else None for kind in kinds]
     with torch.random.fork_rng(), _threads(settings.threads):
         torch.manual_seed(seed)
-        model = new_model(tokenizer)
+        model = Qwen3ForCausalLM(config)
+        if weights is not None:
+            _begin_with_what_is_said(model, weights == 1)
         optimizers = _optimizers(model, settings)
         batches = _batches(kinds, settings.batch_size, random.Random(seed))
         for step in range(1, steps + 1):
-            _train(model, optimizers, next(batches), _lr_share(step, steps, settings.lr_steps))
+            _train(model, optimizers, next(batches), _lr_share(step, steps, settings.lr_steps), weights)
             if step % settings.measure_every == 0 or step == steps:
                 measured = Measurement(step, measure(model, held_out), measure(model, spared))
                 progress(measured)
     return model, measured
+
+
+@torch.no_grad()
+def _begin_with_what_is_said(model: Qwen3ForCausalLM, used: torch.Tensor) -> None:
+    """Give the entries that are used something in common: else it takes a hundred steps until no others are said."""
+    entries = model.model.embed_tokens.weight
+    common = torch.nn.functional.normalize(torch.randn(entries.shape[1]), dim=0)
+    entries[used] = _SPREAD * entries[used] + _COMMON * common
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: WarmUp) -> dict[torch.optim.Optimizer, float]:
@@ -118,9 +137,12 @@ def _train(
     optimizers: dict[torch.optim.Optimizer, float],
     rows: Sequence[Example],
     lr_share: float,
+    weights: torch.Tensor | None,
 ) -> None:
     """Take one optimizer step on the assistant's tokens in ``rows``."""
     logits, targets = spoken_logits(model, pad(rows))
+    if weights is not None:
+        logits = logits + weights.log()
     model.zero_grad()
     torch.nn.functional.cross_entropy(logits, targets).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -26,10 +26,10 @@ from learners.tiny import TinyProgress, ensure_tiny_model
 from learners.tiny.cache import COMPLETE, default_cache_root
 from learners.tiny.conversations import Example, encode, pad, render
 from learners.tiny.material import kinds_of, subjects_of
-from learners.tiny.settings import WarmUp
+from learners.tiny.settings import Size, WarmUp
 from learners.tiny.success import spoken_logits
 from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, new_model, warm_up
+from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, config_of, warm_up
 
 CALCULATOR = ClassEnvironmentConfig(name="calculator")
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, threads=1, training_tasks=60, held_out_tasks=30)
@@ -185,8 +185,9 @@ def test_measured_success_is_that_of_real_decoding():
     tokenizer = fit_tokenizer(render(demonstrations), 1024)
     rows = encode(demonstrations, tokenizer)
     settings = WarmUp(lr_steps=5, batch_size=16, measure_every=18, threads=1)
+    config = config_of(tokenizer, Size(), (tokenizer.eos_token_id,))
     seen: list[Measurement] = []
-    model, measured = warm_up(tokenizer, [Rows(1.0, rows[:8], rows, rows)], settings, 18, 0, seen.append)
+    model, measured = warm_up(config, [Rows(1.0, rows[:8], rows, rows)], settings, 18, 0, seen.append)
     solved = [follows_greedily(model, row) for row in rows]
     assert seen == [measured]
     assert measured.success == pytest.approx(sum(solved) / len(solved))
@@ -200,7 +201,7 @@ def test_padding_changes_no_logits():
     rows = encode(demonstrations, tokenizer)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = new_model(tokenizer)
+        model = Qwen3ForCausalLM(config_of(tokenizer, Size(), (tokenizer.eos_token_id,)))
     together, _ = spoken_logits(model, pad(rows))
     alone = [spoken_logits(model, pad([row]))[0] for row in rows]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)

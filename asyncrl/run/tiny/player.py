@@ -17,6 +17,7 @@ from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.messages import CallOutcome
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
@@ -24,6 +25,7 @@ from asyncrl.envs.lessons.demonstrations import SHARING_S
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
 from generators.calls.reader import ToolCallReader
+from generators.calls.reasoning import Reasoning
 from generators.chat_format import ChatFormat
 from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -45,22 +47,26 @@ class Player(msgspec.Struct, frozen=True):
 
 
 def play_greedily(
-    model: Path, players: Mapping[str, Player], tool_parser: str, tasks: Mapping[str, Sequence[Task]]
+    folder: Path, players: Mapping[str, Player], model: ModelConfig, tasks: Mapping[str, Sequence[Task]]
 ) -> dict[str, list[float]]:
     """Play each task of each member with the model in a folder, and return the rewards; again if a tool failed in its episode.
+
+    Args:
+        model: the recipe's section, which says how its turns are read.
 
     Raises:
         EnvironmentBroken: an environment raised.
     """
     from transformers import AutoModelForCausalLM
 
-    chat = ChatFormat.load(str(model))
-    engine = _TorchEngine(AutoModelForCausalLM.from_pretrained(model))
+    chat = ChatFormat.load(str(folder), model)
+    engine = _TorchEngine(AutoModelForCausalLM.from_pretrained(folder))
     secrets = Secrets(
         {name: value for each in players.values() for name, value in read_secrets(each.environment, os.environ).items()}
     )
     environments = WorkerEnvironments({name: load_member(each.environment) for name, each in players.items()}, secrets, "tiny")
-    tools = EpisodeTools(engine, chat, ToolCallReader(chat.tokenizer, tool_parser), environments.make)
+    reasoning = None if model.reasoning_parser is None else Reasoning(chat, model.reasoning_parser)
+    tools = EpisodeTools(engine, chat, ToolCallReader(chat.tokenizer, model.tool_parser, reasoning), environments.make)
 
     async def play_all() -> dict[str, list[float]]:
         room = asyncio.Semaphore(AT_ONCE)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.core.task import Task
 from asyncrl.run.tiny.player import Player
 
@@ -15,11 +16,11 @@ class Request(msgspec.Struct, frozen=True):
 
     Attributes:
         players: the environments that it is made for, by member of the recipe.
-        tool_parser: reads its calls in the run.
+        model: the recipe's section.
     """
 
     players: dict[str, Player]
-    tool_parser: str
+    model: ModelConfig
     seed: int
 
 
@@ -50,7 +51,7 @@ def main(request: Request) -> None:
     def judge(folder: Path, tasks: Mapping[str, Sequence[Task]]) -> dict[str, list[float]]:
         from asyncrl.run.tiny.player import play_greedily
 
-        return play_greedily(folder, request.players, request.tool_parser, tasks)
+        return play_greedily(folder, request.players, request.model, tasks)
 
     environments = {member: player.environment for member, player in request.players.items()}
     report(Made(str(ensure_tiny_model(environments, request.seed, on_progress, judge=judge))))

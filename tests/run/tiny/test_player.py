@@ -26,10 +26,10 @@ from asyncrl.run.tiny.lessons import players_of, remarks_on
 from asyncrl.run.tiny.player import Player, _TorchEngine, play_greedily
 from generators.episode import EpisodeLimits
 from learners.tiny.conversations import encode, pad, render
-from learners.tiny.settings import WarmUp
+from learners.tiny.settings import Size, WarmUp
 from learners.tiny.success import spoken_logits
 from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import Rows, warm_up
+from learners.tiny.warmup import Rows, config_of, warm_up
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,8 @@ def test_episodes_end_as_each_token_says(tmp_path: Path, quickstart: Recipe):
     tokenizer = fit_tokenizer(render(shown), 1024)
     rows = encode(shown, tokenizer)
     settings = WarmUp(lr_steps=5, batch_size=16, measure_every=18, threads=1)
-    model, _ = warm_up(tokenizer, [Rows(1.0, rows[:8], rows, rows)], settings, 18, 0, lambda measured: None)
+    config = config_of(tokenizer, Size(), (tokenizer.eos_token_id,))
+    model, _ = warm_up(config, [Rows(1.0, rows[:8], rows, rows)], settings, 18, 0, lambda measured: None)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with torch.no_grad():
@@ -54,7 +55,7 @@ def test_episodes_end_as_each_token_says(tmp_path: Path, quickstart: Recipe):
     limits = EpisodeLimits.of(quickstart)
     players = {"": Player(quickstart.environment, limits), "hasty": Player(quickstart.environment, limits)}
     players["hasty"] = Player(quickstart.environment, msgspec.structs.replace(limits, max_turns=1))
-    rewards = play_greedily(tmp_path, players, "hermes", {"": tasks, "hasty": tasks[:4]})
+    rewards = play_greedily(tmp_path, players, quickstart.model, {"": tasks, "hasty": tasks[:4]})
     assert all(reward == 1.0 for reward, follows in zip(rewards[""], solved, strict=True) if follows)
     assert sum(rewards[""]) - sum(solved) <= 2  # right although it departed from the demonstration, by luck
     assert rewards["hasty"] == [0.0] * 4  # one turn is not enough for a call and an answer
