@@ -34,9 +34,9 @@ examples:
 See "A tiny model with a real tokenizer" in docs/models.md."""
 
 
-TASKS, HELD_OUT, MEASURED, BATCH = 3000, 100, 50, 32
-"""Tasks of each environment to train on and to measure on, steps between measurements, and demonstrations in a step: fewer than
-for the model ``tiny``, since with a large vocabulary and long prompts all of these take long."""
+STEPS, TASKS, HELD_OUT, MEASURED, BATCH, THREADS = 300, 3000, 100, 50, 32, 1
+"""Steps of the warm-up, tasks of each environment to train on and to measure on, steps between measurements, demonstrations in a
+step, and threads: more and smaller steps than for the model ``tiny``, since here prompts are longer."""
 
 
 def add_command(commands: Commands) -> None:
@@ -55,7 +55,7 @@ def add_command(commands: Commands) -> None:
         "--entries", metavar="N", type=count, help="entries of its vocabulary (default: the tokenizer's, padded to 64)"
     )
     parser.add_argument(
-        "--steps", metavar="N", type=count, help="optimizer steps of the warm-up (default: what the lessons ask for)"
+        "--steps", metavar="N", type=count, default=STEPS, help=f"optimizer steps of the warm-up (default {STEPS})"
     )
 
 
@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
             held_out_tasks=HELD_OUT,
             measure_every=MEASURED,
             batch_size=BATCH,
+            threads=THREADS,
         )
         with LiveView(console, str(arguments.to)) as view:
             view.phase(f"Making a tiny model with the tokenizer of {arguments.tokenizer}")

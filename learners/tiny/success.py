@@ -10,16 +10,36 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3ForCausalLM
 
 from learners.tiny.conversations import PaddedRows
 
+_PAYS = 100
+"""Tokens from which on it pays to compute once what all rows begin with."""
+
 
 def spoken_logits(model: Qwen3ForCausalLM, rows: PaddedRows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [S, V] that predict the assistant's S tokens in ``rows``, and the ids [S] of those tokens."""
-    hidden = model.model(input_ids=rows.token_ids[:, :-1], use_cache=False).last_hidden_state
-    spoken = rows.spoken[:, 1:]
-    return model.lm_head(hidden[spoken]), rows.token_ids[:, 1:][spoken]
+    """Logits [S, V] that predict the assistant's S tokens in ``rows``, and the ids [S] of those tokens.
+
+    What all rows begin with is computed once: with the templates of others, that is half of a row and more.
+    """
+    shared = _shared(rows)
+    beginning, rest = rows.token_ids[:1, :shared], rows.token_ids[:, shared:]
+    cache = None
+    if shared:
+        cache = DynamicCache()
+        for number, layer in enumerate(model.model(input_ids=beginning, use_cache=True).past_key_values.layers):
+            cache.update(*(each.expand(len(rest), -1, -1, -1) for each in (layer.keys, layer.values)), number)
+    hidden = model.model(input_ids=rest[:, :-1], past_key_values=cache, use_cache=bool(shared)).last_hidden_state
+    spoken = rows.spoken[:, shared + 1 :]
+    return model.lm_head(hidden[spoken]), rest[:, 1:][spoken]
+
+
+def _shared(rows: PaddedRows) -> int:
+    """Return how many tokens all rows begin with, without the last one that none of them speaks; 0 if sharing does not pay."""
+    alike = (rows.token_ids == rows.token_ids[:1]).all(0) & ~rows.spoken.any(0)
+    shared = int(alike.long().cumprod(0).sum()) - 1
+    return shared if shared >= _PAYS else 0
 
 
 @torch.no_grad()

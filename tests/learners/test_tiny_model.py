@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -205,6 +206,31 @@ def test_padding_changes_no_logits():
     together, _ = spoken_logits(model, pad(rows))
     alone = [spoken_logits(model, pad([row]))[0] for row in rows]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_all_rows_begin_with_is_computed_once_and_changes_no_logits(monkeypatch: pytest.MonkeyPatch):
+    beginning = [7, *range(20, 150)]
+    rows = [
+        Example((*beginning, 3, 4, 5), (False,) * 132 + (True, True)),
+        Example((*beginning, 9, 8, 1, 2, 3), (False,) * 131 + (True, False, True, True, True)),
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config_of(fit_tokenizer([], 1024), Size(), (0,)))
+    forward, lengths = model.model.forward, list[int]()
+
+    def watched(input_ids: torch.Tensor, **more: Any) -> Any:
+        lengths.append(input_ids.numel())
+        return forward(input_ids=input_ids, **more)
+
+    monkeypatch.setattr(model.model, "forward", watched)
+    together, targets = spoken_logits(model, pad(rows))
+    assert lengths == [130, 2 * 5]
+    monkeypatch.undo()
+    each = [model(torch.tensor([row.token_ids])).logits[0, :-1][torch.tensor(row.spoken[1:])] for row in rows]
+    assert targets.tolist() == [4, 5, 9, 1, 2, 3]
+    torch.testing.assert_close(together, torch.cat(each), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
