@@ -39,6 +39,10 @@ STEPS, TASKS, HELD_OUT, MEASURED, BATCH, THREADS = 300, 3000, 100, 50, 32, 1
 step, and threads: more and smaller steps than for the model ``tiny``, since here prompts are longer."""
 
 
+SKILL = 0.5
+"""Share of the tasks without temptation that the model must solve: it is to begin somewhere, and it is to learn."""
+
+
 def add_command(commands: Commands) -> None:
     """Add the command ``tiny``."""
     summary = "make a tiny model with a real model's tokenizer"
@@ -85,6 +89,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
             measure_every=MEASURED,
             batch_size=BATCH,
             threads=THREADS,
+            skill=SKILL,
         )
         with LiveView(console, str(arguments.to)) as view:
             view.phase(f"Making a tiny model with the tokenizer of {arguments.tokenizer}")

@@ -1,4 +1,4 @@
-"""A tiny model is made for a tokenizer that was there before: the folder is one that runs take, and appears whole or not at all."""
+"""A tiny model is made for a tokenizer that was there before: runs take its folder, which appears whole or not at all."""
 
 import json
 from pathlib import Path
