@@ -27,9 +27,9 @@ the other model are needed."""
 _EXAMPLES = """\
 examples:
   asyncrl tiny quickstart --tokenizer Qwen3-0.6B --to tiny-qwen3 \\
-      model.max_context=1024 '+model.chat_template_kwargs={enable_thinking: false}'
+      model.max_context=512 '+model.chat_template_kwargs={enable_thinking: false}'
   asyncrl launch quickstart model.path=tiny-qwen3 \\
-      model.max_context=1024 '+model.chat_template_kwargs={enable_thinking: false}'
+      model.max_context=512 '+model.chat_template_kwargs={enable_thinking: false}'
 
 See "A tiny model with a real tokenizer" in docs/models.md."""
 
@@ -37,8 +37,6 @@ See "A tiny model with a real tokenizer" in docs/models.md."""
 STEPS, TASKS, HELD_OUT, MEASURED, BATCH, THREADS = 300, 3000, 100, 50, 32, 1
 """Steps of the warm-up, tasks of each environment to train on and to measure on, steps between measurements, demonstrations in a
 step, and threads: more and smaller steps than for the model ``tiny``, since here prompts are longer."""
-
-
 SKILL = 0.5
 """Share of the tasks without temptation that the model must solve: it is to begin somewhere, and it is to learn."""
 
