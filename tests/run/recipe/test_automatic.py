@@ -145,6 +145,7 @@ def mixture(folder, **sizes):
         "hidden_size": 128,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "head_dim": 32,
         "intermediate_size": 384,
         "moe_intermediate_size": 384,
