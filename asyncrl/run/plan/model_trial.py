@@ -27,7 +27,7 @@ from asyncrl.run.models.embedded_tokens import check_embedded
 from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
 from asyncrl.run.models.model_weights import check_output
 from asyncrl.run.plan.prompt_lengths import Found, PromptSet, count
-from generators.calls.formats import format_named
+from generators.calls.formats import format_named, format_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -168,6 +168,7 @@ def _try(chat: "ChatFormat", request: TrialRequest, remarks: list[str]) -> list[
         problem = "the chat template asks for the date, and prompts must not change with the day"
         remarks.append(f"model.path: {problem}: in a run, it is always {DATE:%-d %B %Y}")
     remarks += _thoughts(chat, request.model)
+    remarks += _other_calls(chat, request)
     if request.asks_vllm:
         _try_vllm(chat, request)
     return count(chat, request.sets, request.model.max_context)
@@ -208,6 +209,19 @@ def _thoughts(chat: "ChatFormat", model: ModelConfig) -> Iterator[str]:
         f"model.reasoning_parser: the chat template knows {known[0]}, and no reasoning parser is set, so that thoughts are part "
         "of what tool parser, environment and reward read; name the one of this model, such as qwen3 or deepseek_r1, if it thinks"
         f"{',' + off if 'enable_thinking' in read else ''}"
+    )
+
+
+def _other_calls(chat: "ChatFormat", request: TrialRequest) -> Iterator[str]:
+    """Remark that the template teaches calls of another format than the parser reads."""
+    found = format_of("\n".join(chat.templates.values()))
+    parser = request.model.tool_parser
+    if found is None or parser in found[0].parsers or not any(prompt.tools for prompt in request.prompts):
+        return
+    taught, seen = found
+    yield (
+        f"{TOOL_PARSER}: {parser} reads other calls than those of {taught.parser}, which the template seems to teach ({seen}): "
+        "calls that it does not read are malformed or final answers; leave the key auto unless this model was taught others"
     )
 
 

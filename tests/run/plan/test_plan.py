@@ -275,6 +275,14 @@ def test_a_model_that_may_think_aloud_is_remarked_on(tmp_path, start, said):
     assert [said in each for each in remarks if "reasoning" in each] == ([True] if said else [])
 
 
+@pytest.mark.parametrize("parser", ["auto", "qwen3_json", "qwen3_coder", "pythonic"])
+def test_a_parser_of_other_calls_than_the_template_teaches_is_remarked_on(tmp_path, parser):
+    folder = write_model(tmp_path, SMALL)
+    remarks = make_plan(compose("quickstart", [f"model.path={folder}", f"model.tool_parser={parser}"]), ROOMY).remarks
+    expected = [f"{parser} reads other calls than those of hermes"] if parser in ("qwen3_coder", "pythonic") else []
+    assert [each.partition(",")[0].partition(": ")[2] for each in remarks if "other calls" in each] == expected
+
+
 @pytest.mark.parametrize("overrides", [["algorithm.loss={kind: ppo_clip}"], ["+correction=far"], ["algorithm.loss={kind: dppo}"]])
 def test_what_the_plan_says_to_set_can_be_set_on_the_command_line(overrides):
     decoupled = ["algorithm.correction.anchor=proximal_recomputed", "algorithm.correction.weight=token"]
