@@ -67,6 +67,7 @@ class Cuda:
             for owner, name, value in (
                 (torch.cuda, "Stream", Stream),
                 (torch.cuda, "current_stream", self.current_stream),
+                (torch.cuda, "set_stream", torch_utils._patched_set_stream),  # other tests put torch's own back
                 (torch.cuda, "stream", self.stream),
                 (torch.cuda, "device", lambda _: nullcontext()),
                 (torch.accelerator, "device_index", lambda _: nullcontext()),

@@ -133,7 +133,7 @@ def test_one_task_of_each_member_and_split_is_played():
             "environment.members.a.tool_timeout_s",
             "at most 300",
         ),
-        ({"environment": {"kind": "mxed"}}, "environment.kind", "class, remote, mcp, mixed"),
+        ({"environment": {"kind": "mxed"}}, "environment.kind", "class, remote, mcp, agent, mixed"),
         ({"environment": {"name": "x", "secrets": ["A B"]}}, "environment.secrets", "texts matching"),
     ],
 )

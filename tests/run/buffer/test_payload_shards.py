@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 import ray
 from others_folders import link, of_another_user, writable
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.bench.buffer.buffer_actors import episode_of
@@ -151,12 +153,20 @@ def test_a_call_of_a_shard_whose_answer_is_lost_is_made_again(nodes, shards):
     assert ray.get(rank.remote(), timeout=200) == [b"far"]
 
 
+def killed(actor):
+    """Kill an actor, which may answer for a while afterwards."""
+    ray.kill(actor)
+    with suppress(RayActorError):
+        while True:
+            ray.get(actor.__ray_ready__.remote(), timeout=60)
+
+
 def test_what_lies_on_ones_own_node_needs_no_actor_and_what_does_not_says_whose_died(nodes, shards):
     """The last test of these shards."""
     near = append(PayloadSink(RECIPE.buffer, shards, nodes[0], "near"), 0, b"near")
     far = append(PayloadSink(RECIPE.buffer, shards, nodes[1], "far"), 0, b"far")
     for place in shards:
-        ray.kill(place.actor)
+        killed(place.actor)
     source = PayloadSource(shards, nodes[0], "rank 0")
     assert source.fetch_payloads(near) == [b"near"]
     with pytest.raises(ComponentFailed, match="payload shard 2"):

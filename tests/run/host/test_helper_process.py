@@ -6,6 +6,7 @@ import pytest
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tiny.player import Player
@@ -19,4 +20,10 @@ async def test_modules_of_the_user_hide_none_of_ours(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     player = Player(ClassEnvironmentConfig(name="calculater"), EpisodeLimits.of(compose("quickstart")))
     with pytest.raises(ComponentFailed, match="there is no environment 'calculater'"):
-        await run_helper("asyncrl.run.tiny.warm_up", Request({"": player}, "hermes", 0), print, task="making", seconds=300)
+        await run_helper(
+            "asyncrl.run.tiny.warm_up",
+            Request({"": player}, ModelConfig(path="tiny", tool_parser="hermes"), 0),
+            print,
+            task="making",
+            seconds=300,
+        )

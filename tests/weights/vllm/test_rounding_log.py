@@ -31,6 +31,8 @@ def test_a_warning_of_vllms_loader_is_explained_and_then_silent(
     logger: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "disabled", False)
+    caplog.set_level(logging.WARNING, logger.name)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     weights = {"first": torch.ones(2), "second": torch.ones(2)}
     assert set(AutoWeightsLoader(Layer()).load_weights(weights.items())) == weights.keys()
