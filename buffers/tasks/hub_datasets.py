@@ -5,8 +5,7 @@ Only the files of the split that is read are fetched. What was fetched once is t
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.util import find_spec
@@ -14,23 +13,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.hub import ANSWER_S, DATA_SET, is_commit, is_hub_id, is_offline, parts, translated
 from asyncrl.core.recipe.tasks import TaskFileConfig
 
-_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_COMMIT = re.compile("[0-9a-f]{40}")
 _SHARD = re.compile(r"-\d+(-of-\d+)?(-[0-9a-f]+)?$")
 """End of the name of a file with one part of a split: train-00000-of-00002, train-00000-of-00002-4f3a9c."""
 _FILES = (".parquet", ".jsonl", ".json")
 _NO_DATA = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
 _CARD = "README.md"
-_ANSWER_S = 10.0
 _MAIN = "main"
 """The revision of a data set of which none is named."""
 
 
 def is_on_hub(path: str) -> bool:
     """Return whether ``path`` names a data set of the hub, as ``organisation/name`` or ``organisation/name@revision``."""
-    return _ID.fullmatch(path) is not None and not Path(path).exists() and not path.endswith(_FILES)
+    return is_hub_id(path) and not path.endswith(_FILES)
 
 
 def name_of(path: str) -> str:
@@ -55,7 +52,7 @@ def pinned(path: str, place: str) -> str:
     Raises:
         RecipeError: the hub has no such data set, or cannot be asked.
     """
-    if not is_on_hub(path) or _COMMIT.fullmatch(path.partition("@")[2]):
+    if not is_on_hub(path) or is_commit(path.partition("@")[2]):
         return path
     return f"{name_of(path)}@{_Repository.find(path, place).commit}"
 
@@ -87,12 +84,12 @@ class _Repository(NamedTuple):
         if find_spec("huggingface_hub") is None:
             problem = f"there is no file or folder {path!r}, and the library that fetches data sets of the hub is not installed"
             raise RecipeError(place, problem, "correct the path, or run `pip install huggingface_hub`")
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi
 
-        repository, revision = _parts(path)
-        with _translated(path, place):
-            if not constants.HF_HUB_OFFLINE:
-                info = _asked(partial(HfApi().dataset_info, repository, revision=revision, timeout=_ANSWER_S))
+        repository, revision = parts(path)
+        with translated(path, place, DATA_SET):
+            if not is_offline():
+                info = _asked(partial(HfApi().dataset_info, repository, revision=revision, timeout=ANSWER_S))
                 if info is not None:
                     names = tuple(each.rfilename for each in info.siblings or ())
                     return cls(path, place, str(info.sha), names, reachable=True)
@@ -109,15 +106,15 @@ class _Repository(NamedTuple):
         disable_progress_bars()  # the live view has the terminal
         fetched = partial(
             hf_hub_download,
-            _parts(self.path)[0],
+            parts(self.path)[0],
             repo_type="dataset",
             revision=self.commit,
             local_files_only=not self.reachable,
         )
-        with _translated(self.path, self.place):
+        with translated(self.path, self.place, DATA_SET):
             paths = [Path(str(fetched(filename=name))) for name in names]
-        revision = _parts(self.path)[1] or _MAIN
-        if self.reachable and not _COMMIT.fullmatch(revision):  # so that it is known here what the revision meant
+        revision = parts(self.path)[1] or _MAIN
+        if self.reachable and not is_commit(revision):  # so that it is known here what the revision meant
             named = _cached(self.path) / "refs" / revision
             named.parent.mkdir(parents=True, exist_ok=True)
             named.write_text(self.commit)
@@ -183,7 +180,7 @@ def _cached(path: str) -> Path:
     """The folder of a data set in the hub's cache, whose layout its documentation describes."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE) / f"datasets--{_parts(path)[0].replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE) / f"datasets--{parts(path)[0].replace('/', '--')}"
 
 
 def _known_commit(path: str) -> str:
@@ -194,7 +191,7 @@ def _known_commit(path: str) -> str:
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    revision, cached = _parts(path)[1] or _MAIN, _cached(path)
+    revision, cached = parts(path)[1] or _MAIN, _cached(path)
     named = cached / "refs" / revision
     commit = named.read_text().strip() if named.is_file() else revision
     if not (cached / "snapshots" / commit).is_dir():
@@ -214,45 +211,3 @@ def _asked(ask: Any) -> Any:
         raise
     except Exception:  # noqa: BLE001 - what the client's transport raises has no public base class
         return None
-
-
-@contextmanager
-def _translated(path: str, place: str) -> Iterator[None]:
-    """Turn what the hub's client raises into recipe errors."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    repository, nowhere = _parts(path)[0], f"there is no file or folder {path!r}"
-    try:
-        yield
-    except GatedRepoError as error:
-        remedy = f"accept its terms at https://huggingface.co/datasets/{repository}, and set HF_TOKEN"
-        raise RecipeError(place, f"{nowhere}, and the data set {repository} of the Hugging Face hub is gated", remedy) from error
-    except RevisionNotFoundError as error:
-        remedy = "name a branch, a tag or a commit after the @"
-        raise RecipeError(place, f"{nowhere}, and {repository} has no such revision on the Hugging Face hub", remedy) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        remedy = "correct the path or the id, or set HF_TOKEN if the data set is private"
-        raise RecipeError(place, f"{nowhere}, and the Hugging Face hub has no data set {repository}", remedy) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
-        why = "is switched off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "cannot be reached"
-        problem = f"{nowhere}, the data set {repository} is not in the cache of this machine, and the Hugging Face hub {why}"
-        remedy = (
-            f"where there is a network, run `hf download --repo-type dataset {repository} --local-dir FOLDER`, copy FOLDER to "
-            "this machine, and name it as path"
-        )
-        raise RecipeError(place, problem, remedy) from error
-
-
-def _parts(path: str) -> tuple[str, str | None]:
-    found = _ID.fullmatch(path)
-    assert found is not None
-    return found["repository"], found["revision"]

@@ -5,6 +5,7 @@ leaves nothing behind. What the policy samples never fails a request: if vLLM ca
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
     from vllm.renderers import BaseRenderer
+
+logger = logging.getLogger(__name__)
 
 _NO_CALLS = ("none", {"type": "none"})
 """Choices of tools with which a turn's text is not searched for calls, as each protocol has it."""
@@ -151,9 +154,10 @@ class Protocols:
             return await self._read(way, turn, body)
         except (Problem, ComponentFailed, asyncio.CancelledError):
             raise
-        except Exception:
+        except Exception as error:
             if not turn.is_sampled:
                 raise
+            logger.info("the calls of a turn reach the client as text, because they cannot be read: %r", error)
             return await self._read(way, turn, body | {"tool_choice": way.no_calls})
 
     async def _read(self, way: _Way, turn: GatewayTurn, body: Mapping[str, Any]) -> Answer:

@@ -10,12 +10,12 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat
+from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status, Summary
-from asyncrl.run.models.hub import is_hub_id
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.recipe.compose import compose
 from learners.checkpointing import checkpoints

@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.deadline import deadline
+from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.algorithm import NoKlConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.run.models.chat_template import template_text
-from asyncrl.run.models.hub import is_hub_id, model_folder, pinned
+from asyncrl.run.models.hub import model_folder, pinned
 
 REFERENCE = "algorithm.kl.reference"
 

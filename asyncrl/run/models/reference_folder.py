@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.dequantised import quantisation
-from asyncrl.run.models.hub import is_hub_id, model_file
+from asyncrl.run.models.hub import model_file
 from asyncrl.run.models.model_shape import TINY, ModelShape, read_shape
 from asyncrl.run.models.model_sources import REFERENCE, named_reference
 from asyncrl.run.models.reward_folder import vocabulary

@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
-from asyncrl.run.models.hub import is_hub_id
 from asyncrl.run.models.model_identity import ModelFile, model_files
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.nodes.cluster_nodes import Nodes

@@ -11,8 +11,9 @@ from model_folders import write_model
 from planned import QWEN3_0_6B, ROOMY
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.hub import is_hub_id
 from asyncrl.run.folder.config_yaml import resolved_yaml
-from asyncrl.run.models.hub import is_hub_id, model_folder
+from asyncrl.run.models.hub import model_folder
 from asyncrl.run.models.model_sources import fetch_model, with_local_reference
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.run.folder.config_yaml import resolved_yaml
-from asyncrl.run.models.hub import is_hub_id
 from asyncrl.run.recipe.compose import compose, shipped_recipes
 
 
