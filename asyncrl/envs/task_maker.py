@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_ins.plug_in import import_module
+from asyncrl.core.plug_ins.plug_in_function import find_function
 from asyncrl.core.task import Task
 
 
@@ -12,19 +12,12 @@ def load_maker(name: str, place: str) -> Callable[[str, int, int], Sequence[Task
     """Find the function that makes tasks.
 
     Raises:
-        RecipeError: there is none.
+        RecipeError: there is none, or it does not take split, count and seed.
     """
-    module_name, _, attribute = name.partition(":")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(place, f"{name!r} does not name a function", "write it as `module:function`")
-    module = import_module(module_name, place, "put it into the folder you launch from", "correct the module")
-    found = getattr(module, attribute, None)
-    if not inspect.isfunction(found):
-        raise RecipeError(place, f"module {module_name} has no function {attribute!r}", f"define it in {module.__file__}")
+    found = find_function(name, place)
     try:
         inspect.signature(found).bind("train", 1, 0)
     except TypeError as error:
         remedy = "give it the parameters split, count and seed"
         raise RecipeError(place, f"{name} cannot be called with split, count and seed: {error}", remedy) from error
-    maker: Callable[[str, int, int], Sequence[Task]] = found
-    return maker
+    return found

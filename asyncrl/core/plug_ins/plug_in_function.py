@@ -5,6 +5,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -64,8 +65,31 @@ class UserFunction(msgspec.Struct, frozen=True):
         return FunctionBroken(self.place, f"{self.name} ({self.file}:{self.line})", problem, remedy)
 
 
+def find_function(name: str, place: str) -> FunctionType:
+    """Find the function that ``name`` refers to. Its module is searched for on Python's path, and last in the current folder.
+
+    Args:
+        name: ``module:function``.
+        place: key of the recipe to blame.
+
+    Raises:
+        RecipeError: there is no such function, or its module cannot be imported.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not function_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise RecipeError(place, f"{name!r} does not name a function", "write it as `module:function`")
+    module = import_module(module_name, place, "put it into the folder you launch from", "fix the module")
+    found = getattr(module, function_name, None)
+    if not inspect.isfunction(found):
+        problem = "does not exist" if found is None else f"is an object of type {type(found).__name__}, not a function"
+        own = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module_name)
+        remedy = f"name one of {', '.join(own)}" if own else f"define it with `def` in {module.__file__}"
+        raise RecipeError(place, f"{function_name!r} of module {module_name} {problem}", remedy)
+    return found
+
+
 def load_function(name: str, options: Mapping[str, Any], place: str) -> UserFunction:
-    """Load the function that ``name`` refers to. Its module is searched for on Python's path, and last in the current folder.
+    """Load the function that ``name`` refers to, with options; see :func:`find_function`.
 
     Args:
         name: ``module:function``.
@@ -76,16 +100,7 @@ def load_function(name: str, options: Mapping[str, Any], place: str) -> UserFunc
         RecipeError: there is no such function, it does not take the options, or its module cannot be imported.
     """
     named = f"{place}.name"
-    module_name, _, function_name = name.partition(":")
-    if not function_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(named, f"{name!r} does not name a function", "write it as `module:function`")
-    module = import_module(module_name, named, "put it into the folder you launch from", "fix the module")
-    found = getattr(module, function_name, None)
-    if not inspect.isfunction(found):
-        problem = "does not exist" if found is None else f"is an object of type {type(found).__name__}, not a function"
-        own = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module_name)
-        remedy = f"name one of {', '.join(own)}" if own else f"define it with `def` in {module.__file__}"
-        raise RecipeError(named, f"{function_name!r} of module {module_name} {problem}", remedy)
+    found = find_function(name, named)
     code = inspect.unwrap(found).__code__
     function = UserFunction(place, name, os.path.abspath(code.co_filename), code.co_firstlineno, partial(found, **options))
     where = f"{name} ({function.file}:{function.line})"
