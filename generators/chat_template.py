@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.messages import Message, ToolCall, ToolSpec
 from generators.control_tokens import RESERVED, ControlTokens
 from generators.templates import variables_of
@@ -58,6 +58,11 @@ class TemplateUnsuitable(AsyncRLError):
     def __init__(self, text: str, problem: str = "") -> None:
         super().__init__(text)
         self.problem = problem or text
+
+    def refusal(self, place: str) -> RecipeError:
+        """Return what a user is told who has named the model at ``place``."""
+        text, _, remedy = str(self).rpartition("; ")
+        return RecipeError(place, text, remedy)
 
 
 NO_ARGUMENTS: Mapping[str, Any] = {}

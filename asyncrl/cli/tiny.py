@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.recipe.compose import compose_for
     from asyncrl.run.tiny.made_for_tokenizer import make_for_tokenizer
     from asyncrl.run.views.live_view import LiveView
+    from generators.chat_template import TemplateUnsuitable
     from learners.tiny.settings import Size, WarmUp
 
     try:
@@ -94,5 +95,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
             make_for_tokenizer(recipe, arguments.to.absolute(), settings, view.advance)
     except RecipeError as error:
         return show_refusal(error)
+    except TemplateUnsuitable as error:
+        return show_refusal(error.refusal("--tokenizer"))
     console.print(Text(f"{arguments.to}"), soft_wrap=True)
     return ExitCode.COMPLETED

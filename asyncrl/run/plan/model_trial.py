@@ -248,8 +248,7 @@ def _chat_format(request: TrialRequest) -> "ChatFormat":
 
         return ChatFormat(tiny_tokenizer(request.tiny, request.seed), request.model)
     except TemplateUnsuitable as error:
-        problem, _, remedy = str(error).rpartition("; ")
-        raise RecipeError("model.path", problem, remedy) from error
+        raise error.refusal("model.path") from error
 
 
 def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> RecipeError | None:
