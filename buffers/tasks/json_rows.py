@@ -181,8 +181,25 @@ def read_json(path: Path, place: str, columns: Columns) -> JsonRows:
         raise RecipeError(place, f"cannot read {path} ({error.strerror})", "name a readable file") from error
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise RecipeError(place, f"{path} is UTF-16", "save it as UTF-8")
+    if content.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"{\n", b"{\r\n")):  # what rows on lines never do
+        _refuse_object(content, path, place)
     is_array = content[:64].removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
     return (JsonArray if is_array else JsonLines)(path, content, columns, place)
+
+
+def _refuse_object(content: bytes, path: Path, place: str) -> None:
+    """Refuse a file that is one JSON object on several lines, as which some data sets are published.
+
+    Raises:
+        RecipeError: it is one.
+    """
+    try:
+        whole = _ROW.decode(content.removeprefix(BYTE_ORDER_MARK))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    lists = ", ".join(repr(name) for name, value in whole.items() if isinstance(value, list))
+    where = f", whose rows may be those under {lists}" if lists else ""
+    raise RecipeError(place, f"{path} is one JSON object{where}", "save its list of rows as a file of its own")
 
 
 def _why_not_decoded(line: bytes, error: Exception) -> str:

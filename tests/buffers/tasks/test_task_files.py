@@ -500,6 +500,8 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path):
     assert "begins as one JSON array, and is none" in refusal(tmp_path / "d.json").problem
     (tmp_path / "e.jsonl").write_bytes('{"prompt": "a"}'.encode("utf-16"))
     assert "UTF-16" in refusal(tmp_path / "e.jsonl").problem
+    (tmp_path / "f.json").write_text(json.dumps({"version": 1, "data": [{"prompt": "a"}]}, indent=1))
+    assert "is one JSON object, whose rows may be those under 'data'" in refusal(tmp_path / "f.json").problem
 
 
 def test_torn_files_are_refused(tmp_path):
