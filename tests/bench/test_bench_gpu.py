@@ -11,7 +11,8 @@ import pytest
 import torch
 from gloo_collective import Gloo
 
-from asyncrl.bench.gpu import broadcast, engine, publication, room, run, settings, subject, training
+from asyncrl.bench.gpu import broadcast, correctness, engine, publication, room, run, settings, subject, training
+from asyncrl.bench.gpu.correctness import RankOutcome
 from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
 from asyncrl.bench.gpu.run import GpuBenchResult
 from asyncrl.bench.gpu.settings import EngineSettings, GpuBenchSettings
@@ -161,3 +162,51 @@ def test_a_broadcast_between_two_processes_is_measured():
 def test_what_a_broadcast_lacks_is_told():
     missing = broadcast.measure(GpuBenchSettings.small().publication).missing
     assert torch.cuda.device_count() > 1 or any(what.startswith("a second GPU") for what in missing)
+
+
+def rank(variant="plain", device="cuda", dtype="float32", norms=(1.0, 2.0), **outcome):
+    right = {"losses": (0.5, 0.25), "fingerprint_equal": True, "resume_difference": 0.0}
+    return RankOutcome(variant=variant, device=device, dtype=dtype, grad_norms=norms, **(right | outcome))
+
+
+ON_CPU = [rank(device="cpu"), rank("experts", device="cpu", norms=(3.0, 3.0))]
+
+
+@pytest.mark.parametrize(
+    ("measured", "refused"),
+    [
+        (rank(norms=(1.00001, 2.0)), ""),
+        (rank(norms=(1.001, 2.0)), "plain, cuda, float32: gradient norms differ by 1.0e-03 from the CPU's in float32"),
+        (rank(dtype="bfloat16", norms=(1.001, 2.0)), ""),
+        (rank(dtype="bfloat16", norms=(1.0, 2.1)), "plain, cuda, bfloat16: gradient norms differ by 5.0e-02"),
+        (rank("experts"), "experts, cuda, float32: gradient norms differ by 6.7e-01"),
+        (rank(norms=(float("nan"), 2.0)), "gradient norms differ by nan"),
+        (rank(fingerprint_equal=False), "has another fingerprint than the weights"),
+        (rank(resume_difference=0.01), "the resumed step's gradient norm differs by 1.0e-02"),
+        (RankOutcome(variant="plain", device="cuda", dtype="float32", problem="out of memory"), "float32: out of memory"),
+    ],
+)
+def test_each_way_to_train_is_compared_with_itself_on_the_cpu(measured, refused):
+    result = correctness.compared([*ON_CPU, measured], ())
+    assert len(result.refused) == bool(refused)
+    assert refused in "".join(result.refused)
+
+
+def test_what_one_size_of_model_gave_is_written_before_the_next_is_measured(monkeypatch, tmp_path):
+    file, seen = tmp_path / "gpu.json", []
+
+    def measured(work, *arguments, seconds, **_):
+        if work is run.device_name:
+            return "a GPU"
+        seen.append(len(msgspec.json.decode(file.read_bytes())["training"]["cases"]) if file.exists() else 0)
+        (size,) = arguments[0].models
+        if size.name == "1.7B":
+            raise MeasurementFailed("not in time")
+        case = Case(model=size.name, rows="equal", options={})
+        return training.TrainingResult(device="a GPU", cases=(case,), targets={size.name: True}, missing=("a second GPU",))
+
+    monkeypatch.setattr(run, "isolated", measured)
+    result = run.run(file, lambda line: None, parts=("training",))
+    assert seen == [0, 1, 1]
+    assert [case.model for case in result.training.cases] == ["0.6B", "4B"]
+    assert (result.training.missing, result.failures) == (("a second GPU",), {"training": "not in time"})
