@@ -19,7 +19,7 @@ class AgentResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of the result file.
 
     Attributes:
-        reward: the episode's reward; None if the recipe's ``reward`` computes it.
+        reward: the episode's reward; None if the recipe's ``reward`` computes it, or only roles have rewards.
         rewards: rewards of roles that have one of their own.
         answer: what the recipe's ``reward`` is called with; None stands for what the agent wrote to its standard output.
         metrics: numbers to be tracked.
@@ -48,7 +48,7 @@ class PlayedByAgent(Environment):
 
     @abstractmethod
     async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
-        """Have the agent play the episode, which was reset, to its end; returns its result, whose reward is known.
+        """Have the agent play the episode, which was reset, to its end; returns its result, without a reward if nobody gave one.
 
         Args:
             limited: is done if the episode reaches a limit. The agent, whose requests are then refused, has

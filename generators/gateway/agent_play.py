@@ -40,7 +40,7 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
     """Play an episode whose environment was reset; its reward has as long as the episode.
 
     Raises:
-        EnvironmentBroken: the agent failed or asked for no turn, or the reward did.
+        EnvironmentBroken: the agent failed, asked for no turn or got no reward, or the reward failed.
         ComponentFailed: the engine died.
     """
     agent = environment.agent
@@ -64,6 +64,11 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
         raise EnvironmentBroken(
             f"task {environment.task.id}: the agent ended without having asked for a turn; it must take its model from "
             "OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+        )
+    if result.reward is None and not result.rewards:
+        raise EnvironmentBroken(
+            f"task {environment.task.id}: the agent ended, and nobody gave a reward; have it write one to the file that "
+            "ASYNCRL_RESULT names, or set environment.reward"
         )
     metrics = {**result.metrics, TURNS_TAKEN_BACK: float(episode.streams.taken_back)}
     return AgentPlay(trajectories, result, stop_reason, metrics)

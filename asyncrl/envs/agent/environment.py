@@ -66,7 +66,7 @@ class AgentEnvironment(PlayedByAgent):
         return self._spec
 
     async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
-        """Run the agent to its end, and return its result, whose reward is known.
+        """Run the agent to its end, and return its result, without a reward if it ended well and nobody gave one.
 
         Args:
             limited: is done if the episode reaches a limit. The agent, whose requests are then refused, has
@@ -87,13 +87,16 @@ class AgentEnvironment(PlayedByAgent):
             words = self.provided.secrets.clean(errors[-_TOLD_OUTPUT:].strip())
             told = f"; the end of its standard error:\n{words}" if words else " without a word on its standard error"
             raise EnvironmentBroken(f"task {self._task.id}: the agent ended with exit status {status}{told}")
-        return await self._rewarded(read_result(result_file), output)
+        result = read_result(result_file)
+        if self._reward is None and result.reward is None and (status != 0 or limited.done()):
+            return msgspec.structs.replace(result, reward=0.0)  # it did not come to its end
+        return await self._rewarded(result, output)
 
     async def _rewarded(self, result: AgentResult, output: str) -> AgentResult:
-        """Return the result with its reward."""
+        """Return the result with its reward, if the recipe computes one."""
         assert self._task is not None
         if self._reward is None:
-            return msgspec.structs.replace(result, reward=result.reward or 0.0)
+            return result
         found = self._reward(self._task, output.strip() if result.answer is None else result.answer)
         value = found if isinstance(found, float | int | Mapping) else await found
         parts = dict(value) if isinstance(value, Mapping) else {"reward": float(value)}

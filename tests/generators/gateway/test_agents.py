@@ -148,6 +148,7 @@ async def test_what_an_agent_sees_and_what_it_does_not(protocols, tmp_path: Path
         ("pass", "ended without having asked for a turn"),
         (OPENAI_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('[1]')", "result file is not what it must be"),
         (OPENAI_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('{\"reward\": 1e300}')", "must be a number of at most"),
+        (OPENAI_AGENT, "the agent ended, and nobody gave a reward"),
         (OPENAI_AGENT + "os.mkdir(os.environ['ASYNCRL_RESULT'])", "result file cannot be read: Is a directory"),
     ],
 )
@@ -160,6 +161,9 @@ async def test_an_agent_that_fails_fails_the_attempt(protocols, tmp_path: Path, 
 async def test_a_failing_agent_may_be_scored(protocols, tmp_path: Path) -> None:
     played = await play(protocols, tmp_path, OPENAI_AGENT + "raise SystemExit(1)", reward="exact", on_agent_error="score")
     assert played.result.reward == 1.0
+    (folder := tmp_path / "unscored").mkdir()
+    played = await play(protocols, folder, OPENAI_AGENT + "raise SystemExit(1)", on_agent_error="score")
+    assert played.result.reward == 0.0, "it did not come to writing one"
 
 
 async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protocols, tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ async def test_nothing_of_an_agent_outlives_its_episode(protocols, tmp_path: Pat
     code = OPENAI_AGENT + DAEMON + ("time.sleep(600)" if hangs else "")
     mark = tmp_path / "mark"
     limits = {"episode_timeout_s": 15.0 if hangs else 60.0}
-    played = await play(protocols, tmp_path, code, limits=limits, variables={"MARK": str(mark)})
+    played = await play(protocols, tmp_path, code, reward="exact", limits=limits, variables={"MARK": str(mark)})
     assert played.stop_reason is (StopReason.EPISODE_TIMEOUT if hangs else StopReason.ENVIRONMENT_DONE)
     for process in map(int, mark.read_text().split()):
         with pytest.raises(ProcessLookupError):
@@ -249,6 +253,7 @@ async def test_the_calculator_as_an_agent_has_the_episodes_of_our_own_environmen
             CALCULATOR_AGENT,
             engine,
             task=task,
+            reward="exact",
             variables={"TOOL": json.dumps(described.as_template_input()), "PYTHONPATH": os.pathsep.join(sys.path)},
             limits={"sampling": limits.sampling},
         )
