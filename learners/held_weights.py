@@ -8,7 +8,7 @@ cover every tensor exactly once. Each expert has tensors of its own, as in Qwen'
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from asyncrl.core.architecture import EMBEDDING, Architecture, ModelTensor, divided_dimension
+from asyncrl.core.architectures.architecture import EMBEDDING, Architecture, ModelTensor, divided_dimension
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.rectangle import Rectangle
 from learners.rank import RankPlace

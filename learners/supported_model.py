@@ -7,7 +7,7 @@ import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
+from asyncrl.core.architectures.architecture import WITH_BIASES, WITH_HEAD_NORMS
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.rules.experts import expert_layers

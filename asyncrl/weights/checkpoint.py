@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from asyncrl.core.adapters import PEFT_PREFIX, AdapterSettings
-from asyncrl.core.architecture import OUTPUT
+from asyncrl.core.architectures.architecture import OUTPUT
 from asyncrl.core.errors import RecipeError, WeightMismatch
 from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.publication import ShardRecord

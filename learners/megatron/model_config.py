@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
+from asyncrl.core.architectures.architecture import WITH_BIASES, WITH_HEAD_NORMS
 from asyncrl.core.recipe.learner import LearnerConfig
 from learners.flops import ProductShapes
 from learners.megatron.engine import engine_layers

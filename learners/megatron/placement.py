@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from asyncrl.core.architecture import EMBEDDING, OUTPUT, Architecture, divided_dimension
+from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, Architecture, divided_dimension
 from asyncrl.core.publication import Shard
 from learners.held_weights import held_weights
 from learners.megatron.hugging_face import HuggingFaceTensors

@@ -17,7 +17,7 @@ from vllm.model_executor.model_loader.reload import record_metadata_for_reloadin
 from vllm_models import vllm_model
 
 from asyncrl.core.adapters import AdapterSettings
-from asyncrl.core.architecture import Architecture
+from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard
 from asyncrl.weights.checkpoint import Checkpoint

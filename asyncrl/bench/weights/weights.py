@@ -33,7 +33,7 @@ from asyncrl.bench.weights.weights_parties import (
     StoredTimes,
     started,
 )
-from asyncrl.core.architecture import Architecture
+from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout

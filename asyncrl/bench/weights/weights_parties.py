@@ -18,7 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from asyncrl.core.architecture import Architecture
+from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.errors import ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from asyncrl.core.architecture import EMBEDDING, OUTPUT, ModelTensor
+from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, ModelTensor
 from asyncrl.core.errors import RecipeError
 
 _SINGLE = "model.safetensors"

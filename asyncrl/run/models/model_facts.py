@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.core.architecture import OUTPUT
+from asyncrl.core.architectures.architecture import OUTPUT
 from asyncrl.core.files.weight_files import DTYPES, stored_tensors
 from asyncrl.core.measures.units import memory
 from asyncrl.core.messages import Message, ToolSpec

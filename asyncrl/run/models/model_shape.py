@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS, Architecture
+from asyncrl.core.architectures.architecture import WITH_BIASES, WITH_HEAD_NORMS, Architecture
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig

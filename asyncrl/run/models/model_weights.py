@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asyncrl.core.architecture import EMBEDDING, OUTPUT
+from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.weight_files import check_present, check_weights, stored_tensors
 from asyncrl.core.recipe.schema import Recipe

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrl.core.architecture import EMBEDDING, OUTPUT, Architecture, ModelTensor, divided_dimension
+from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, Architecture, ModelTensor, divided_dimension
 from asyncrl.core.rectangle import Rectangle
 
 _VOCABULARY_STEP = 64

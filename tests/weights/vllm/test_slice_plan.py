@@ -13,7 +13,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm_models import vllm_model
 
-from asyncrl.core.architecture import Architecture
+from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
