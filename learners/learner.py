@@ -19,7 +19,6 @@ from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.episode import Episode
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.metrics import Reading
-from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
@@ -190,7 +189,9 @@ class Learner:
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
         spent = self._trainer.clock.end()
-        return StepReport(readings, weights_moved=moved, time=spent if self._rank.is_reporter else LearnerTime())
+        if not self._rank.is_reporter:
+            return StepReport(readings, weights_moved=moved)
+        return StepReport(readings, weights_moved=moved, time=spent, hardware=self._trainer.hardware)
 
     def log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
         """Compute the log-probability of every token of ``rows`` but the first of each, with the weights as they are now.

@@ -1,8 +1,8 @@
 """Checkpoints of a run: the learner's state and the run's totals at one version, and what the buffer may then forget.
 
 Always holds: the buffer forgets a trained batch only when every checkpoint that is kept includes it. So a run can
-be resumed from any of them, for example from the one before if the newest is damaged or gone. A run without a journal
-cannot be resumed, and makes no checkpoint.
+be resumed from any of them, for example from the one before if the newest is damaged or gone; ``buffer.journal.keep`` has it
+keep more. A run without a journal cannot be resumed, and makes no checkpoint.
 """
 
 from pathlib import Path
@@ -13,7 +13,8 @@ import msgspec
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.schema import CheckpointConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
+from asyncrl.core.recipe.schema import CheckpointConfig, Recipe
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
@@ -44,21 +45,24 @@ class Checkpointer:
     """Saves and finds the checkpoints of one run.
 
     Args:
-        config: how often a checkpoint is made and how many are kept; None in a run without a journal.
-        steps: training steps of the whole run.
+        recipe: says how often a checkpoint is made, how many are kept, and how many steps' batches beside them.
     """
 
     def __init__(
         self,
-        config: CheckpointConfig | None,
-        steps: int,
+        recipe: Recipe,
         folder: RunFolder,
         ranks: CheckpointingRanks,
         buffer: BufferApi,
         totals: Totals,
         view: LiveView,
     ) -> None:
-        self._config, self._steps = config, steps
+        journal = recipe.buffer.journal
+        self._config: CheckpointConfig | None = None
+        self._keep_batches = 0
+        if isinstance(journal, AppendOnlyJournalConfig):  # without one, a run cannot be resumed
+            self._config, self._keep_batches = recipe.checkpoint, journal.keep
+        self._steps = recipe.steps
         self._folder, self._ranks, self._buffer, self._totals, self._view = folder, ranks, buffer, totals, view
         self._writing: PolicyVersion | None = None
         self._overdue = False
@@ -120,7 +124,8 @@ class Checkpointer:
         self._writing, self._overdue = None, False
         path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
-        await self._buffer.checkpointed(self._prune(self._config.keep))
+        oldest = self._prune(self._config.keep)
+        await self._buffer.checkpointed(min(oldest, PolicyVersion(max(0, version - self._keep_batches))))
 
     def _prune(self, keep: int) -> PolicyVersion:
         """Remove all but the newest ``keep`` checkpoints and their totals; returns the oldest version that is left."""

@@ -19,7 +19,6 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.file_errors import explained
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
@@ -30,9 +29,11 @@ from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster
 from asyncrl.run.control import RunControl, controlled
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.run_memory import free_memory_of, memory_held
+from asyncrl.run.folder.step_log import Launched, StepLog
 from asyncrl.run.host.daemon_watch import ending_with, own_daemons
 from asyncrl.run.host.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.host.ray_cluster import remove_session, starting_ray, stop_ray
@@ -163,9 +164,8 @@ async def _run(
     here = msgspec.structs.replace(recipe.model, path=str(model_path))
     check_model_weights(msgspec.structs.replace(recipe, model=here))  # of a model of the hub, the plan may not have seen them
     async with _cluster(recipe, folder, view, str(model_path), totals, too_long, ending) as cluster:
-        journaled = isinstance(recipe.buffer.journal, AppendOnlyJournalConfig)
-        config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators
-        checkpointer = Checkpointer(config, recipe.steps, folder, cluster, buffer, totals, view)
+        buffer, generators = cluster.buffer, cluster.generators
+        checkpointer = Checkpointer(recipe, folder, cluster, buffer, totals, view)
         statistics = await buffer.statistics()
         published_version = statistics.version
         begin = await checkpointer.resume(published_version, statistics.kept_from)
@@ -192,7 +192,9 @@ async def _run(
             async with asyncio.TaskGroup() as pumps, controlled(folder, RunControl(generators, own_recipe, folder)):
                 generating = pumps.create_task(generators.generate(), name="generation pump")
                 probe = Probe(recipe, cluster, generators)
-                learning = Learning(buffer, cluster, publisher, checkpointer, probe)
+                log = StepLog(folder.steps)
+                log.append(Launched(begin, resolved_yaml(own_recipe)))
+                learning = Learning(buffer, cluster, publisher, checkpointer, probe, log)
                 await train_pump(begin, recipe, learning, evaluator, recorder)
                 await generators.stop()
                 seconds = STOP_S + max(member.tool_timeout_s for member in recipe.environment.by_member.values())

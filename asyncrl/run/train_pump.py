@@ -20,6 +20,7 @@ from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.folder.step_log import StepLog, StepRecord
 from asyncrl.run.measures.step_readings import TrainedStep
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
@@ -42,6 +43,7 @@ class Learning:
         delivering: the delivery of the newest publication; it returns the seconds that it took.
 
     Args:
+        log: gets a line about each step.
         clock: returns seconds; measures what the learner spends its time on.
     """
 
@@ -52,10 +54,11 @@ class Learning:
         publisher: Publisher,
         checkpointer: Checkpointer,
         probe: Probe,
+        log: StepLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._buffer, self._ranks, self._publisher, self._checkpointer = buffer, ranks, publisher, checkpointer
-        self._probe, self._clock = probe, clock
+        self._probe, self._log, self._clock = probe, log, clock
         self._checkpointing = 0.0
         self.delivering: asyncio.Task[float] | None = None
 
@@ -74,14 +77,16 @@ class Learning:
         ready = clock()
         delivery_s = await self.delivering if self.delivering is not None else None
         delivered = clock()
-        writing = 0.0
+        writing, fingerprint = 0.0, None
         if version >= publisher.published_version:
             moved = any(report.weights_moved for report in reports)
             publication, writing = await publisher.write(version, must_differ=moved)
+            fingerprint = publication.fingerprint
             self.delivering = background.create_task(publisher.deliver(publication))
             if self._probe.due():
                 # It asks the ranks before they train the next batch.
                 background.create_task(self._probe.compare(self.delivering))
+        self._log.append(StepRecord.of(version, reports, fingerprint))
         spent = LearnerTime(
             waiting=taken - asked,
             training=done - taken,

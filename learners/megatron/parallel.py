@@ -10,11 +10,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RankLost
+from asyncrl.core.process.processor import processor_name
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from learners.megatron.cpu.gloo_devices import shared_devices
 from learners.megatron.cpu.onednn_products import multiply_with_onednn
 from learners.megatron.rendezvous import meet
 from learners.rank import RankSpec
+from learners.step_report import Hardware
 
 _SEED_STRIDE = 100
 """Distance between the seeds of neighbouring pipeline stages, as is Megatron's own convention."""
@@ -27,6 +29,13 @@ class ReplicasDiffer(AsyncRLError):
 def device() -> torch.device:
     """The device that this rank computes on."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def hardware() -> Hardware:
+    """What this rank computes on, once it is initialised."""
+    here = device()
+    name = torch.cuda.get_device_name(here) if here.type == "cuda" else processor_name()
+    return Hardware(name, torch.get_num_threads(), torch.__version__)
 
 
 def gathers_in_host_memory() -> bool:

@@ -63,6 +63,7 @@ class Trainer:
         peak_flops: dense bfloat16 operations per second of this rank's device; None if not known, or if the recipe's
             data type is not bfloat16.
         clock: measures what a training step is spent on.
+        hardware: what this rank computes on.
 
     Args:
         algorithm: says whether there is a critic, and whether a reference is kept.
@@ -94,6 +95,7 @@ class Trainer:
         check_fp8(config.transformer)
         parallel.initialise(spec, deadlines, seed)
         self._device = parallel.device()
+        self.hardware = parallel.hardware()
         self.clock = StepClock(self._device)
         self.peak_flops: float | None = None
         if self._device.type == "cuda" and learner.dtype == "bfloat16":

@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def make(folder: RunFolder, totals: Totals, *overrides: str) -> tuple[Checkpointer, Learner, Notes]:
     recipe = compose("quickstart", [f"run_dir={folder.path.parent}", "steps=20", "checkpoint.every=2", *overrides])
     learner, notes = Learner(), Notes()
-    return Checkpointer(recipe.checkpoint, recipe.steps, folder, learner, learner, totals, notes), learner, notes
+    return Checkpointer(recipe, folder, learner, learner, totals, notes), learner, notes
 
 
 async def run(checkpointer: Checkpointer, steps: int) -> None:
@@ -70,6 +70,12 @@ def test_the_buffer_keeps_what_the_oldest_checkpoint_lacks(folder: RunFolder):
     assert learner.forgotten == [2, 2, 2, 4, 6]
     assert checkpoints.newest(folder.checkpoints) == (10, folder.checkpoints / "version-000010")
     assert sorted(path.name for path in folder.checkpoints.glob("*.json")) == [f"version-{v:06d}.json" for v in (6, 8, 10)]
+
+
+def test_batches_of_further_steps_are_kept_where_the_recipe_says_so(folder: RunFolder):
+    checkpointer, learner, _ = make(folder, Totals(), "checkpoint.keep=2", "buffer.journal.keep=5")
+    asyncio.run(run(checkpointer, 11))
+    assert learner.forgotten == [0, 0, 1, 3, 5]
 
 
 def test_a_resume_goes_on_from_what_the_checkpoint_had_and_writes_nothing(folder: RunFolder):

@@ -19,6 +19,7 @@ from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.folder.step_log import StepLog
 from asyncrl.run.measures.step_readings import TrainedStep
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.pool.evaluation import Evaluation
@@ -52,6 +53,7 @@ class World:
         self.evaluation_s, self.deliver_s, self.checkpoint_s, self.probe_s = 5.0, DELIVER_S, CHECKPOINT_S, 1.0
         self.now = asyncio.get_running_loop().time
         self.probe = Probe(recipe, self, self)
+        self.log = StepLog(Path("no-such-folder/steps.jsonl"))
         self.publisher = Publisher(self, self, self, self.totals, PolicyVersion(published), self.now)
 
     def say(self, what: str) -> None:
@@ -140,7 +142,7 @@ class World:
     async def pump(self, begin: int = 0) -> None:
         task = HeldOutTask(Task(id=TaskId("t"), prompt="?"), "s")
         evaluator = Evaluator(self, [task], False, self, self, Path("no-such-folder"), self)
-        learning = Learning(self, self, self.publisher, self, self.probe, self.now)
+        learning = Learning(self, self, self.publisher, self, self.probe, self.log, self.now)
         await train_pump(PolicyVersion(begin), self.recipe, learning, evaluator, self)
 
 

@@ -1,5 +1,6 @@
 """What the system says of the processor."""
 
+import zlib
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -14,6 +15,13 @@ def processor_kind() -> str:
     """Text that is the same for processors of one kind; empty where the system says nothing."""
     fields = _first_processor()
     return "; ".join(f"{name}: {fields[name]}" for name in _KIND if name in fields)
+
+
+def processor_name() -> str:
+    """A short name that is the same for processors of one kind, and another for others."""
+    kind = processor_kind()
+    name = _first_processor().get("model name", "processor")
+    return f"{name} ({zlib.crc32(kind.encode()):08x})"
 
 
 def instructions() -> set[str]:

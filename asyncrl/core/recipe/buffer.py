@@ -72,10 +72,13 @@ class AppendOnlyJournalConfig(Section, frozen=True, tag_field="kind", tag="appen
     Attributes:
         fsync: ``never`` survives killed processes; ``always`` waits for the disk at each commit, and survives a power cut.
         segment_mb: size of a journal or payload file, in MiB, at which the next one is begun.
+        keep: training steps whose batches are kept, to be replayed or trained from again (docs/replay.md). Those since the oldest
+            checkpoint are kept in any case, because a resume needs them.
     """
 
     fsync: Literal["never", "always"] = "never"
     segment_mb: Count = 64
+    keep: NonNegative = 0
 
 
 class BufferConfig(Section, frozen=True):

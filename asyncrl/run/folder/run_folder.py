@@ -5,6 +5,7 @@
         launched-in     the folder that the command was run in
         summary.json    how the run ended
         mlflow-run      the id of the run in MLflow
+        steps.jsonl     what each training step made, for `asyncrl replay`
         trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
         tensorboard/, wandb/  files of other trackers, if the recipe asks for them
         logs/           one file a process
@@ -54,6 +55,7 @@ class RunFolder:
         self.recipe = self.path / "recipe.yaml"
         self.summary = self.path / "summary.json"
         self.tracked_as = self.path / "mlflow-run"
+        self.steps = self.path / "steps.jsonl"
         self.trajectories = self.path / "trajectories"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
