@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.episode import Episode
-from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Shard
@@ -30,9 +30,10 @@ from learners.algorithm.kl import adapted_coefficient
 from learners.algorithm.losses import policy_loss
 from learners.algorithm.overlong import overlong_penalties
 from learners.algorithm.value_loss import value_loss
-from learners.batches.micro_batch import MicroBatch
+from learners.batches.micro_batch import MicroBatch, unsampled
 from learners.batches.mini_batches import order
 from learners.batches.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
+from learners.batches.single_row import single_row
 from learners.batches.tally import Tally
 from learners.batches.token_records import TokenRecords
 from learners.checkpointing.checkpoint_manifest import Progress
@@ -41,6 +42,7 @@ from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
 from learners.step_report import StepReport
+from learners.step_watch import StepWatch
 
 if TYPE_CHECKING:
     from learners.megatron.layers.log_probabilities import Predictions
@@ -111,7 +113,13 @@ class Learner:
         """
         return self.preparation.rows_needed(batch)
 
-    def step(self, batch: Batch, episodes: Mapping[SampleName, Episode], records: TokenRecords | None = None) -> StepReport:
+    def step(
+        self,
+        batch: Batch,
+        episodes: Mapping[SampleName, Episode],
+        records: TokenRecords | None = None,
+        watch: StepWatch | None = None,
+    ) -> StepReport:
         """Train ``batch.version`` into the next version by ``algorithm.epochs`` times ``algorithm.minibatches``
         optimizer steps.
 
@@ -123,6 +131,7 @@ class Learner:
             batch: the same on all ranks.
             episodes: at least those with the rows of :meth:`rows_needed`.
             records: gets what the loss makes of each token, on ranks of the last pipeline stage; None if nobody wants to know.
+            watch: looks at the step; None if nobody does. For it, each row's gradient is computed once more, alone.
 
         Raises:
             ValueError: if an episode is missing or does not match its record in the batch, or no token of the batch may
@@ -146,7 +155,9 @@ class Learner:
         for number in order(batch, len(parts), algorithm.epochs):
             if not parts[number].denominator:
                 continue
-            micro_batches, loss = parts[number].micro_batches, self._loss(parts[number], len(norms), records)
+            if watch is not None:
+                watch.rows(self._row_gradients(parts[number]))
+            micro_batches, loss = parts[number].micro_batches, self._loss(parts[number], len(norms), records, watch)
             tally: Tally = {}
             if isinstance(algorithm.advantage, GaeAdvantageConfig):
                 critic_loss = self._critic_loss(parts[number], algorithm.advantage)
@@ -286,7 +297,24 @@ class Learner:
         """Leave the process group of the ranks. Call it once, last."""
         self._trainer.close()
 
-    def _loss(self, part: MiniBatch, taken: int, records: TokenRecords | None) -> "MicroBatchLoss":
+    def _row_gradients(self, part: MiniBatch) -> dict[RowName, float]:
+        """The norm of each row's gradient, alone; of the rows of all slices. Collective: one slice's row after the other's."""
+        trainer, layout, mine = self._trainer, self._rank.layout, self._rank.data_rank
+        rows = [(each, row) for each in part.micro_batches for row in range(each.rows.count)]
+        counts = [int(count) for count in trainer.gathered_over_data(torch.tensor([len(rows)]))]
+        names = [each.names[row] for each, row in rows]
+        padded = torch.tensor([*names, *[(-1, -1, -1)] * (max(counts) - len(names))], dtype=torch.int64).reshape(-1, 3)
+        named = trainer.gathered_over_data(padded).reshape(layout.data, -1, 3).tolist()
+        loss, norms = self._loss(part, 0, None, None), {}
+        for data_rank, count in enumerate(counts):
+            for number in range(count):
+                own = data_rank == mine
+                one = single_row(*rows[number], trainer.multiple) if own else unsampled([], trainer.multiple)
+                group, sample, its_part = named[data_rank][number]
+                norms[GroupId(group), sample, its_part] = trainer.gradient_norm(trainer.filled_up(one), loss)
+        return norms
+
+    def _loss(self, part: MiniBatch, taken: int, records: TokenRecords | None, watch: StepWatch | None) -> "MicroBatchLoss":
         """The loss of a mini-batch in the optimizer step that follows ``taken`` earlier ones on the same batch."""
         algorithm, coefficient = self._algorithm, self._kl_coefficient
 
@@ -298,6 +326,8 @@ class Learner:
             tally |= off_policy_steps(micro_batch, algorithm.optimizer_steps, taken)
             if records is not None:
                 records.see(micro_batch, logp, outcome)
+            if watch is not None:
+                watch.micro_batch(micro_batch, logp, outcome)
             return outcome.loss, tally
 
         return loss

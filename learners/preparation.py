@@ -34,7 +34,7 @@ from learners.algorithm.row_advantages import (
 from learners.algorithm.token_credit import normalised, token_credit
 from learners.batches.micro_batch import MicroBatch, check_sampling, pack, trajectory_of
 from learners.batches.mini_batches import mini_batches
-from learners.batches.packing import FP8_MULTIPLE, plan
+from learners.batches.packing import plan, token_multiple
 from learners.batches.prefixes import families
 from learners.rank import RankSpec
 
@@ -151,8 +151,7 @@ class Preparation:
                     [advantages[record.name] for record in records],
                     [factors[row] for row in micro_batch],
                     batch=batch,
-                    # Tensor-parallel ranks divide the tokens among them.
-                    multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
+                    multiple=token_multiple(self._config),
                     families=family_of,
                 )
             )

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.learner import LearnerConfig
 from learners.batches.prefixes import families, planned_prefix
 
 FP8_MULTIPLE = 16
@@ -36,6 +37,11 @@ _PIECES_OF_A_FAIR_SHARE = (1, 2, 4)
 """A plan is made for each of these numbers, and the most even plan is taken. A piece is at most a rank's fair share of
 the tokens divided by the number (or one row). Every piece computes its prefix again, but few large pieces load ranks
 unevenly."""
+
+
+def token_multiple(config: LearnerConfig) -> int:
+    """Return what the number of a micro-batch's tokens must be divisible by, since tensor-parallel ranks divide them."""
+    return config.tensor_parallel * (1 if config.fp8 == "none" else FP8_MULTIPLE)
 
 
 class _Family(NamedTuple):

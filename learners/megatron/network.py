@@ -95,6 +95,11 @@ class Network:
         with self._clock.part(Part.FORWARD):
             self._pass(micro_batches, loss_of_output, forward_only=True, temperature=temperature)
 
+    def gradient_norm(self) -> float:
+        """Return the norm of the accumulated gradient before clipping, the same on every rank."""
+        self.optimizer.prepare_grads()
+        return float(self.optimizer.get_grad_norm())
+
     def step(self, learning_rate: float, version: int, loss: str) -> tuple[float, bool]:
         """Update the weights with the accumulated gradient. Return its norm before clipping, which is the same on every
         rank, and whether weights of this rank moved.
@@ -107,8 +112,7 @@ class Network:
         Raises:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
         """
-        self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.get_grad_norm())
+        grad_norm = self.gradient_norm()
         if not math.isfinite(grad_norm):
             raise TrainingDiverged(
                 f"the gradient norm of the {loss} step that trains version {version} is {grad_norm}; lower learner.lr "

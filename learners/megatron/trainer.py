@@ -18,6 +18,7 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.device.pinning import HostArena
 from learners.batches.micro_batch import MicroBatch, unsampled
+from learners.batches.packing import token_multiple
 from learners.batches.tally import Tally, add_to, summed
 from learners.checkpointing.checkpoint_manifest import CheckpointShape, Progress
 from learners.flops import peak_flops
@@ -63,6 +64,7 @@ class Trainer:
         peak_flops: dense bfloat16 operations per second of this rank's device; None if not known, or if the recipe's
             data type is not bfloat16.
         clock: measures what a training step is spent on.
+        multiple: what the number of a micro-batch's tokens must be divisible by.
         hardware: what this rank computes on.
 
     Args:
@@ -91,6 +93,7 @@ class Trainer:
         spec: RankSpec,
     ) -> None:
         self._seconds, self._spec, self._source = deadlines.step, spec, model_path
+        self.multiple = token_multiple(learner)
         config = policy_config(model_path, learner)
         check_fp8(config.transformer)
         parallel.initialise(spec, deadlines, seed)
@@ -136,6 +139,12 @@ class Trainer:
         """
         return self._optimizer_step(self._policy, "policy", micro_batches, loss, learning_rate, version)
 
+    def gradient_norm(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> float:
+        """Compute the norm that :meth:`step` would find for these micro-batches, and take no step."""
+        with self._waiting("computing a gradient"), cuda_means_cpu():
+            self._policy.accumulate(micro_batches, lambda batch, output: loss(batch, output)[0])
+            return self._policy.gradient_norm()
+
     def critic_step(
         self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int
     ) -> TrainedStep:
@@ -166,13 +175,16 @@ class Trainer:
         Args:
             rows: token ids; the same on all ranks of a data-parallel slice.
         """
-        micro_batch = unsampled(rows, self._spec.layout.tensor)
-        # The interleaved schedule needs as many micro-batches as there are stages; the others are padding.
-        layout = self._spec.layout
-        further = layout.pipeline - 1 if layout.virtual_pipeline > 1 else 0
-        micro_batches = [micro_batch, *([unsampled([], layout.tensor)] * further)]
+        micro_batch = unsampled(rows, self.multiple)
+        micro_batches = self.filled_up(micro_batch)
         (found, *_) = self._outputs(self._policy, micro_batches, lambda predictions: predictions.logp, temperature=1.0)
         return None if found is None else list(found.cpu().split([len(row) - 1 for row in rows]))
+
+    def filled_up(self, micro_batch: MicroBatch) -> list[MicroBatch]:
+        """Return a micro-batch, and as many of padding as the interleaved schedule needs: one for each further stage."""
+        layout = self._spec.layout
+        further = layout.pipeline - 1 if layout.virtual_pipeline > 1 else 0
+        return [micro_batch, *([unsampled([], self.multiple)] * further)]
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """As :meth:`log_probabilities`, but under the reference policy.

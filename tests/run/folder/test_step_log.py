@@ -49,7 +49,7 @@ def test_a_step_that_a_resume_does_again_keeps_what_was_published_only_if_it_is_
 
 def test_a_file_of_another_version_is_refused_by_name(tmp_path: Path):
     (tmp_path / "steps.jsonl").write_text('{"type":"unheard-of"}\n')
-    with pytest.raises(UnknownFormat, match="steps.jsonl has a line 1"):
+    with pytest.raises(UnknownFormat, match=r"steps.jsonl has a line 1"):
         StepLog(tmp_path / "steps.jsonl").read()
 
 
