@@ -244,3 +244,4 @@ def replay(records: Iterable[bytes], buffer: ReplayBuffer) -> None:
             logger.debug("replayed %s, which had failed: %s", type(command).__name__, error)
         # Payload that is no longer needed was freed the first time; if not, the sweep of the folder finds it.
         buffer.drain_freed()
+        buffer.remarks.clear()  # the log said it the first time

@@ -36,8 +36,6 @@ from buffers.staleness import Load, StalenessPolicy
 from buffers.state import BufferState
 from buffers.tasks.task_stream import TaskStream
 
-logger = logging.getLogger(__name__)
-
 EXPIRED_UNFINISHED = "over the staleness bound before it was finished"
 NOTHING_TRAINED = "no trajectory of a role that is trained"
 
@@ -49,6 +47,7 @@ class ReplayBuffer:
         tasks: the stream that tasks are drawn from.
         groups: the groups that have not ended, and their payload.
         batches: the batches that were handed out, and the choice of the next one.
+        remarks: level and text of what the log shall say of the last changes; whoever makes a change takes them.
 
     Args:
         tasks: the stream that tasks are drawn from; owned by the buffer from now on.
@@ -61,6 +60,7 @@ class ReplayBuffer:
         self._policy = StalenessPolicy(limits, batch)
         self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
         self._fingerprint = tasks.fingerprint()
+        self.remarks: list[tuple[int, str]] = []
         self._adopt(BufferState(steps, Limits.of(limits)))
 
     def _adopt(self, state: BufferState) -> None:
@@ -231,7 +231,7 @@ class ReplayBuffer:
         group = self.groups.get(group_id)
         if group is None or group.state is not GroupState.RUNNING:
             return
-        logger.info("left out: %s", reason)
+        self.remarks.append((logging.INFO, f"left out: {reason}"))
         self.tasks.leave_out(group.source, group.task_index)
         self._state.observed.too_long_tasks.append(group.task.id)
         self.groups.end(group, GroupState.FILTERED, PROMPT_TOO_LONG, reason)
@@ -287,7 +287,7 @@ class ReplayBuffer:
         if group.attempt < self.limits.max_attempts:
             self._wait_for_missing(group, FailureKind.DATA.description, last_failure)
             return
-        logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
+        self.remarks.append((logging.WARNING, f"filtered after {group.attempt} attempts: {last_failure}"))
         self._state.observed.filtered_tasks.append(group.task.id)
         self.groups.end(group, GroupState.FILTERED, FailureKind.DATA.description, last_failure)
 

@@ -78,6 +78,9 @@ class WriteAhead:
         if self._journal is not None:
             await self._write(self._journal, command)
         answer = command.apply(self._buffer)
+        for level, remark in self._buffer.remarks:
+            logger.log(level, remark)
+        self._buffer.remarks.clear()
         self._applied()
         if self._journal is not None and self._journal.bytes_since_snapshot >= self._next_snapshot:
             await self._snapshot(self._journal)

@@ -121,6 +121,20 @@ def test_a_refused_command_is_told_to_its_caller_and_the_next_goes_on(drive):
     drive(scenario)
 
 
+def test_the_log_names_a_task_that_is_given_up_once_and_not_again_when_the_journal_is_replayed(drive, caplog):
+    async def scenario(bench):
+        for _ in range(3):
+            (ticket,) = await bench.changes.change(lambda: LEASE)
+            for index in range(2):
+                broken = Fail(ticket.group_id, index, FailureKind.DATA, "100% broken")
+                await bench.changes.change(lambda broken=broken: broken)
+        bench.replayed()
+        said = f"filtered after 3 attempts: task {ticket.task.id}: 100% broken"
+        assert [record.getMessage() for record in caplog.records] == [said]
+
+    drive(scenario)
+
+
 def test_an_error_of_a_shared_command_is_a_failure_that_everybody_hears_of(drive):
     async def scenario(bench):
         with pytest.raises(LedgerError, match="never issued"):

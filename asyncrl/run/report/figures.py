@@ -20,6 +20,8 @@ WINDOW = 20
 """Running means are over this part of a curve."""
 COLOURS = 8
 """How many colours the page has; a figure with more lines repeats them."""
+_LARGEST = 1e300
+"""Sizes beyond this and below its inverse are drawn as the limit and as 0."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -139,7 +141,9 @@ def chart(
         series: name, values, number of the colour, and whether it is dashed; none of them empty.
         points: how many points a curve has at most.
     """
-    thinned = [(name, *_thinned(each.steps, each.values, points), colour, dashed) for name, each, colour, dashed in series]
+    thinned = [
+        (name, *_thinned(each.steps, _drawable(each.values), points), colour, dashed) for name, each, colour, dashed in series
+    ]
     low, high = _range(np.concatenate([values for _, _, values, _, _ in thinned]))
 
     def line(name: str, steps: np.ndarray, values: np.ndarray, colour: int, dashed: bool, last: float) -> Line:
@@ -213,7 +217,13 @@ def histogram(title: str, values: np.ndarray, *, unit: str, bins: int = 24) -> H
     return Histogram(title, unit, bars, f"{low:,}", f"{high:,}", f"{float(np.median(values)):,.0f}")
 
 
-def _thinned(steps: Sequence[int], values: Sequence[float], points: int) -> tuple[np.ndarray, np.ndarray]:
+def _drawable(values: Sequence[float]) -> np.ndarray:
+    """The values as far as an axis can be computed for them: what is near the ends of a float's range becomes 0 or the end."""
+    array = np.asarray(values, np.float64)
+    return np.where(np.abs(array) < 1 / _LARGEST, 0.0, np.clip(array, -_LARGEST, _LARGEST))
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float] | np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     if len(x) <= points:
         return x, y

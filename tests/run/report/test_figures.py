@@ -21,9 +21,18 @@ def test_a_curve_stays_in_its_box_goes_right_and_has_a_bounded_size(drawn):
     assert len(drawn_points) <= 100 + 1
     assert all(0 <= x <= SIZE and 0 <= y <= SIZE for x, y in drawn_points)
     assert [x for x, _ in drawn_points] == sorted(x for x, _ in drawn_points)
-    assert made.low <= min(drawn) <= max(drawn) <= made.high
+    assert made.low <= min(drawn) + 1e-300  # what is smaller is drawn as 0
+    assert max(drawn) - 1e-300 <= made.high
     assert all(-0.1 <= tick.at <= 100.1 for tick in made.ticks)
     assert made.lines[0].colour == 1
+
+
+@pytest.mark.parametrize("ends", [(5e-324, 5e-324), (0.0, 5e-324), (-5e-324, 1.0), (-1.7e308, 1.7e308), (1.7e308, 1.7e308)])
+def test_a_curve_at_the_ends_of_what_a_number_can_be_is_drawn(ends):
+    made = chart("c", [("a", Series((0, 1), ends), 0, False)], (0, 1))
+    assert all(0 <= y <= SIZE for _, y in points(made.lines[0].points))
+    assert np.isfinite([made.low, made.high, *(tick.at for tick in made.ticks)]).all()
+    assert len(made.ticks) >= 2
 
 
 def test_a_curve_is_where_its_values_are():
