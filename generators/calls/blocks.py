@@ -35,8 +35,8 @@ class Block(msgspec.Struct, frozen=True):
 
 def blocks(text: str, format: CallFormat) -> Iterator[Block]:
     """Yield the parts of a turn in order: what is said, and single calls."""
-    shielded, place = _shielded(text, format), 0
-    while (begin := shielded.find(format.begin, place)) >= 0:
+    safe, place = shielded(text, format), 0
+    while (begin := safe.find(format.begin, place)) >= 0:
         if begin > place:
             yield Block(text[place:begin])
         body = begin + len(format.begin)
@@ -48,11 +48,11 @@ def blocks(text: str, format: CallFormat) -> Iterator[Block]:
                     yield Block(value, f"{format.begin}\n{_without_marks(value)}\n{format.end}")
                 place = after
                 continue
-        again = shielded.find(format.begin, body)
+        again = safe.find(format.begin, body)
         stop = again if again >= 0 else len(text)
-        end = shielded.find(format.end, body, stop)
+        end = safe.find(format.end, body, stop)
         place = end + len(format.end) if end >= 0 else stop
-        yield Block(text[begin:place], shielded[begin:place])
+        yield Block(text[begin:place], safe[begin:place])
     if place < len(text):
         yield Block(text[place:])
 
@@ -96,18 +96,23 @@ def _without_marks(value: str) -> str:
     return value.replace("<", r"\u003c")
 
 
-def _shielded(text: str, format: CallFormat) -> str:
-    """Return ``text``, as long as it was, with ``<`` written in another way within the values of calls."""
+def shielded(text: str, format: CallFormat) -> str:
+    """Return ``text``, as long as it was, with ``<`` written in another way within the values of calls.
+
+    A value within which another begins that does not end stays as it is: it lacks its own end.
+    """
     marks = format.value
     if marks is None:
         return text
-    ends = [found.start() for found in re.finditer(marks.end, text)]
+    ends = [found.start() for found in re.finditer(f"{re.escape(marks.end)}(?={marks.after})", text)]
     calls = [found.start() for found in re.finditer(re.escape(format.begin) + marks.call, text)]
     parts, place = [], 0
     for begin in re.finditer(marks.begin, text):
         start = begin.end()
         end = _first_from(start, ends)
         if start < place or end is None or end > (_first_from(start, calls) or len(text)):
+            continue
+        if len(re.findall(marks.begin, text[start:end])) > text.count(marks.end, start, end):
             continue
         parts += [text[place:start], text[start:end].replace("<", _SHIELD)]
         place = end

@@ -12,13 +12,19 @@ class ValueMarks(msgspec.Struct, frozen=True):
 
     Attributes:
         begin: what comes before a value.
-        end: what comes after it, with what must follow, so that the same text within a value ends nothing.
+        end: what comes after it, as it stands in the text.
+        after: what must follow the end, so that the same text within a value ends nothing.
         call: what follows the mark that begins a call; no value holds both.
+        name: what names an argument; the name is its group.
+        function: what names the function of a call, of which some formats have several between the marks.
     """
 
     begin: str
     end: str
+    after: str
     call: str
+    name: str
+    function: str
 
 
 class CallFormat(msgspec.Struct, frozen=True):
@@ -60,9 +66,30 @@ class CallFormat(msgspec.Struct, frozen=True):
 _DEEPSEEK_EACH = "<｜tool▁call▁begin｜>"  # noqa: RUF001
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")  # noqa: RUF001 - DeepSeek writes fullwidth bars
 _TAG = ("<tool_call>", "</tool_call>")
-_PARAMETER = ValueMarks(r"<parameter=[^>\n]+>", r"</parameter>(?=\s*(?:<parameter=|</function>))", r"\s*<function=")
-_NAMED_PARAMETER = ValueMarks(r'<parameter name="[^"\n]+">', r"</parameter>(?=\s*(?:<parameter |</invoke>))", r"\s*<invoke ")
-_ARG_VALUE = ValueMarks(r"<arg_value>", r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))", r"[\w.-]+\s*<arg_key>")
+_PARAMETER = ValueMarks(
+    begin=r"<parameter=[^>\n]+>",
+    end="</parameter>",
+    after=r"\s*(?:<parameter=|</function>)",
+    call=r"\s*<function=",
+    name=r"<parameter=([^>\n]+)>",
+    function=r"<function=",
+)
+_NAMED_PARAMETER = ValueMarks(
+    begin=r'<parameter name="[^"\n]+">',
+    end="</parameter>",
+    after=r"\s*(?:<parameter |</invoke>)",
+    call=r"\s*<invoke ",
+    name=r'<parameter name="([^"\n]+)">',
+    function=r"<invoke ",
+)
+_ARG_VALUE = ValueMarks(
+    begin=r"<arg_value>",
+    end="</arg_value>",
+    after=r"\s*(?:<arg_key>|</tool_call>)",
+    call=r"[\w.-]+\s*<arg_key>",
+    name=r"<arg_key>\s*(.*?)\s*</arg_key>",
+    function=r"<tool_call>",
+)
 
 FORMATS = (
     CallFormat(("qwen3_coder", "qwen3_xml"), ("<tool_call>", "<function=", "<parameter="), *_TAG, value=_PARAMETER),

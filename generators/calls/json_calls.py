@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from generators.calls.repeated import repeated_in_json
+
 MISTRAL = "[TOOL_CALLS]"
 """The mark that begins a call, or a list of calls, of Mistral's models."""
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?\s*(?=\{)")
@@ -31,9 +33,10 @@ class JsonCall(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A text in the place of a call that is no JSON."""
+    """A text in the place of a call that is no JSON, or that has a key twice, which is a call nevertheless."""
 
     text: str
+    is_call: bool = False
 
 
 def json_calls(text: str) -> tuple[str, list[JsonCall | Broken]] | None:
@@ -45,7 +48,7 @@ def json_calls(text: str) -> tuple[str, list[JsonCall | Broken]] | None:
     if start is None:
         return None
     calls, _ = _all_calls(text, start.start())
-    return (text[: start.start()], calls) if any(isinstance(call, JsonCall) for call in calls) else None
+    return (text[: start.start()], calls) if any(isinstance(call, JsonCall) or call.is_call for call in calls) else None
 
 
 def mistral_calls(text: str) -> tuple[str, list[JsonCall | Broken]]:
@@ -57,7 +60,7 @@ def mistral_calls(text: str) -> tuple[str, list[JsonCall | Broken]]:
         if named := _NAMED.match(text, place + len(MISTRAL)):
             value, end = _value(text, named.end())
             if isinstance(value, dict):
-                found = [JsonCall(named[1], json.dumps(value))]
+                found = [JsonCall(named[1], text[named.end() : end])]
         else:
             found, end = _all_calls(text, place + len(MISTRAL))
         again = text.find(MISTRAL, end)
@@ -75,8 +78,10 @@ def _all_calls(text: str, place: int) -> tuple[list[JsonCall | Broken], int]:
     calls, separators = list[JsonCall | Broken](), _SEPARATORS
     while (place := _after(separators, text, place)) < len(text) and not text.startswith(MISTRAL, place):
         value, end = _value(text, place)
-        if value is not None:
-            found: list[JsonCall | Broken] = [*_calls(value)]
+        found: list[JsonCall | Broken] = [*_calls(value)]
+        repeats = bool(found) and bool(repeated_in_json(text[place:end]))
+        if value is not None and not (repeats and isinstance(value, list) and not calls):
+            found = [Broken(text[place:end], True)] if repeats else found
         elif text[place] == "[" and not calls:
             separators, place = _SEPARATORS + "]", place + 1
             continue

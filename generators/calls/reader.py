@@ -21,10 +21,11 @@ from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
 from asyncrl.core.text import class_name, writable
 from asyncrl.envs.base import Action
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from generators.calls.blocks import blocks, unshielded
+from generators.calls.blocks import blocks, shielded, unshielded
 from generators.calls.formats import JSON_PARSERS, PYTHON_PARSERS, CallFormat, format_named
 from generators.calls.json_calls import MISTRAL, Broken, JsonCall, json_calls, mistral_calls
 from generators.calls.reasoning import Reasoning
+from generators.calls.repeated import once, repeated_in_json, repeated_in_python, unpaired
 from generators.calls.schemas import without_references
 from generators.calls.several import calls_of_list, calls_of_section, on_one_line
 
@@ -130,12 +131,19 @@ class ToolCallReader:
             return self._read_section(text, self._format)
         if self._name in PYTHON_PARSERS:
             return self._read_list(text)
-        if self._format is None or not self._format.single or self._begin not in text:
+        if self._format is None or not self._format.single:
             return self._read_whole(text)
+        if self._begin not in text:
+            found = self._read_whole(text)
+            problem = self._lost(shielded(text, self._format)) if found.calls else ""
+            return self._unreadable(text, problem) if problem else found
         content, calls = "", list[ToolCall | MalformedCall]()
         for block in blocks(text, self._format):
             if not block.readable:
                 content += block.text
+                continue
+            if problem := self._lost(block.text if self._is_json else block.readable):
+                calls.append(MalformedCall(writable(block.text), problem))
                 continue
             found = self._read_whole(block.readable).calls or self._unreadable(block.text).calls
             for call in found:
@@ -144,6 +152,11 @@ class ToolCallReader:
                 else:
                     calls.append(MalformedCall(writable(block.text), call.problem))
         return Action(content, tuple(calls))
+
+    def _lost(self, call: str) -> str:
+        """Say what a parser would drop of a call without a word."""
+        marks = self._format.value if self._format else None
+        return repeated_in_json(call) if marks is None else unpaired(call, marks)
 
     def _read_section(self, text: str, format: CallFormat) -> Action:
         """Read the calls of all sections one by one."""
@@ -159,10 +172,14 @@ class ToolCallReader:
         whole = self._read_whole(text)
         before, several, after = calls_of_list(text)
         if len(several) < 2:
-            return whole
+            problem = repeated_in_python(several[0]) if several and whole.calls else ""
+            return self._unreadable(text, problem) if problem else whole
         calls = list[ToolCall | MalformedCall]()
         for call in several:
-            calls += self._one(call, f"{before}[{call}]{after}")
+            if problem := repeated_in_python(call):
+                calls.append(MalformedCall(writable(call), problem))
+            else:
+                calls += self._one(call, f"{before}[{call}]{after}")
         return Action(whole.content, tuple(calls)) if any(isinstance(call, ToolCall) for call in calls) else whole
 
     def _one(self, call: str, readable: str) -> list[ToolCall | MalformedCall]:
@@ -244,9 +261,9 @@ class ToolCallReader:
 def _decode(function: Any) -> ToolCall | MalformedCall:
     text = writable(f"{function.name}({function.arguments})")
     try:
-        arguments = json.loads(function.arguments, parse_constant=_refused, parse_float=_finite)
+        arguments = _loads(function.arguments)
         if isinstance(arguments, str) and arguments.lstrip().startswith("{"):  # JSON within a JSON string
-            arguments = json.loads(arguments, parse_constant=_refused, parse_float=_finite)
+            arguments = _loads(arguments)
         json.dumps([function.name, arguments], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         return MalformedCall(text, f"it contains invalid Unicode: {error}")
@@ -259,6 +276,10 @@ def _decode(function: Any) -> ToolCall | MalformedCall:
     if not isinstance(function.name, str) or not function.name:
         return MalformedCall(text, "it names no tool")
     return ToolCall(function.name, arguments)
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_constant=_refused, parse_float=_finite, object_pairs_hook=once)
 
 
 def _refused(constant: str) -> float:
@@ -293,5 +314,5 @@ def _problem(body: str, parser_name: str) -> str:
             json.JSONDecoder().raw_decode(start)
         except (ValueError, RecursionError) as error:
             return f"not JSON: {error}"
-        return "it needs a name and arguments, and nothing else"
+        return repeated_in_json(start) or "it needs a name and arguments, and nothing else"
     return f"not in the format {parser_name}"

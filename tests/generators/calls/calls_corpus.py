@@ -200,6 +200,7 @@ def corpus() -> Iterator[tuple[str, str, str, Calls | str]]:
         text = f'<tool_call>\n{{"name": "{"now" if key == "null" else "add"}", "arguments": {value}}}\n</tool_call>'
         yield "hermes", f"arguments {key}", text, [("now", {})] if key == "null" else [("add", {"a": 1, "b": 2})]
     yield from _others_spellings()
+    yield from _losses()
 
 
 def _others_spellings() -> Iterator[tuple[str, str, str, Calls | str]]:
@@ -229,3 +230,37 @@ def _others_spellings() -> Iterator[tuple[str, str, str, Calls | str]]:
         yield "pythonic", f"an answer: {text}", text, []
     yield "llama3_json", "its other format", '<function=add>{"a": 1, "b": 2}</function>', MALFORMED
     yield "llama3_json", "an answer with a tag", '<function="x">, as <function=f>', []
+
+
+def _losses() -> Iterator[tuple[str, str, str, Calls | str]]:
+    """Yield turns of which vLLM's parsers drop a part without a word."""
+    for parser, write in WRITERS.items():
+        whole = write("add", {"a": 1, "b": 2})
+        twice = next(whole.replace(b, a) for b, a in (('"b"', '"a"'), ("=b>", "=a>"), (">b<", ">a<"), ("b=", "a=")) if b in whole)
+        yield parser, "an argument twice", twice, MALFORMED
+    yield "hermes", "a name twice", '<tool_call>\n{"name": "add", "name": "now", "arguments": {}}\n</tool_call>', MALFORMED
+    yield (
+        "xlam",
+        "an argument twice in a list",
+        f"[{_json('now', {})}, " + '{"name": "say", "arguments": {"t": "", "t": "x"}}]',
+        MALFORMED,
+    )
+    yield "xlam", "an answer with a key twice", '{"answer": 1, "answer": 2}', []
+    for parser in TYPED_BY_TEXT:
+        whole = WRITERS[parser]("add", {"a": 1, "b": 2})
+        end = "</arg_value>" if "glm" in parser else "</parameter>"
+        yield parser, "a value without its end", whole.replace(end, "", 1), MALFORMED
+        yield parser, "the last value without its end", end.join(whole.split(end)[:2]) + whole.split(end)[2], MALFORMED
+        text = f"see {'<arg_value>' if 'glm' in parser else '<parameter=x>'} and {end} here"
+        yield parser, "marks in a text", WRITERS[parser]("say", {"t": text}), [("say", {"t": text})]
+    for parser in ("glm45", "glm47"):
+        whole = _glm("add", {"a": 1, "b": 2}).replace("<arg_key>b", "<arg_key>c</arg_key>\n<arg_key>b")
+        yield parser, "a name without a value", whole, MALFORMED
+    for parser in ("qwen3_coder", "qwen3_xml", "seed_oss"):
+        whole = WRITERS[parser]("add", {"a": 1, "b": 2})
+        yield (
+            parser,
+            "an argument twice, without marks around",
+            whole[whole.index("<function") : whole.rindex("\n")].replace("=b>", "=a>"),
+            MALFORMED,
+        )
