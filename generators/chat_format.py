@@ -23,7 +23,7 @@ from asyncrl.core.text import writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from generators.chat_template import NO_ARGUMENTS, REMEDY, ChatTemplate, TemplateUnsuitable, first_line
 from generators.control_tokens import ControlTokens, spelt_out
-from generators.templates import DEFAULT, FOR_TOOLS, templates_of
+from generators.templates import DEFAULT, FOR_TOOLS, template_files, templates_of
 from generators.token_cache import TokenCache
 
 if TYPE_CHECKING:
@@ -116,6 +116,11 @@ class ChatFormat:
         with long_import():
             from transformers import AutoTokenizer  # takes seconds; a process that only starts generators does not need it
 
+        for file in template_files(Path(model_path)).values():  # transformers reads them with the tokenizer, and blames that
+            try:
+                file.read_text("utf-8")
+            except UnicodeDecodeError as error:
+                raise TemplateUnsuitable(f"the chat template {file} is not UTF-8: {error}; save it as UTF-8") from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(model_path)
         except Exception as error:

@@ -7,6 +7,7 @@ a variable that no template reads is refused, as it would change nothing.
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from asyncrl.core.errors import RecipeError
@@ -14,6 +15,8 @@ from asyncrl.core.recipe.schema import ModelConfig
 
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 """The names of the template for all conversations, and of the one for those with tools, if there is one."""
+FILE, FURTHER = "chat_template.jinja", "additional_chat_templates"
+"""Where a tokenizer's folder has its template, and the folder with further ones by name."""
 
 _KWARGS = "model.chat_template_kwargs"
 _GIVEN = frozenset(
@@ -28,6 +31,12 @@ _ASKING = ("defined", "undefined", "default", "d")
 """Tests and filters of Jinja with which a template asks whether a variable has been set."""
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """Tags of transformers that mark what an assistant says, which plain Jinja does not know."""
+
+
+def template_files(folder: Path) -> dict[str, Path]:
+    """Return the files with the templates of a tokenizer's folder by name; none if they stand elsewhere."""
+    files = {DEFAULT: folder / FILE} if (folder / FILE).is_file() else {}
+    return files | {file.stem: file for file in sorted((folder / FURTHER).glob("*.jinja"))}
 
 
 def templates_of(found: str | Mapping[str, str] | None, model: ModelConfig) -> dict[str, str]:

@@ -158,6 +158,15 @@ def test_a_turn_ends_at_each_token_that_the_models_configuration_names(tmp_path:
     assert delta_ids(chat, REPLIES[0]) == delta_ids(ChatFormat(make_tokenizer()), REPLIES[0])
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_a_template_that_is_not_utf_8_is_named_and_not_the_tokenizer(tmp_path: Path, name: str) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes("{{ 'été' }}".encode("latin-1"))
+    with pytest.raises(TemplateUnsuitable, match=rf"the chat template .*{name} is not UTF-8.*; save it as UTF-8"):
+        ChatFormat.load(str(tmp_path))
+
+
 @pytest.mark.parametrize("named", ['"</s>"', "[1, null]", "{"])
 def test_ends_that_are_no_ids_are_refused(tmp_path: Path, named: str) -> None:
     make_tokenizer().save_pretrained(tmp_path)

@@ -18,6 +18,7 @@ from asyncrl.core.errors import RecipeError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model*.bin"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """The types that weights are read from, by safetensors' names."""
 _POINTER = b"version https://git-lfs"
@@ -112,7 +113,7 @@ def check_tensor(stored: Mapping[str, StoredTensor], name: str, shape: Sequence[
 
 
 def _without_safetensors(folder: Path, place: str) -> RecipeError:
-    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    pickled = sorted(folder.glob(PICKLED))
     if not pickled:
         return RecipeError(
             place, f"{folder} holds neither {_SINGLE} nor {_INDEX}", "save the model as safetensors (save_pretrained)"
@@ -121,13 +122,19 @@ def _without_safetensors(folder: Path, place: str) -> RecipeError:
         (model,) = json.loads((folder / "config.json").read_bytes())["architectures"]
     except (OSError, ValueError, KeyError, TypeError):
         model = "AutoModelForCausalLM"
+    problem, convert = pickles(folder, pickled[0].name, folder, model)
+    return RecipeError(place, problem, f"if you trust it, write safetensors beside it: {convert}")
+
+
+def pickles(model: str | Path, file: str, folder: str | Path, kind: str = "AutoModelForCausalLM") -> tuple[str, str]:
+    """Return the problem of a model whose weights are in the pickle ``file``, and a command that writes safetensors.
+
+    Args:
+        kind: transformers' class of the model.
+    """
     where = repr(str(folder))
-    convert = f"from transformers import {model} as M; M.from_pretrained({where}, dtype='auto').save_pretrained({where})"
-    return RecipeError(
-        place,
-        f"{folder} has its weights in {pickled[0].name}, a pickle, which can run code and is not read",
-        f'if you trust it, write safetensors beside it: python -c "{convert}"',
-    )
+    convert = f"from transformers import {kind} as M; M.from_pretrained({where}, dtype='auto').save_pretrained({where})"
+    return f"{model} has its weights in {file}, a pickle, which can run code and is not read", f'python -c "{convert}"'
 
 
 def _needed(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

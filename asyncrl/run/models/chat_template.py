@@ -11,11 +11,9 @@ from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY
 from generators.calls.formats import FORMATS, format_of
-from generators.templates import DEFAULT, templates_of
+from generators.templates import DEFAULT, FILE, FURTHER, template_files, templates_of
 
 _KEY, _PATH = "model.chat_template", "model.path"
-_FILE, _FURTHER = "chat_template.jinja", "additional_chat_templates"
-"""Where a tokenizer's folder has its template, and the folder with further ones by name."""
 _CONFIG = "tokenizer_config.json"
 
 
@@ -86,9 +84,7 @@ def tool_parser_of(path: str, template: str | None = None) -> tuple[str, str]:
 
 def found_templates(folder: Path) -> dict[str, str]:
     """Return the templates in a tokenizer's folder by name. Files of their own take the place of what the configuration has."""
-    files = {DEFAULT: folder / _FILE} if (folder / _FILE).is_file() else {}
-    files |= {file.stem: file for file in sorted((folder / _FURTHER).glob("*.jinja"))}
-    if files:
+    if files := template_files(folder):
         return {name: file.read_text(encoding="utf-8", errors="replace") for name, file in files.items()}
     match _config(folder).chat_template:
         case str(template):
@@ -110,11 +106,11 @@ def write_templates(folder: Path, model: ModelConfig) -> None:
     if model.chat_template is None and not model.chat_template_kwargs:
         return
     templates = templates_of(found_templates(folder), model)
-    for file in (folder / _FURTHER).glob("*.jinja"):
+    for file in (folder / FURTHER).glob("*.jinja"):
         if file.stem not in templates:
             file.unlink()
     for name, text in templates.items():
-        file = folder / (_FILE if name == DEFAULT else f"{_FURTHER}/{name}.jinja")
+        file = folder / (FILE if name == DEFAULT else f"{FURTHER}/{name}.jinja")
         file.parent.mkdir(exist_ok=True)
         with naming(file):
             file.write_text(text, encoding="utf-8")

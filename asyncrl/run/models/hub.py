@@ -7,10 +7,12 @@ from the hub's cache on this machine (``HF_HOME``), also without a network. A fo
 import json
 import logging
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.hub import ANSWER_S, MODEL, download_remedy, is_commit, is_hub_id, is_offline, parts, translated
+from asyncrl.core.files.weight_files import PICKLED, pickles
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +82,28 @@ def model_folder(path: str, place: str) -> Path:
     """
     folder = _downloaded(path, place, _PATTERNS)
     if is_hub_id(path) and (missing := _missing_weights(folder)):
-        problem = f"{missing} of {path} is not in {folder}, the cache of this machine"
-        raise RecipeError(place, problem, download_remedy(parts(path)[0], place, MODEL))
+        raise _without_weights(path, folder, missing, place)
     return folder
+
+
+def _without_weights(path: str, folder: Path, missing: str, place: str) -> RecipeError:
+    """Say why the cache lacks a file of weights: the hub has none, or the weights are pickles, or it was not fetched."""
+    from huggingface_hub import HfApi
+
+    repository, revision = parts(path)
+    names, on_hub = [each.name for each in folder.iterdir()], False
+    with translated(path, place, MODEL):
+        if on_hub := _is_reachable(repository, _CONFIG, revision):
+            names = HfApi().list_repo_files(repository, revision=revision)
+    if pickled := sorted(name for name in names if fnmatch(name, PICKLED)):
+        problem, convert = pickles(repository, pickled[0], "FOLDER")
+        remedy = f"if you trust it, run `hf download {repository} --local-dir FOLDER`, then {convert}, and set {place}=FOLDER"
+        return RecipeError(place, problem, remedy)
+    if on_hub and missing not in names:
+        problem = f"the Hugging Face hub has no {missing} of {path}"
+        return RecipeError(place, problem, "name a model whose weights are safetensors")
+    problem = f"{missing} of {path} is not in {folder}, the cache of this machine"
+    return RecipeError(place, problem, download_remedy(repository, place, MODEL))
 
 
 def _downloaded(path: str, place: str, patterns: Sequence[str]) -> Path:

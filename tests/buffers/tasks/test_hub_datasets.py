@@ -1,16 +1,14 @@
 """Data sets of the hub: fetched from a server that answers as the hub does, at the commit that the recipe's run began with."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
 
 import huggingface_hub.constants
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from loopback_hub import Hub, loopback_hub
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import FileTasksConfig, TaskFileConfig
@@ -25,115 +23,10 @@ from buffers.tasks.task_stream import TaskSource
 OLD, NEW = "a" * 40, "b" * 40
 
 
-class Hub(ThreadingHTTPServer):
-    """Answers what the hub's client asks: the commit and the files of a data set, and each file.
-
-    Attributes:
-        files: content of the files of each data set, by commit and name.
-        heads: the commit of each branch of each data set.
-        fetched: what was asked for.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.files: dict[str, dict[str, dict[str, bytes]]] = {}
-        self.heads: dict[str, dict[str, str]] = {}
-        self.fetched: list[str] = []
-
-    def publish(self, name: str, commit: str, files: dict[str, bytes], branch: str = "main") -> None:
-        self.files.setdefault(name, {})[commit] = files
-        self.heads.setdefault(name, {})[branch] = commit
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        path = unquote(self.path.partition("?")[0])
-        hub = self.server
-        hub.fetched.append(path)
-        parts = path.strip("/").split("/")
-        if parts[:2] == ["api", "datasets"]:
-            self._described("/".join(parts[2:4]), "/".join(parts[5:]) if parts[4:5] == ["revision"] else "main")
-        elif parts[0] == "datasets" and parts[3] == "resolve":
-            self._file("/".join(parts[1:3]), parts[4], "/".join(parts[5:]), body=body)
-        else:
-            self._refuse("EntryNotFound")
-
-    def _commit(self, name: str, revision: str) -> str | None:
-        if name not in self.server.files:
-            self._refuse("RepoNotFound")
-            return None
-        commit = self.server.heads[name].get(revision, revision)
-        if commit not in self.server.files[name]:
-            self._refuse("RevisionNotFound")
-            return None
-        return commit
-
-    def _described(self, name: str, revision: str) -> None:
-        if (commit := self._commit(name, revision)) is not None:
-            siblings = [{"rfilename": file} for file in self.server.files[name][commit]]
-            answer = {
-                "id": name,
-                "sha": commit,
-                "siblings": siblings,
-                "private": False,
-                "gated": False,
-                "tags": [],
-                "downloads": 0,
-            }
-            self._send(json.dumps(answer).encode(), {"Content-Type": "application/json"}, body=True)
-
-    def _file(self, name: str, revision: str, file: str, *, body: bool) -> None:
-        commit = self._commit(name, revision)
-        if commit is None:
-            return
-        content = self.server.files[name][commit].get(file)
-        if content is None:
-            self._refuse("EntryNotFound")
-            return
-        self._send(content, {"ETag": f'"{hash((commit, file)):x}"', "X-Repo-Commit": commit}, body=body)
-
-    def _send(self, content: bytes, headers: dict[str, str], *, body: bool) -> None:
-        self.send_response(200)
-        for key, value in (headers | {"Content-Length": str(len(content))}).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def _refuse(self, code: str) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub on loopback, and an empty cache."""
-    with Hub() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(
-            huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.chdir(tmp_path)
+    with loopback_hub(tmp_path, monkeypatch) as server:
         yield server
-        server.shutdown()
 
 
 def parquet(*rows: dict[str, object]) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+from loopback_hub import loopback_hub
 from model_folders import write_model
 from planned import QWEN3_0_6B, ROOMY
 
@@ -102,6 +103,24 @@ async def test_a_model_that_lacks_weights_is_refused(cache: Path):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(RecipeError, match=r"model-2\.safetensors of acme/small is not in"):
         await fetch_model("acme/small", "model.path", 60.0)
+
+
+async def test_a_model_of_pickles_is_told_apart_from_one_that_is_not_fetched(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = cached(cache)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    pickles = r"acme/small has its weights in pytorch_model\.bin, a pickle, which can run code and is not read"
+    with pytest.raises(RecipeError, match=pickles):
+        await fetch_model("acme/small", "model.path", 60.0)
+    with loopback_hub(tmp_path, monkeypatch) as hub:
+        hub.publish("acme/small", COMMIT, {each.name: each.read_bytes() for each in folder.iterdir()})
+        with pytest.raises(RecipeError, match=pickles) as caught:
+            await fetch_model("acme/small", "model.path", 60.0)
+        assert "run `hf download acme/small --local-dir FOLDER`, then python -c" in str(caught.value)
+        hub.publish("acme/small", COMMIT, {"config.json": b"{}"})
+        with pytest.raises(RecipeError, match=r"the Hugging Face hub has no model\.safetensors of acme/small"):
+            await fetch_model("acme/small", "model.path", 60.0)
 
 
 def test_a_reference_policy_is_checked_pinned_and_found(cache: Path, tmp_path: Path):
