@@ -134,9 +134,9 @@ class ToolCallReader:
         if self._format is None or not self._format.single:
             return self._read_whole(text)
         if self._begin not in text:
-            found = self._read_whole(text)
-            problem = self._lost(shielded(text, self._format)) if found.calls else ""
-            return self._unreadable(text, problem) if problem else found
+            whole = self._read_whole(text)
+            problem = self._lost(shielded(text, self._format)) if whole.calls else ""
+            return self._unreadable(text, problem) if problem else whole
         content, calls = "", list[ToolCall | MalformedCall]()
         for block in blocks(text, self._format):
             if not block.readable:

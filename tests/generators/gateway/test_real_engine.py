@@ -114,13 +114,19 @@ def check(real: Real, trajectories: tuple[Trajectory, ...], noting: Noting) -> t
     return checked, several
 
 
+class Clients:
+    """Both libraries, which agents share: each client that is made reads all certificates of this machine."""
+
+    def __init__(self, played: Played) -> None:
+        self.openai = AsyncOpenAI(base_url=played.openai_url, api_key="none", max_retries=0, timeout=300)
+        self.anthropic = AsyncAnthropic(base_url=played.anthropic_url, api_key="none", max_retries=0, timeout=300)
+
+
 class Agent:
     """An agent that says something in each turn, whatever it gets, in the way that its number says."""
 
-    def __init__(self, played: Played, number: int) -> None:
-        self._openai = AsyncOpenAI(base_url=played.openai_url, api_key="none", max_retries=0, timeout=300)
-        self._anthropic = AsyncAnthropic(base_url=played.anthropic_url, api_key="none", max_retries=0, timeout=300)
-        self._number = number
+    def __init__(self, clients: Clients, number: int) -> None:
+        self._openai, self._anthropic, self._number = clients.openai, clients.anthropic, number
         self.messages: list[Any] = [{"role": "user", "content": f"number {number}"}]
 
     async def turn(self) -> None:
@@ -154,7 +160,8 @@ async def test_updates_in_mid_turn_and_in_mid_episode(real: Real, writer) -> Non
     while interrupted < 5:
         noting = Noting(real.engine)
         async with real.gateway.playing(LONG, noting) as played:
-            agents = [Agent(played, number) for number in range(8)]
+            clients = Clients(played)
+            agents = [Agent(clients, number) for number in range(8)]
 
             async def converse(agent: Agent) -> None:
                 for _ in range(4):
@@ -176,9 +183,10 @@ async def test_updates_in_mid_turn_and_in_mid_episode(real: Real, writer) -> Non
 async def test_two_requests_at_once_branch_exactly(real: Real) -> None:
     noting = Noting(real.engine)
     async with real.gateway.playing(LONG, noting) as played:
-        trunk = Agent(played, 0)
+        clients = Clients(played)
+        trunk = Agent(clients, 0)
         await trunk.turn()
-        branches = [Agent(played, 4), Agent(played, 8)]
+        branches = [Agent(clients, 4), Agent(clients, 8)]
         for branch in branches:
             branch.messages = [*trunk.messages[:-1], *branch.messages]
         await asyncio.gather(*(branch.turn() for branch in branches))
@@ -192,7 +200,8 @@ async def test_two_requests_at_once_branch_exactly(real: Real) -> None:
 async def test_256_conversations_at_once(real: Real) -> None:
     noting = Noting(real.engine)
     async with real.gateway.playing(LONG, noting) as played:
-        agents = [Agent(played, number) for number in range(256)]
+        clients = Clients(played)
+        agents = [Agent(clients, number) for number in range(256)]
         for _ in range(2):
             await asyncio.gather(*(agent.turn() for agent in agents))
     trajectories = played.episode.trajectories()
@@ -208,7 +217,7 @@ async def test_256_conversations_at_once(real: Real) -> None:
 async def test_a_client_that_leaves_costs_the_episode_its_turn_alone(real: Real) -> None:
     noting = Noting(real.engine)
     async with real.gateway.playing(LONG, noting) as played:
-        agent = Agent(played, 0)
+        agent = Agent(Clients(played), 0)
         await agent.turn()
         await real.engine.llm.pause_generation(mode="keep", clear_cache=False)
         leaving = asyncio.create_task(agent.turn())

@@ -291,6 +291,11 @@ CASES = {
         r"the tokenizer in .* cannot be loaded",
         load_template,
     ),
+    "template not in UTF-8": Case(
+        lambda folder: (folder / "chat_template.jinja").write_bytes((ML + START).encode() + b"\xe9"),
+        r"chat_template\.jinja is not UTF-8: .*; save it as UTF-8",
+        load_template,
+    ),
     "slow tokenizer": Case(both(slow_tokenizer, template(ML + START)), "put a fast tokenizer", load_template),
     "no syntax": Case(template("{% for m in messages %}"), "does not render a turn", load_template),
     "no content": Case(template(ML.replace("{{ m.content }}", "")), "exactly once", load_template),
@@ -482,7 +487,7 @@ ASKING_VLLM = {
 
 REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (generators.chat_format, "ChatFormat.__init__"): ("no template",),
-    (generators.chat_format, "ChatFormat.load"): ("no tokenizer", "cut tokenizer"),
+    (generators.chat_format, "ChatFormat.load"): ("no tokenizer", "cut tokenizer", "template not in UTF-8"),
     (generators.chat_format, "ChatFormat._control_tokens"): ("slow tokenizer",),
     (generators.chat_format, "ChatFormat._of"): ("no template for tools",),
     (generators.chat_template, "ChatTemplate._after_marker"): ("no content",),
