@@ -1,50 +1,22 @@
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import msgspec
-import pyarrow.parquet
 import pytest
 from model_folders import SMALL, write_model
-from planned import QWEN3_0_6B, ROOMY
+from planned import QWEN3_0_6B, QWEN3_30B_A3B, ROOMY
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.rules.inert import inert
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.model_shape import CPU_HEAD_SIZES, read_shape
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.nodes.process_sizes import engine_bytes, sizes_of
-from asyncrl.run.plan.plan import Source, make_plan
+from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.plan.plan_view import plan_view
 from asyncrl.run.recipe.compose import compose
 from generators.vllm import vllm_parsers
-
-QWEN3_30B_A3B = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "num_experts": 128,
-    "moe_intermediate_size": 768,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_experts_per_tok": 8,
-}
-
-
-@pytest.fixture
-def mixture(tmp_path: Path) -> str:
-    write_model(tmp_path, QWEN3_30B_A3B)
-    return f"model.path={tmp_path}"
 
 
 @pytest.fixture
@@ -92,59 +64,6 @@ def test_parameters_are_read_from_the_model_s_config(model):
     # The published model has 596,049,920 parameters, norms included.
     assert shape.parameters == pytest.approx(596_049_920, rel=1e-3)
     assert shape.cache_bytes(2) == 28 * 8 * 128 * 2 * 2
-
-
-def test_experts_are_counted_and_shared_out(mixture):
-    # The published model has 30,532,122,624 parameters, norms included.
-    assert read_shape(mixture.removeprefix("model.path=")).parameters == pytest.approx(30_532_122_624, rel=1e-3)
-
-    def learner(*overrides: str):
-        plan = make_plan(compose("quickstart", [mixture, "learner.data_parallel=8", "learner.dtype=float32", *overrides]), ROOMY)
-        return next(process for process in plan.processes if process.role == "learner")
-
-    whole, shared = learner(), learner("learner.expert_parallel=4", "learner.expert_tensor_parallel=2")
-    assert shared.what == "a Megatron rank (tensor 1, pipeline 1, data 8, expert 4, expert tensor 2)"
-    # Weights and gradients of 28,991,029,248 parameters; their moments are shared out either way.
-    assert whole.each_bytes - shared.each_bytes == pytest.approx(28_991_029_248 * 8 * 7 / 8, rel=1e-6)
-
-
-def test_each_rank_of_an_engine_has_all_but_the_experts(mixture):
-    def engine(ranks: int) -> int:
-        recipe = compose("quickstart", [mixture, f"generators={{dtype: bfloat16, data_parallel: {ranks}}}"])
-        pool, shape = recipe.generators, read_shape(recipe.model.path)
-        return sizes_of(recipe, shape)["generators"] - engine_bytes(pool)
-
-    # 1,541,093,376 parameters outside of experts, of which an engine has two versions while it changes them
-    assert engine(4) - engine(1) == pytest.approx(3 * 1_541_093_376 * 2 * 2, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("layout", "place", "problem"),
-    [
-        ("lora: {}", "learner.lora.targets", "cannot have adapters for gate_proj, up_proj, down_proj"),
-        ("lora: {targets: [q_proj], publish: adapter}", "learner.lora.publish", "vLLM has not got on every device"),
-        ("data_parallel: 5, expert_parallel: 5", "learner.expert_parallel", "5 does not divide the model's 128 experts"),
-        (
-            "data_parallel: 5, expert_tensor_parallel: 5",
-            "learner.expert_tensor_parallel",
-            "the model's 768 channels of an expert",
-        ),
-    ],
-)
-def test_experts_that_cannot_be_shared_out_are_refused(mixture, layout, place, problem):
-    with pytest.raises(RecipeError) as caught:
-        make_plan(compose("quickstart", [mixture, f"learner={{{layout}}}"]), ROOMY)
-    assert caught.value.place == place
-    assert problem in caught.value.problem
-
-
-def test_experts_that_an_engine_s_workers_cannot_share_out_are_refused(mixture):
-    whole = "{tensor_parallel: 2, data_parallel: 3, engine: {enable_expert_parallel: true}}"
-    with pytest.raises(RecipeError) as caught:
-        make_plan(compose("quickstart", [mixture, f"generators={whole}"]), ROOMY)
-    assert caught.value.place == "generators.data_parallel"
-    assert "6 workers cannot divide the model's 128 experts" in caught.value.problem
-    assert "generators.tensor_parallel (2) times it" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -363,61 +282,6 @@ def test_a_model_that_the_learner_does_not_take_is_refused(tmp_path, change, tol
     assert caught.value.place == "model.path"
 
 
-def of_files(*overrides: str, train: str, evaluation: str) -> Recipe:
-    sources = [f"+tasks.train=[{train}]", f"+tasks.evaluation=[{evaluation}]"]
-    return compose("quickstart", ["~tasks", "+tasks.kind=files", *sources, *overrides])
-
-
-def test_every_source_of_tasks_is_read_and_counted(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n{"prompt": \n{"prompt": "2+2", "answer": 4}\n')
-    table = pyarrow.table({"question": ["a", "b", None], "answer": [1, 2, 3]})
-    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
-    train = f"{{path: {tmp_path}/a.jsonl}}, {{path: {tmp_path}/b.parquet, columns: {{prompt: question}}}}"
-    (tmp_path / "c.jsonl").write_text('{"prompt": "3+3", "answer": 6}')
-    evaluation = f"{{path: {tmp_path}/c.jsonl}}"
-    recipe = of_files("+tasks.on_malformed=skip", train=train, evaluation=evaluation)
-    plan = make_plan(recipe, ROOMY)
-    assert plan.sources == (
-        Source("train", "a.jsonl", 2, 1),
-        Source("train", "b.parquet", 2, 1),
-        Source("evaluation", "c.jsonl", 1, 0),
-    )
-    with pytest.raises(RecipeError, match=r"a\.jsonl:2 is not a JSON object") as caught:
-        make_plan(of_files(train=train, evaluation=evaluation), ROOMY)
-    assert caught.value.place == "tasks.train[0]"
-
-
-MANY_TASKS = """
-from asyncrl.core.messages import Message
-from asyncrl.core.task import Task
-from asyncrl.envs.base import Environment, Observation, StepResult
-
-class Many(Environment):
-    @classmethod
-    def make_tasks(cls, split, count, seed):
-        assert count <= 20_000, count
-        return [Task(id=str(number), prompt="p") for number in range(count)]
-
-    async def reset(self, task): return Observation((Message('user', task.prompt),))
-    async def step(self, action): return StepResult(Observation(()), 0.0, True)
-"""
-
-
-def test_of_many_tasks_that_an_environment_makes_the_first_are_made_and_checked(tmp_path, monkeypatch):
-    (tmp_path / "many_tasks.py").write_text(MANY_TASKS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    plan = make_plan(
-        compose("quickstart", ["environment.name=many_tasks:Many", "tasks.train=1000000", "tasks.evaluation=20000"]), ROOMY
-    )
-    train, evaluation = plan.sources
-    assert train == Source("train", "generated", 1_000_000, 0, counted=False)
-    assert evaluation == Source("evaluation", "generated", 20_000, 0)
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(plan_view(plan, compose("quickstart")))
-    assert "at most 1,000,000" in capture.get()
-
-
 def test_what_no_machine_holds_is_said_with_what_it_would_hold():
     recipe = compose("quickstart", ["generators.count=200"])
     plan = make_plan(recipe, ROOMY)
@@ -437,63 +301,6 @@ def test_a_tool_parser_that_vllm_has_not_is_refused_with_those_it_has(monkeypatc
     with pytest.raises(RecipeError, match=r"no tool parser 'nonsense'; use one of .*hermes.*, llama3_json") as caught:
         make_plan(compose("quickstart", ["model.tool_parser=nonsense"]), ROOMY)
     assert caught.value.place == "model.tool_parser"
-
-
-def test_task_files_must_be_there(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1"}')
-    with pytest.raises(RecipeError) as caught:
-        make_plan(of_files(train=f"{{path: {tmp_path}/train.jsonl}}", evaluation=f"{{path: {tmp_path}/no.jsonl}}"), ROOMY)
-    assert caught.value.place == "tasks.evaluation[0]"
-
-
-def test_the_curriculum_must_be_there(tmp_path):
-    for name in ("train", "held_out"):
-        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "1+1"}')
-    files = {"train": f"{{path: {tmp_path}/train.jsonl}}", "evaluation": f"{{path: {tmp_path}/held_out.jsonl}}"}
-    with pytest.raises(RecipeError) as caught:
-        make_plan(of_files("+tasks.curriculum.name=no_such_module:Ladder", **files), ROOMY)
-    assert caught.value.place == "tasks.curriculum.name"
-
-
-MADE = {
-    "[]": "returned []",
-    "None": "returned None",
-    "[{'prompt': 'a'}]": "returned {'prompt': 'a'} at 0",
-    "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}, environment='', tools=()) at 0",
-    "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks with the same id",
-    "[][0]": "raised IndexError",
-    "[Task(id='1', prompt='a', data={'at': (1, 2)})]": "data['at'] would reach the environment as [1, 2], where (1, 2) is meant",
-    "[Task(id='1', prompt='a', data={'at': {1}})]": "data['at'] would reach the environment as [1], where",
-    "[Task(id='1', prompt='a', data={'n': 2**70})]": "data['n'] cannot be sent to the environment: can't serialize ints",
-    "[Task(id='1', prompt='a', data={'f': print})]": "data['f'] cannot be sent to the environment: Encoding objects",
-    "[Task(id='1', prompt='a', data={1: 2})]": "data[1] cannot be sent to the environment: Expected `str`, got `int`",
-    "[Task(id='1', prompt='a', data=[3])]": "returned task '1', whose data is [3]",
-    "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(960), 0)})]": "'1', whose data is nested more than 100",
-    "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(100), 0)})]": "nested more than 100 levels deep; use",
-    "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to the environment: 'utf-8' codec can't encode",
-    "[Task(id='1', prompt='a', data={FailureKind.DATA: 2})]": "key would reach the environment as 'data'",
-    "[type('Unshowable', (), {'__repr__': lambda self: 1 / 0})()]": "returned what cannot be looked at: ZeroDivisionError",
-    "[type('Mine', (Task,), {})(id='1', prompt='a')]": "returned a Mine; return Tasks themselves, all else in data",
-}
-
-
-@pytest.mark.parametrize(("made", "told"), MADE.items())
-def test_what_an_environment_makes_is_checked(tmp_path, monkeypatch, made, told):
-    (tmp_path / "my_world.py").write_text(
-        "from functools import reduce\n"
-        "from asyncrl.core.errors import FailureKind\n"
-        "from asyncrl.core.task import Task\n"
-        "from asyncrl.envs.builtin.calculator import Calculator\n"
-        "class World(Calculator):\n"
-        "    @classmethod\n"
-        "    def make_tasks(cls, split, count, seed, **options):\n"
-        f"        return {made}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_world", raising=False)
-    with pytest.raises(RecipeError) as caught:
-        make_plan(compose("quickstart", ["environment.name=my_world:World"]), ROOMY)
-    assert told in str(caught.value)
 
 
 def test_the_view_tells_processes_memory_and_arithmetic():
