@@ -22,6 +22,9 @@ from generators.gateway.server import Gateway
 TURNS_TAKEN_BACK = "turns_taken_back"
 """The metric with the turns of an episode that were sampled, and never reached the agent."""
 
+UNENFORCED = "unenforced_requests"
+"""The metric with the requests of an episode that asked for a format or a certain call, which was not enforced."""
+
 
 class AgentPlay(msgspec.Struct, frozen=True):
     """What an agent played.
@@ -63,14 +66,18 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
     if not trajectories:
         raise EnvironmentBroken(
             f"task {environment.task.id}: the agent ended without having asked for a turn; it must take its model from "
-            "OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+            "OPENAI_BASE_URL or ANTHROPIC_BASE_URL, as they are when the episode begins"
         )
     if result.reward is None and not result.rewards:
         raise EnvironmentBroken(
             f"task {environment.task.id}: the agent ended, and nobody gave a reward; have it write one to the file that "
             "ASYNCRL_RESULT names, or set environment.reward"
         )
-    metrics = {**result.metrics, TURNS_TAKEN_BACK: float(episode.streams.taken_back)}
+    metrics = {
+        **result.metrics,
+        TURNS_TAKEN_BACK: float(episode.streams.taken_back),
+        UNENFORCED: float(episode.unenforced),
+    }
     return AgentPlay(trajectories, result, stop_reason, metrics)
 
 

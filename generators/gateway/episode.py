@@ -3,6 +3,7 @@
 What always holds:
 
 * an episode ends once, with one stop reason; from then on each request is told so, and none is sampled;
+* its turns and sampled tokens keep to their limits, however many requests there are at once;
 * a request whose prompt is too long ends nothing, as agents go on with a shorter one;
 * the death of the engine is the episode's end as well, and whoever waits for it gets the engine's error.
 """
@@ -56,6 +57,7 @@ class GatewayEpisode:
     Attributes:
         over: is done when the episode has ended by itself: with the stop reason, or the error of an engine that died.
         asked_in_vain: how often a parameter of a request was replaced, not enforced or ignored, by ``WHAT NAME``.
+        unenforced: how many requests asked for what would constrain the sampling, and was not enforced.
     """
 
     def __init__(self, limits: GatewayLimits, sampler: Sampler, chat: ChatFormat) -> None:
@@ -63,7 +65,8 @@ class GatewayEpisode:
         self.streams = Streams(limits.max_trajectories)
         self.over: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.asked_in_vain: Counter[str] = Counter()
-        self.turns = self.sampled_tokens = 0
+        self.unenforced = self._turns = self._sampled_tokens = self._promised_tokens = 0
+        self._sampled = asyncio.Condition()
 
     def end(self, reason: StopReason) -> None:
         """End the episode, unless it has ended already."""
@@ -87,12 +90,70 @@ class GatewayEpisode:
 
     def note(self, settled: Settled) -> None:
         """Count what a request asked for in vain; each is logged once."""
+        self.unenforced += bool(settled.unenforced)
         for what, names in (
             ("replaced", settled.replaced),
             ("not enforced", settled.unenforced),
             ("ignored", settled.ignored),
         ):
             self.asked_in_vain.update(f"{what} {name}" for name in names)
+
+    def check_turns(self) -> None:
+        """Raise a :class:`Problem` if the episode is over, as it is with one turn too many."""
+        self.check_open()
+        if self._turns >= self.limits.episode.max_turns:
+            self.end(StopReason.MAX_TURNS)
+            self.check_open()
+
+    async def sample(self, prompt: Sequence[int], most: int, stop_strings: tuple[str, ...]) -> Completion:
+        """Have a turn sampled after ``prompt``, of at most ``most`` tokens.
+
+        Raises:
+            Problem: the episode is over.
+            ComponentFailed: the engine died.
+        """
+        limits = self.limits.episode
+        self.check_turns()
+        self._turns += 1
+        promised, sampled = 0, 0
+        try:
+            promised = await self._promised(len(prompt), most)
+            completion = await self.sampler.generate(
+                prompt,
+                max_tokens=promised,
+                sampling=msgspec.structs.replace(limits.sampling, stop=(*limits.sampling.stop, *stop_strings)),
+                stop_token_ids=self.chat.ends_of_turn,
+            )
+            sampled = len(completion.token_ids)
+            return completion
+        except BaseException as error:
+            self._turns -= 1
+            if isinstance(error, ComponentFailed):
+                self.fail(error)
+            raise
+        finally:
+            self._sampled_tokens += sampled
+            self._promised_tokens -= promised
+            async with self._sampled:
+                self._sampled.notify_all()
+
+    async def _promised(self, length: int, most: int) -> int:
+        """Return how many tokens a turn may have. If others may use up what it needs, wait until they are sampled."""
+        limits = self.limits.episode
+        async with self._sampled:
+            while True:
+                self.check_open()
+                room, needs_more = limits.room(length, self._sampled_tokens)
+                if room <= 0:
+                    self.end(needs_more)
+                    continue
+                left, _ = limits.room(length, self._sampled_tokens + self._promised_tokens)
+                if not self._promised_tokens or left >= min(most, room):
+                    break
+                await self._sampled.wait()
+            promised = min(most, room)
+            self._promised_tokens += promised
+            return promised
 
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Return what was sampled, after the episode has ended."""
@@ -139,10 +200,7 @@ class GatewayTurn:
         episode, limits = self._episode, self._episode.limits.episode
         specs = [spec_of(tool) for tool in tools]
         arguments = episode.chat.arguments_read(arguments, specs)
-        episode.check_open()
-        if episode.turns >= limits.max_turns:
-            episode.end(StopReason.MAX_TURNS)
-            episode.check_open()
+        episode.check_turns()
         try:
             ask = episode.streams.begin(Asked(self.model, messages, [spec.as_template_input() for spec in specs], arguments))
         except TooManyStreams:
@@ -186,27 +244,8 @@ class GatewayTurn:
         return SampledText(text, ids, completion.logprobs.tolist(), completion.finished_by_stop, stop_string)
 
     async def _completion(self, most: int, stop_strings: tuple[str, ...]) -> tuple[Completion, float]:
-        episode, limits = self._episode, self._episode.limits.episode
-        episode.check_open()
-        room, needs_more = limits.room(len(self._ids), episode.sampled_tokens)
-        if room <= 0:
-            episode.end(needs_more)
-            episode.check_open()
         asked = time.perf_counter()
-        episode.turns += 1
-        try:
-            completion = await episode.sampler.generate(
-                self._ids,
-                max_tokens=min(most, room),
-                sampling=msgspec.structs.replace(limits.sampling, stop=(*limits.sampling.stop, *stop_strings)),
-                stop_token_ids=episode.chat.ends_of_turn,
-            )
-        except BaseException as error:
-            episode.turns -= 1
-            if isinstance(error, ComponentFailed):
-                episode.fail(error)
-            raise
-        episode.sampled_tokens += len(completion.token_ids)
+        completion = await self._episode.sample(self._ids, most, stop_strings)
         return completion, time.perf_counter() - asked
 
     def finish(self, message: ChatMessage) -> Turn:

@@ -69,3 +69,5 @@ def test_an_environment_without_roles_has_none_to_choose():
     }
     with pytest.raises(RecipeError, match=r"environment\.train: it names roles"):
         decode_recipe(sections)
+    sections["environment"] = {"kind": "agent", "function": "agent:solve", "train": ["critic"]}
+    assert WorkerSettings.of(decode_recipe(sections)).trained_roles == {"": ("critic",)}

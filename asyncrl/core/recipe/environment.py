@@ -152,10 +152,14 @@ class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
     """A program that talks to a model over the protocol of OpenAI or of Anthropic, unchanged: docs/agents.md.
 
     Attributes:
-        command: the program's command line, started once for each episode. ``python`` is the interpreter that runs asyncrl, and
-            ``{prompt}`` within a word is the task's question.
+        command: the program's command line, started once for each episode. ``python`` is the interpreter that ``python`` names,
+            and ``{prompt}`` within a word is the task's question. Either this or ``function``.
+        function: ``module:function``, called once for each episode with the task, in a process of its own that is forked from
+            one which has imported the module. The module is searched for on the interpreter's path and in the folder you launch
+            from.
+        python: the Python that has what the agent needs; empty for the one that runs asyncrl.
         reward: what rewards the answer: ``exact``, ``math``, or ``module:function``, called with the task and the answer; empty
-            if the program writes the reward into its result file.
+            if the agent gives the reward itself.
         tasks: ``module:function`` that makes tasks, called with split, count and seed; empty if they come from files.
         task_data: names of the task's data that the program is shown; it never sees others.
         variables: environment variables of the program.
@@ -167,7 +171,10 @@ class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
         on_agent_error: ``fail`` has an episode whose program exits with an error played again; ``score`` rewards it.
     """
 
-    command: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    max_turns: Count = 50
+    command: tuple[Text, ...] = ()
+    function: str = ""
+    python: str = ""
     reward: str = ""
     tasks: str = ""
     task_data: tuple[Text, ...] = ()

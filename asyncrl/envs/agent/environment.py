@@ -1,6 +1,6 @@
-"""Plays an episode by a command: a program that asks for the model's turns over HTTP, and knows nothing of training.
+"""Plays an episode by an agent: a command or a function that asks for the model's turns over HTTP, and knows nothing of training.
 
-What always holds: the program is told where its model is by the environment variables that the libraries of OpenAI and Anthropic
+What always holds: the agent is told where its model is by the environment variables that the libraries of OpenAI and Anthropic
 read; it sees the task, but not what it is judged by; nothing that it started outlives the episode; and what it does wrong is told
 with the end of its standard error.
 """
@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +20,21 @@ from asyncrl.core.messages import Message
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.reward_range import LARGEST_REWARD
 from asyncrl.core.task import Task
+from asyncrl.envs.agent.agent_process import TOLD_OUTPUT, AgentProcess, CommandProcess, until_ended
+from asyncrl.envs.agent.function_host import FunctionHost
 from asyncrl.envs.agent.result import check_numbers, read_result
 from asyncrl.envs.base import Action, Observation, StepResult
-from asyncrl.envs.played_by_agent import AGENT_ENDS_WITHIN_S, AgentResult, Endpoint, PlayedByAgent
+from asyncrl.envs.played_by_agent import AgentResult, Endpoint, PlayedByAgent
 from asyncrl.envs.rewards.load import RewardFunction
 
 KEY = "asyncrl"
 """The key that agents are given: the gateway asks for none, as an episode's address is secret."""
 _PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "NODE_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Environment variables of the worker that agents get."""
-_KEEP = (
-    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
-    "from asyncrl.envs.agent.keeper import main; sys.exit(main(sys.argv[1:]))"
-)
-"""Runs the keeper, whatever environment variables the agent has."""
-_MOST_OUTPUT = 1 << 20
-_TOLD_OUTPUT = 2000
-"""Characters of standard error that are shown where an agent failed."""
 
 
 class AgentEnvironment(PlayedByAgent):
-    """The environment of one episode that a command plays.
+    """The environment of one episode that an agent plays; one that is a function is played by the host that episodes share.
 
     Args:
         reward: computes the reward from the task and an answer; None if the result file holds it.
@@ -81,16 +74,17 @@ class AgentEnvironment(PlayedByAgent):
         task_file, result_file, room = folder / "task.json", folder / "result.json", folder / "work"
         room.mkdir()
         task_file.write_bytes(_told(self._task, self._spec.task_data))
-        variables = self._variables(endpoint, task_file, result_file, room)
-        status, output, errors = await self._run(room, variables, limited)
-        if status != 0 and not limited.done() and self._spec.on_agent_error == "fail":
-            words = self.provided.secrets.clean(errors[-_TOLD_OUTPUT:].strip())
+        variables = episode_variables(self._spec, self.secrets, endpoint, (task_file, result_file, room))
+        process = await self._started(task_file, room, variables)
+        ended = await until_ended(process, limited, f"the agent of task {self._task.id}")
+        if ended.status != 0 and not limited.done() and self._spec.on_agent_error == "fail":
+            words = self.provided.secrets.clean(ended.errors[-TOLD_OUTPUT:].strip())
             told = f"; the end of its standard error:\n{words}" if words else " without a word on its standard error"
-            raise EnvironmentBroken(f"task {self._task.id}: the agent ended with exit status {status}{told}")
+            raise EnvironmentBroken(f"task {self._task.id}: the agent ended with exit status {ended.status}{told}")
         result = read_result(result_file)
-        if self._reward is None and result.reward is None and (status != 0 or limited.done()):
+        if self._reward is None and result.reward is None and (ended.status != 0 or limited.done()):
             return msgspec.structs.replace(result, reward=0.0)  # it did not come to its end
-        return await self._rewarded(result, output)
+        return await self._rewarded(result, ended.output)
 
     async def _rewarded(self, result: AgentResult, output: str) -> AgentResult:
         """Return the result with its reward, if the recipe computes one."""
@@ -103,48 +97,44 @@ class AgentEnvironment(PlayedByAgent):
         check_numbers("reward", parts, LARGEST_REWARD)
         return msgspec.structs.replace(result, reward=float(sum(parts.values())))
 
-    def _variables(self, endpoint: Endpoint, task_file: Path, result_file: Path, room: Path) -> dict[str, str]:
-        """Return all environment variables of the agent."""
-        return {
-            **{name: os.environ[name] for name in _PASSED if name in os.environ},
-            **{"HOME": str(room), "TMPDIR": str(room), "ASYNCRL_WORKSPACE": str(room)},
-            **{"ASYNCRL_TASK": str(task_file), "ASYNCRL_RESULT": str(result_file)},
-            **{"OPENAI_BASE_URL": endpoint.openai_url, "OPENAI_API_BASE": endpoint.openai_url, "OPENAI_API_KEY": KEY},
-            **{"ANTHROPIC_BASE_URL": endpoint.anthropic_url, "ANTHROPIC_API_KEY": KEY},
-            **self._spec.variables,
-            **self.secrets,
-        }
-
-    async def _run(self, room: Path, variables: dict[str, str], limited: "asyncio.Future[Any]") -> tuple[int, str, str]:
-        """Run the command; returns its exit status, standard output, and the end of its standard error."""
+    async def _started(self, task_file: Path, room: Path, variables: dict[str, str]) -> AgentProcess:
+        """Start the process that plays the episode."""
         assert self._task is not None
-        python = {"python": sys.executable}
-        command = [python.get(word, word) for word in self._spec.command]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-c", _KEEP, os.pathsep.join(sys.path), str(os.getpid())),
-            *(word.replace("{prompt}", self._task.question) for word in command),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=room,
-            env=variables,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        reading = asyncio.gather(_first(process.stdout), _last(process.stderr), process.wait())
-        try:
-            either: set[asyncio.Future[Any]] = {reading, limited}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                await asyncio.wait({reading}, timeout=AGENT_ENDS_WITHIN_S)
-        finally:
-            if not reading.done():
-                with suppress(ProcessLookupError):
-                    process.terminate()
-                await asyncio.shield(reading)
-        output, errors, status = reading.result()
-        return status, output, errors
+        if self._spec.function:
+            host: FunctionHost = self.provided.shared
+            return await host.play(task_file, room, variables)
+        python = {"python": interpreter(self._spec)}
+        command = [python.get(word, word).replace("{prompt}", self._task.question) for word in self._spec.command]
+        return await CommandProcess.start(command, room, variables)
+
+
+def interpreter(spec: AgentEnvironmentConfig) -> str:
+    """Return the Python that runs the agent."""
+    return spec.python or sys.executable
+
+
+def lasting_variables(spec: AgentEnvironmentConfig, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that are the same in all episodes."""
+    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    return {**passed, "OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY, **spec.variables, **secrets}
+
+
+def episode_variables(
+    spec: AgentEnvironmentConfig, secrets: Mapping[str, str], endpoint: Endpoint, files: tuple[Path, Path, Path]
+) -> dict[str, str]:
+    """Return all environment variables of an episode's agent.
+
+    Args:
+        files: the task's file, the result's, and the working directory.
+    """
+    task_file, result_file, room = map(str, files)
+    return {
+        **{"HOME": room, "TMPDIR": room, "ASYNCRL_WORKSPACE": room},
+        **{"ASYNCRL_TASK": task_file, "ASYNCRL_RESULT": result_file},
+        **{"OPENAI_BASE_URL": endpoint.openai_url, "OPENAI_API_BASE": endpoint.openai_url},
+        "ANTHROPIC_BASE_URL": endpoint.anthropic_url,
+        **lasting_variables(spec, secrets),
+    }
 
 
 def _told(task: Task, names: tuple[str, ...]) -> bytes:
@@ -168,19 +158,3 @@ def _as_sent(message: Message) -> dict[str, Any]:
     for call in sent.get("tool_calls", ()):
         call["function"]["arguments"] = msgspec.json.encode(call["function"]["arguments"]).decode()
     return sent
-
-
-async def _first(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end; returns its beginning."""
-    kept = bytearray()
-    while part := await stream.read(1 << 16):
-        kept += part[: _MOST_OUTPUT - len(kept)]
-    return kept.decode(errors="replace")
-
-
-async def _last(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end; returns its end."""
-    kept = bytearray()
-    while part := await stream.read(1 << 16):
-        kept = (kept + part)[-4 * _TOLD_OUTPUT :]
-    return kept.decode(errors="replace")

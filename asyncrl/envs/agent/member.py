@@ -1,22 +1,29 @@
 """An environment of kind ``agent``, loaded and checked."""
 
+import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.task import Task
-from asyncrl.envs.agent.environment import AgentEnvironment
+from asyncrl.envs.agent.environment import AgentEnvironment, interpreter, lasting_variables
+from asyncrl.envs.agent.function_host import FunctionHost, function_host
+from asyncrl.envs.agent.host import NO_MODEL_YET
 from asyncrl.envs.base import Environment
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.member import Member
 from asyncrl.envs.rewards.load import load_reward
+from asyncrl.envs.secrets import Secrets
 from asyncrl.envs.task_maker import load_maker
 
 
 class AgentMember(Member):
-    """A command that plays episodes.
+    """An agent that plays episodes: a command, or a function whose host all episodes of a worker share.
 
     Raises:
         RecipeError: there is no such reward or maker of tasks.
@@ -34,12 +41,34 @@ class AgentMember(Member):
         environment.provided = provided
         return environment
 
+    def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
+        """Return the context of the function's host."""
+        if not self._spec.function:
+            return nullcontext()
+        python = interpreter(self._spec)
+        ours = sys.path if python == sys.executable else []
+        variables = {
+            "OPENAI_BASE_URL": f"{NO_MODEL_YET}/v1",
+            "ANTHROPIC_BASE_URL": NO_MODEL_YET,
+            **lasting_variables(self._spec, secrets),
+        }
+        return function_host(self._spec.function, python, [*ours, os.getcwd()], variables)
+
+    def remarks(self, shared: Any) -> Sequence[str]:
+        """Return what importing the function's module has done that episodes will miss."""
+        return shared.remarks if isinstance(shared, FunctionHost) else ()
+
     def check(self, variables: Mapping[str, str]) -> None:
         """Look for the program.
 
         Raises:
             RecipeError: it is not on the path.
         """
+        python = self._spec.python
+        if python and shutil.which(python) is None:
+            raise RecipeError(f"{self.place}.python", f"there is no program {python!r} here", "write the whole path of a Python")
+        if not self._spec.command:
+            return
         program = self._spec.command[0]
         if program != "python" and shutil.which(program, path=self._spec.variables.get("PATH", variables.get("PATH"))) is None:
             problem = f"there is no program {program!r} here"

@@ -1,8 +1,11 @@
 """The processes below one of ours: listed, measured, and killed to the last one.
 
 What always holds: whoever calls :func:`adopt_orphans` first inherits every orphan of its descendants, so a process that makes
-itself a daemon stays below it, and :func:`kill_descendants` finds it.
+itself a daemon stays below it, and :func:`kill_descendants` finds it. Only the standard library is imported, as other
+interpreters than ours load this file.
 """
+
+from __future__ import annotations
 
 import ctypes
 import os
@@ -12,8 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-
-import msgspec
+from typing import NamedTuple
 
 _SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -22,7 +24,7 @@ _KILL_WITHIN_S = 5.0
 _KILL_PAUSE_S = 0.001
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(NamedTuple):
     """What the descendants of a process use: threads and memory now, and processor time since they began."""
 
     threads: int
@@ -124,6 +126,14 @@ def kill_tree(pid: int) -> None:
 def orphans_except(known: set[int]) -> list[int]:
     """The caller's children that are not ``known``: it inherited them."""
     return [child for child in _children(os.getpid()) if child not in known]
+
+
+def kill_orphans_except(known: set[int]) -> None:
+    """Kill the caller's children that are not ``known``, which it inherited, and all processes below them, within 5 seconds."""
+    until = time.monotonic() + _KILL_WITHIN_S
+    while (orphans := orphans_except(known)) and time.monotonic() < until:  # the children of one become the caller's in turn
+        for orphan in orphans:
+            kill_tree(orphan)
 
 
 def _kill(pid: int) -> None:

@@ -37,7 +37,7 @@ from asyncrl.envs.sandbox.messages import (
     framed,
     length_of,
 )
-from asyncrl.envs.sandbox.processes import adopt_orphans, kill_below, kill_tree, orphans_except
+from asyncrl.envs.sandbox.processes import adopt_orphans, kill_below, kill_orphans_except
 
 BACKENDS: tuple[Backend, ...] = (Sandlock(), Bubblewrap(), Unconfined())
 OVERDUE_S = 10.0
@@ -135,11 +135,7 @@ class Supervisor:
         reply = each.reply()
         del self._attempts[each.run]
         if isinstance(reply, Broken):  # it may have been killed before it could clean up
-            known = {other.pid for other in self._attempts.values()}
-            until = time.monotonic() + OVERDUE_S
-            while (orphans := orphans_except(known)) and time.monotonic() < until:  # the children of one become ours in turn
-                for orphan in orphans:
-                    kill_tree(orphan)
+            kill_orphans_except({other.pid for other in self._attempts.values()})
         return reply
 
     def _stop_all(self) -> None:

@@ -13,40 +13,22 @@ import msgspec
 import pytest
 from fake_engine import FakeEngine
 from played import CALL, LIMITS, until
+from played_agents import DAEMON, OPENAI_AGENT, TASK, adds, play
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, RecipeError
-from asyncrl.core.ids import GroupId, TaskId
+from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from asyncrl.envs.agent.member import AgentMember
 from asyncrl.envs.builtin.calculator import Calculator, calculate_steps
 from asyncrl.envs.hosting.episode_resources import Provided
-from asyncrl.envs.hosting.hosted import make_hosted
 from asyncrl.envs.load import load_member
-from asyncrl.envs.secrets import Secrets
 from asyncrl.run.recipe.compose import compose
 from generators.calls.reader import ToolCallReader
 from generators.episode import EpisodeName, EpisodeTools, run_episode
-from generators.gateway.agent_play import TURNS_TAKEN_BACK, AgentPlay, agent_episode, play_agent
+from generators.gateway.agent_play import TURNS_TAKEN_BACK, UNENFORCED, agent_episode
 from generators.gateway.server import Gateway
-
-TASK = Task(id=TaskId("sum"), prompt="What is 1+1?", data={"answer": "2", "hint": "small"})
-
-OPENAI_AGENT = """
-import json, os
-from openai import OpenAI
-task, client = json.load(open(os.environ["ASYNCRL_TASK"])), OpenAI()
-tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
-messages = task["messages"]
-while True:
-    message = client.chat.completions.create(model="main", messages=messages, tools=[tool]).choices[0].message
-    messages.append(message.model_dump(exclude_none=True))
-    if not message.tool_calls:
-        break
-    messages += [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in message.tool_calls]
-print(message.content)
-"""
 
 ANTHROPIC_AGENT = """
 import os, sys
@@ -58,37 +40,11 @@ print(said.content[0].text)
 """
 
 
-def adds(row: str) -> str:
-    return "2" if "<tool_response>" in row else CALL
-
-
-async def play(
-    protocols: Any, tmp_path: Path, code: str, engine: FakeEngine | None = None, task: Task = TASK, **spec: Any
-) -> AgentPlay:
-    """Have a program play one episode in a folder of its own."""
-    (tmp_path / "agent.py").write_text(code)
-    engine = engine or FakeEngine(adds)
-    limits = msgspec.structs.replace(LIMITS, **spec.pop("limits", {}))
-    command = ("python", str(tmp_path / "agent.py"), *spec.pop("arguments", ()))
-    config = AgentEnvironmentConfig(command=command, **spec)
-    member = AgentMember(config, "environment")
-    provided = Provided(Secrets(dict.fromkeys(config.secrets, "s3cret value")), workspace=tmp_path / "episode")
-    gateway = Gateway(protocols, engine.chat)
-    await gateway.start()
-    environment = make_hosted(lambda _: member.make(provided), task)
-    try:
-        await environment.reset()
-        return await play_agent(environment, gateway, engine, limits)
-    finally:
-        await environment.close(5.0)
-        await gateway.close()
-
-
 async def test_an_agent_of_openai_s_library_is_rewarded_for_what_it_prints(protocols, tmp_path: Path) -> None:
     played = await play(protocols, tmp_path, OPENAI_AGENT, reward="exact")
     (trajectory,) = played.trajectories
     assert (played.result.reward, played.stop_reason, len(trajectory.turns)) == (1.0, StopReason.ENVIRONMENT_DONE, 2)
-    assert played.metrics == {TURNS_TAKEN_BACK: 0.0}
+    assert played.metrics == {TURNS_TAKEN_BACK: 0.0, UNENFORCED: 0.0}
     assert trajectory.turns[0].environment_s > 0
 
 
@@ -107,7 +63,7 @@ json.dump({"reward": 0.5, "rewards": {"sub": 1.0}, "metrics": {"steps": 3}}, ope
 async def test_the_result_file_has_rewards_and_metrics(protocols, tmp_path: Path) -> None:
     played = await play(protocols, tmp_path, OPENAI_AGENT + RESULT)
     assert (played.result.reward, played.result.rewards) == (0.5, {"sub": 1.0})
-    assert played.metrics == {"steps": 3.0, TURNS_TAKEN_BACK: 0.0}
+    assert played.metrics == {"steps": 3.0, TURNS_TAKEN_BACK: 0.0, UNENFORCED: 0.0}
 
 
 async def test_what_an_agent_sees_and_what_it_does_not(protocols, tmp_path: Path) -> None:
@@ -158,6 +114,12 @@ async def test_an_agent_that_fails_fails_the_attempt(protocols, tmp_path: Path, 
     assert "s3cret" not in str(raised.value)
 
 
+async def test_what_was_asked_for_and_not_enforced_is_a_metric(protocols, tmp_path: Path) -> None:
+    code = OPENAI_AGENT.replace("tools=[tool])", "tools=[tool], tool_choice='required')")
+    played = await play(protocols, tmp_path, code, reward="exact")
+    assert played.metrics[UNENFORCED] == 2.0
+
+
 async def test_a_failing_agent_may_be_scored(protocols, tmp_path: Path) -> None:
     played = await play(protocols, tmp_path, OPENAI_AGENT + "raise SystemExit(1)", reward="exact", on_agent_error="score")
     assert played.result.reward == 1.0
@@ -169,13 +131,6 @@ async def test_a_failing_agent_may_be_scored(protocols, tmp_path: Path) -> None:
 async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protocols, tmp_path: Path) -> None:
     played = await play(protocols, tmp_path, OPENAI_AGENT, limits={"max_turns": 1}, reward="exact")
     assert (played.stop_reason, len(played.trajectories), played.result.reward) == (StopReason.MAX_TURNS, 1, 0.0)
-
-
-DAEMON = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"], start_new_session=True)
-open(os.environ["MARK"], "w").write(f"{os.getpid()} {child.pid}")
-"""
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
@@ -294,8 +249,9 @@ async def test_a_worker_s_episode_of_an_agent(protocols, tmp_path: Path) -> None
         ({"command": ("python",), "reward": "nothing"}, "environment.reward"),
         ({"command": ("python",), "tasks": "nothing"}, "environment.tasks"),
         ({"command": ("python",)}, "tasks.kind"),
+        ({"command": ("python",), "python": "/no/python"}, "environment.python"),
     ],
-    ids=["command", "reward", "tasks", "no tasks"],
+    ids=["command", "reward", "tasks", "no tasks", "python"],
 )
 def test_what_is_wrong_with_an_agent_is_found_before_anything_starts(spec: dict[str, Any], key: str) -> None:
     with pytest.raises(RecipeError) as raised:

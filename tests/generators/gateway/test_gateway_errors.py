@@ -152,6 +152,21 @@ async def test_a_limit_ends_the_episode_and_its_requests_are_told(protocols, ask
         assert len(play.trajectories()) == 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "answered", "turns", "tokens"),
+    [({"max_turns": 3}, 3, 3, 15), ({"max_sampled_tokens": 12}, 3, 3, 12), ({"max_sampled_tokens": 400}, 8, 8, 40)],
+    ids=["turns", "tokens", "room for all"],
+)
+async def test_requests_at_once_keep_to_a_limit(protocols, changed, answered: int, turns: int, tokens: int) -> None:
+    async with clients(protocols, yes, limits(**changed)) as play:
+        asked = [by_openai(play, messages=[{"role": "user", "content": str(number)}]) for number in range(8)]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(not isinstance(each, BaseException) for each in done) == answered
+        assert {each.status_code for each in done if isinstance(each, openai.APIStatusError)} <= {410}
+        sampled = play.trajectories()
+    assert (sum(len(each.turns) for each in sampled), sum(int(each.loss_mask.sum()) for each in sampled)) == (turns, tokens)
+
+
 @BOTH
 async def test_requests_of_an_episode_that_ended_and_of_none(protocols, ask, library) -> None:
     async with clients(protocols, yes) as play:

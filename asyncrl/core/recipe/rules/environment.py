@@ -1,10 +1,11 @@
 """Rules between the environment and the tasks: each task is played by a member that there is, and each member has tasks."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.environment import MixedEnvironmentConfig, member_place
+from asyncrl.core.recipe.environment import AgentEnvironmentConfig, MixedEnvironmentConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig
 
@@ -55,9 +56,24 @@ def _each_member_is_trained(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _only_roles_that_there_are_are_trained(recipe: Recipe) -> Iterator[RecipeError]:
     for name, member in recipe.environment.by_member.items():
-        if member.train != "all":
+        if member.train != "all" and not isinstance(member, AgentEnvironmentConfig):
             problem = "it names roles, but the episodes of this kind of environment have one trajectory, and no role"
             yield RecipeError(f"{member_place(name)}.train", problem, "leave it out")
+
+
+def _an_agent_is_a_command_or_a_function(recipe: Recipe) -> Iterator[RecipeError]:
+    for name, member in recipe.environment.by_member.items():
+        if not isinstance(member, AgentEnvironmentConfig):
+            continue
+        place = member_place(name)
+        if bool(member.command) == bool(member.function):
+            problem = (
+                "an agent is a command or a function, and it has both" if member.command else "nothing says what the agent is"
+            )
+            yield RecipeError(f"{place}.command", problem, f"set either {place}.command or {place}.function")
+        elif member.function and not _FUNCTION.fullmatch(member.function):
+            problem = f"{member.function!r} does not name a function"
+            yield RecipeError(f"{place}.function", problem, "write it as `module:function`")
 
 
 def _near(name: str, recipe: Recipe) -> str:
@@ -66,6 +82,7 @@ def _near(name: str, recipe: Recipe) -> str:
     return f"did you mean `{near[0]}`?" if near else f"name one of {', '.join(members)}"
 
 
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _MIX = "leave it out, or set environment.kind to `mixed` and name environment.members"
 
 ENVIRONMENT_RULES: tuple[Rule, ...] = (
@@ -73,4 +90,5 @@ ENVIRONMENT_RULES: tuple[Rule, ...] = (
     _each_file_names_its_member,
     _each_member_is_trained,
     _only_roles_that_there_are_are_trained,
+    _an_agent_is_a_command_or_a_function,
 )
