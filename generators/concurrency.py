@@ -28,6 +28,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
         cpu_seconds: processor time that the engine's processes have taken since they started, all their threads together.
         prefill_seconds, decode_seconds: seconds of its steps so far, as far as they computed prompts and sampled tokens; see
             :class:`generators.vllm.engine_steps.EngineSteps`.
+        moments: sums over its steps so far, in the order of :data:`asyncrl.core.measures.step_moments.PAIRS`.
     """
 
     running: int
@@ -36,6 +37,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     cpu_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    moments: Sequence[float] = ()
 
     @classmethod
     def total(cls, loads: Sequence["EngineLoad"]) -> "EngineLoad":
@@ -47,6 +49,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
             cpu_seconds=sum(load.cpu_seconds for load in loads),
             prefill_seconds=fmean(load.prefill_seconds for load in loads),
             decode_seconds=fmean(load.decode_seconds for load in loads),
+            moments=[sum(each) for each in zip(*(load.moments for load in loads), strict=True)],
         )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
+import msgspec
+
 from asyncrl.core.measures.time_split import PARTS, GeneratorTime
 from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion, Sampler, Samplers
@@ -92,7 +94,7 @@ class EngineTime:
     def use(self) -> GeneratorTime:
         """Return the parts so far, and the seconds that requests of training episodes took, summed over all of them."""
         self.settle()
-        return GeneratorTime(**self._parts, requests=self._requests)
+        return msgspec.structs.replace(GeneratorTime(requests=self._requests), **self._parts)
 
     def settle(self) -> None:
         """Count the time since the last call, in which nothing changed."""

@@ -141,7 +141,7 @@ class Learner:
             DeadlineExceeded: if another rank does not take part in time.
             ComponentFailed: if another rank has died.
         """
-        started, flops_before = time.perf_counter(), self._trainer.flops
+        started, cpu_before, flops_before = time.perf_counter(), time.process_time(), self._trainer.flops
         self._trainer.clock.begin()
         algorithm = self._algorithm
         if not any(row.loss_tokens for row in batch.rows):
@@ -199,10 +199,10 @@ class Learner:
                 readings.append(Reading(metrics.OVERLONG_PENALTY, lost.mean().item()))
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
-        spent = self._trainer.clock.end()
+        spent, cpu = self._trainer.clock.end(), LearnerTime(cpu=time.process_time() - cpu_before)
         if not self._rank.is_reporter:
-            return StepReport(readings, weights_moved=moved)
-        return StepReport(readings, weights_moved=moved, time=spent, hardware=self._trainer.hardware)
+            return StepReport(readings, weights_moved=moved, time=cpu)
+        return StepReport(readings, weights_moved=moved, time=cpu + spent, hardware=self._trainer.hardware)
 
     def log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
         """Compute the log-probability of every token of ``rows`` but the first of each, with the weights as they are now.

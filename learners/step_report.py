@@ -31,7 +31,7 @@ class StepReport(msgspec.Struct, frozen=True):
             values.
         weights_moved: whether weights of the rank's part of the policy moved: by a gradient, or by what momentum or weight decay
             made of none.
-        time: what the rank spent the training step on; nothing on all ranks but the one that reports.
+        time: what the rank spent the training step on; on all ranks but the one that reports, its processor time alone.
         news: what the user should know; empty, or a sentence.
         hardware: what the rank computed on; None on all ranks but the one that reports.
     """

@@ -1,6 +1,7 @@
 """Passes what a run measures to the live view, to MLflow and to the totals of the summary."""
 
 import logging
+import os
 import statistics
 import time
 from collections import deque
@@ -12,14 +13,16 @@ import msgspec
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.measures.metrics import Reading, combine
+from asyncrl.core.measures.pacing import Pacing
 from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.text import listed, pluralize
+from asyncrl.run.host.gpus import describe_visible, usable
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.bottleneck import SlowTool, find_bottleneck
 from asyncrl.run.measures.episode_metrics import REWARD_PARTS, EpisodeMetrics
-from asyncrl.run.measures.pacing import Pacing
+from asyncrl.run.measures.measure_file import StepMeasure
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.scores import score
 from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep, step_readings
@@ -32,7 +35,14 @@ from asyncrl.run.tracking.tracker import Tracker
 from asyncrl.run.views.live_view import LiveView
 from generators.evaluation import EvaluationResult
 from generators.finished_episodes import FinishedEpisodes
-from learners.metrics import EFFECTIVE_SAMPLE_SIZE, GRAD_NORM, STALENESS_MAX, STALENESS_MEAN, TOKENS_COMPUTED
+from learners.metrics import (
+    EFFECTIVE_SAMPLE_SIZE,
+    GRAD_NORM,
+    STALENESS_MAX,
+    STALENESS_MEAN,
+    TOKENS_COMPUTED,
+    TOKENS_MASKED_STALE,
+)
 
 NO_MEMBERS: Mapping[TaskId, str] = MappingProxyType({})
 BOTTLENECK_STEPS = 20
@@ -65,6 +75,7 @@ class Recorder:
         self._finished: deque[FinishedEpisodes] = deque(maxlen=BOTTLENECK_STEPS)
         self._pacing: Pacing | None = None
         self._published_before = PolicyVersion(0)
+        self._device = next((gpu.name for gpu in describe_visible()), "gpu") if usable() else "cpu"
         self._episode_metrics, self._warning_signs = EpisodeMetrics(recipe.environment), WarningSigns(recipe)
 
     async def begin(self) -> None:
@@ -108,6 +119,7 @@ class Recorder:
         )
         self._totals.step(step, batch, readings, measured.time, now.generators, now.buffer)
         self._tracker.log(step, values)
+        self._tracker.log_measure(_measure(step, measured, values, self._device))
         for notice in self._episode_metrics.notices():
             self._view.note(notice)
         self._warn(self._warning_signs.step(step, _signs(values, measured, finished)))
@@ -243,6 +255,26 @@ def _signs(values: Mapping[str, float], measured: MeasuredStep, finished: Finish
         filtered=measured.filtered,
         complete=measured.complete,
         finished=finished,
+    )
+
+
+def _measure(step: int, measured: MeasuredStep, values: Mapping[str, float], device: str) -> StepMeasure:
+    return StepMeasure(
+        step=step,
+        time=measured.time,
+        rows=len(measured.batch.rows),
+        computed_tokens=int(values.get(TOKENS_COMPUTED.name, 0)),
+        delivery_s=measured.delivery_s,
+        pause_s=values[metrics.PUBLISH_PAUSE.name],
+        staleness_mean=values.get(STALENESS_MEAN.name, 0.0),
+        staleness_max=int(values.get(STALENESS_MAX.name, 0)),
+        masked=int(values.get(TOKENS_MASKED_STALE.name, 0)),
+        filtered=measured.filtered,
+        complete=measured.complete,
+        depth=measured.now.buffer.depth,
+        engines=len(measured.now.generators),
+        cores=len(os.sched_getaffinity(0)),
+        device=device,
     )
 
 

@@ -27,6 +27,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.measures.step_moments import StepMoments
 from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
@@ -308,6 +309,7 @@ class VllmEngine:
                 prefill=self._load.prefill_seconds,
                 decode=self._load.decode_seconds,
                 engine_cpu=max(0.0, self._load.cpu_seconds - self._cpu_seconds_when_ready),
+                steps=StepMoments.of(self._load.moments),
             ),
         )
 

@@ -36,11 +36,11 @@ def register() -> None:
     setattr(EngineCoreProc, STOP_AT_TEXTS, stop_at_texts)
 
 
-def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:
+def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float, list[float]]:
     """The fields of a :class:`generators.concurrency.EngineLoad`."""
     steps = EngineSteps.measuring(core)
     load = *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, _cpu_seconds(core)
-    return *load, steps.prefill_seconds, steps.decode_seconds
+    return *load, steps.prefill_seconds, steps.decode_seconds, steps.moments
 
 
 def _cpu_seconds(core: "EngineCoreProc") -> float:

@@ -4,6 +4,9 @@ vLLM computes both in one step. What such a step takes longer than steps that on
 its prompts. Until there was a step that only sampled, the time is divided in proportion to the tokens. A prompt's tokens that
 were found in the cache are not computed, and do not count.
 
+For whoever wants to know how long a step of other sizes would take, sums of products are kept
+(:mod:`asyncrl.core.measures.step_moments`).
+
 On a GPU vLLM schedules a step before it has the result of the one before. So the time between two results is that of the step
 whose result came second.
 """
@@ -11,6 +14,8 @@ whose result came second.
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
+
+from asyncrl.core.measures.step_moments import PAIRS, add_step
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,13 +32,15 @@ class EngineSteps:
     Attributes:
         prefill_seconds: the part of prompts, and of requests computed again after they lost their cache.
         decode_seconds: the part of sampled tokens.
+        moments: sums over all steps, in the order of :data:`asyncrl.core.measures.step_moments.PAIRS`.
     """
 
     def __init__(self) -> None:
         self.prefill_seconds = self.decode_seconds = 0.0
-        self._scheduled: deque[tuple[int, int]] = deque()
-        """Prompt tokens and all tokens of each step that has no result yet, oldest first."""
-        self._result_at = 0.0
+        self.moments = [0.0] * len(PAIRS)
+        self._scheduled: deque[tuple[int, int, int]] = deque()
+        """Prompt tokens, all tokens, and tokens computed before, of each step that has no result yet, oldest first."""
+        self._result_at = self._cpu_at = 0.0
         self._sampling_s: dict[int, float] = {}
         """The usual time of steps that only sampled, by the binary length of the number of requests."""
 
@@ -52,21 +59,25 @@ class EngineSteps:
 
         def counting(*arguments: Any, **options: Any) -> "SchedulerOutput":
             scheduled = schedule(*arguments, **options)
-            self._scheduled.append((prompt_tokens(scheduled), scheduled.total_num_scheduled_tokens))
+            context = sum(scheduled.scheduled_cached_reqs.num_computed_tokens)
+            self._scheduled.append((prompt_tokens(scheduled), scheduled.total_num_scheduled_tokens, context))
             return scheduled
 
         def timed() -> Any:
             began = self._result_at if self._scheduled else time.monotonic()
+            cpu_began = self._cpu_at if self._scheduled else time.process_time()
             outcome = step()
             if not self._scheduled:  # there was nothing to do
                 return outcome
             if outcome[0] is None:  # another step is scheduled before the result of this one is waited for
-                self._result_at = began
+                self._result_at, self._cpu_at = began, cpu_began
                 return outcome
-            of_prompts, tokens = self._scheduled.popleft()
-            self._result_at = time.monotonic()
+            of_prompts, tokens, context = self._scheduled.popleft()
+            self._result_at, self._cpu_at = time.monotonic(), time.process_time()
             if tokens:
-                self._divide(self._result_at - began, of_prompts, tokens - of_prompts)
+                seconds, sampled = self._result_at - began, tokens - of_prompts
+                self._divide(seconds, of_prompts, sampled)
+                add_step(self.moments, (1, of_prompts, sampled, context, seconds, self._cpu_at - cpu_began))
             return outcome
 
         core.scheduler.schedule = counting

@@ -9,9 +9,10 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.measures.metrics import Reading, combine
-from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime
+from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime, TimeSplit
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.measures.declared_metrics import metric_called
+from asyncrl.run.measures.measure_file import StepMeasure
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep, batch_readings, step_readings
 from asyncrl.run.measures.totals import Totals
@@ -141,6 +142,7 @@ class Heard:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
+        self.measures: list[StepMeasure] = []
 
     def note(self, text: str, level: int = 0) -> None:
         self.notes.append(text)
@@ -150,6 +152,9 @@ class Heard:
 
     def log_evaluated(self, version: int) -> None:
         pass
+
+    def log_measure(self, measure: StepMeasure) -> None:
+        self.measures.append(measure)
 
 
 def test_evaluations_that_are_left_out_are_counted_in_the_metrics_and_named_with_the_next_one():
@@ -227,6 +232,11 @@ async def test_a_training_step_is_recorded_in_totals_metrics_and_view() -> None:
     assert (progress.step, progress.reward, progress.staleness_max, progress.delivery_s) == (2, 0.75, 2.0, 0.5)
     assert (now.steps, now.time.seconds, now.time.trajectories, now.trajectories_per_s) == (2, 4.0, 4, 1.0)
     assert (now.tokens_generated, now.staleness_mean, now.staleness_max) == (200, 1.0, 2)
+    assert [(each.step, each.rows, each.computed_tokens, each.staleness_max) for each in world.measures] == [
+        (1, 2, 41, 2),
+        (2, 2, 41, 2),
+    ]
+    assert sum((each.time for each in world.measures), TimeSplit()) == now.time
     assert totals.bottleneck is not None
     assert totals.bottleneck.sentence.startswith("learner-bound: in the last 2 training steps the learner trained for 62 %")
     assert progress.bottleneck == totals.bottleneck

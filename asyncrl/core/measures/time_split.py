@@ -9,6 +9,7 @@ import msgspec
 
 from asyncrl.core.measures.counters import Counters
 from asyncrl.core.measures.metrics import Metric, Reading, Reduction
+from asyncrl.core.measures.step_moments import StepMoments
 
 LEARNER_TIME, GENERATOR_TIME = "time/learner/", "time/generators/"
 """Where the names of the metrics of either side's parts begin."""
@@ -79,6 +80,7 @@ class LearnerTime(Counters, msgspec.Struct, frozen=True):
     Attributes:
         training: training batches, as the driver sees it; ``data``, ``forward``, ``backward`` and ``optimizer`` are what one rank
             did in it.
+        cpu: processor time of all ranks' processes in the training steps.
     """
 
     waiting: float = 0.0
@@ -90,6 +92,7 @@ class LearnerTime(Counters, msgspec.Struct, frozen=True):
     writing: float = 0.0
     delivering: float = 0.0
     checkpointing: float = 0.0
+    cpu: float = 0.0
 
 
 class GeneratorTime(Counters, msgspec.Struct, frozen=True):
@@ -104,6 +107,7 @@ class GeneratorTime(Counters, msgspec.Struct, frozen=True):
         scores: seconds that finished episodes waited for a reward model's score, summed over all episodes.
         held_back: there was room for a whole group but no ticket, whether or not requests ran.
         engine_cpu, front_end_cpu: processor time of the engines' processes, and of the workers' own.
+        steps: sums over the engines' steps, reported as late as ``prefill`` and ``decode``.
     """
 
     sampling: float = 0.0
@@ -123,6 +127,7 @@ class GeneratorTime(Counters, msgspec.Struct, frozen=True):
     held_back: float = 0.0
     engine_cpu: float = 0.0
     front_end_cpu: float = 0.0
+    steps: StepMoments = StepMoments()
 
     @property
     def wall(self) -> float:

@@ -4,6 +4,7 @@
         recipe.yaml     the resolved recipe, every key
         launched-in     the folder that the command was run in
         summary.json    how the run ended
+        measures.jsonl  what each training step took, for `asyncrl plan --from`
         mlflow-run      the id of the run in MLflow
         steps.jsonl     what each training step made, for `asyncrl replay`
         trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
@@ -56,6 +57,7 @@ class RunFolder:
         self.summary = self.path / "summary.json"
         self.tracked_as = self.path / "mlflow-run"
         self.steps = self.path / "steps.jsonl"
+        self.measures = self.path / "measures.jsonl"
         self.trajectories = self.path / "trajectories"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"

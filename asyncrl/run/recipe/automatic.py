@@ -1,6 +1,6 @@
 """Chooses values for the keys of a recipe that are ``auto``.
 
-``buffer.pipeline_depth`` is not among them: if it is ``auto``, it moves while training (:mod:`asyncrl.run.measures.pacing`).
+``buffer.pipeline_depth`` is not among them: if it is ``auto``, it moves while training (:mod:`asyncrl.core.measures.pacing`).
 The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps the values in the recipe
 of its run folder.
 """

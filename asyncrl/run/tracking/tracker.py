@@ -29,6 +29,7 @@ from asyncrl.core.recipe.schema import Recipe, TrackingConfig
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.measure_file import StepMeasure, append
 from asyncrl.run.measures.metric_names import parameter_name
 from asyncrl.run.measures.metrics import REWARD
 from asyncrl.run.measures.summary import Status
@@ -83,6 +84,9 @@ class _End(msgspec.Struct, frozen=True):
     status: Status
 
 
+_Record = _Values | StepMeasure | _Trained | _Evaluated | _End
+
+
 class Tracker:
     """One MLflow run. Call :meth:`start` once, then log from any thread, then :meth:`finish` once.
 
@@ -92,7 +96,7 @@ class Tracker:
     def __init__(self, recipe: Recipe, folder: RunFolder) -> None:
         self._recipe, self._folder = recipe, folder
         self.uri = tracking_uri(recipe.tracking, folder)
-        self._records: queue.Queue[_Values | _Trained | _Evaluated | _End] = queue.Queue(QUEUE_LENGTH)
+        self._records: queue.Queue[_Record] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
         self._further: list[tuple[str, FurtherTracker]] = []
         self._tracked_step = -1
@@ -108,6 +112,10 @@ class Tracker:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record metrics of a training step; returns at once."""
         self._put(_Values(step, int(time.time() * 1000), dict(values)))
+
+    def log_measure(self, measure: StepMeasure) -> None:
+        """Add a training step to the run's ``measures.jsonl``; returns at once."""
+        self._put(measure)
 
     def log_trained(self, step: int) -> None:
         """Record traces of the episodes that are kept of a training step, as time allows; returns at once."""
@@ -131,7 +139,7 @@ class Tracker:
             raise DeadlineExceeded("the run", "MLflow to take in the last records", seconds, remedy)
         self._raise_failure()
 
-    def _put(self, record: _Values | _Trained | _Evaluated | _End) -> None:
+    def _put(self, record: _Record) -> None:
         self._raise_failure()
         try:
             self._records.put_nowait(record)
@@ -175,6 +183,8 @@ class Tracker:
                             traces.completed()
                         self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
                         self._with_further(methodcaller("end", status))
+                    case StepMeasure():
+                        self._with_room(partial(append, self._folder.measures, record))
                     case _Trained(step=step):
                         traces.trained(step)
                     case _Evaluated(version=version):
@@ -287,27 +297,27 @@ class Tracker:
                 return found.experiment_id
             raise
 
-    def _batches(self) -> Iterator[Sequence[_Values] | _Trained | _Evaluated | _End]:
-        """Records until the end. Metrics that wait at the same time come together, for one transaction; what is to have
-        traces, which waits among them, comes after them, in order."""
+    def _batches(self) -> Iterator[Sequence[_Values] | StepMeasure | _Trained | _Evaluated | _End]:
+        """Records until the end. Metrics that wait at the same time come together, for one transaction; what else
+        waits among them comes after them, in order."""
         waiting: list[_Values] = []
-        traced: list[_Trained | _Evaluated] = []
+        others: list[StepMeasure | _Trained | _Evaluated] = []
         while True:
             record = self._records.get()
             match record:
                 case _Values():
                     waiting.append(record)
-                case _Trained() | _Evaluated():
-                    traced.append(record)
+                case StepMeasure() | _Trained() | _Evaluated():
+                    others.append(record)
             if not isinstance(record, _End) and not self._records.empty():
                 continue
             if waiting:
                 yield waiting
-            yield from traced
+            yield from others
             if isinstance(record, _End):
                 yield record
                 return
-            waiting, traced = [], []
+            waiting, others = [], []
 
 
 def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:

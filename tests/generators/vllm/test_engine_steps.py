@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from asyncrl.core.measures.step_moments import StepMoments
 from generators.vllm.engine_steps import EngineSteps, prompt_tokens
 
 
@@ -11,7 +12,10 @@ def scheduled(new: dict[str, int], going_on: dict[str, tuple[int, int]], resumed
     """What vLLM's scheduler returns: tokens of new requests, and tokens and sampled tokens of those that go on."""
     tokens = new | {name: count for name, (count, _) in going_on.items()}
     cached = SimpleNamespace(
-        req_ids=list(going_on), num_output_tokens=[sampled for _, sampled in going_on.values()], resumed_req_ids=resumed
+        req_ids=list(going_on),
+        num_output_tokens=[sampled for _, sampled in going_on.values()],
+        num_computed_tokens=[10 * sampled for _, sampled in going_on.values()],
+        resumed_req_ids=resumed,
     )
     return SimpleNamespace(
         num_scheduled_tokens=tokens,
@@ -45,6 +49,9 @@ def test_before_any_step_only_sampled_the_time_is_divided_by_tokens(monkeypatch:
     core.step_fn()
     core.step_fn()  # it computed no token
     assert (steps.prefill_seconds, steps.decode_seconds) == (3.0, 5.0)
+    moments = StepMoments.of(steps.moments)
+    assert [moments.total(name) for name in ("steps", "prompts", "sampled", "context", "seconds")] == [2, 30, 11, 80, 8]
+    assert (moments.product("sampled", "prompts"), moments.product("context", "context")) == (300, 70**2 + 10**2)
 
 
 def test_what_prompts_add_to_a_step_is_theirs(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,7 @@
 
 import itertools
 
-from asyncrl.run.measures.pacing import PATIENCE, SETTLING, WINDOW, Pacing
+from asyncrl.core.measures.pacing import PATIENCE, SETTLING, WINDOW, Pacing
 
 
 def play(pacing, steps, waits):
