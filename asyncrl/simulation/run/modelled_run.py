@@ -1,0 +1,430 @@
+"""A whole run in simulated time: the learner takes, trains and publishes, while workers play what the buffer lets them.
+
+Buffer, ledger, staleness policy, samplers, pacing, delivery protocol, concurrency and packing are the production code. Time comes
+from :class:`.rates.Rates`, episodes are drawn from played ones, and little else is random. What always holds: the order of what
+the learner does is that of :mod:`asyncrl.run.train_pump`; a run is a pure function of its arguments.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.errors import FailureKind
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.measures.pacing import Pacing
+from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit
+from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord, checked_lengths
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO
+from asyncrl.core.ticket import Ticket
+from asyncrl.core.trajectory import StopReason
+from asyncrl.simulation.pool import simulated_tasks
+from asyncrl.simulation.run.engine import ModelEngine
+from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, uniform
+from asyncrl.simulation.run.events import Events
+from asyncrl.simulation.run.learner import seconds, work
+from asyncrl.simulation.run.outcome import Outcome
+from asyncrl.simulation.run.processor import Processor, Share
+from asyncrl.simulation.run.rates import Rates
+from asyncrl.simulation.run.worker import ModelWorker
+from asyncrl.weights.delivery_protocol import Deliveries
+from buffers.replay_buffer import ReplayBuffer
+
+WARM_UP = 3
+"""Training steps that never count; more do not where the pipeline is deeper."""
+LEAST_ENGINES, LEAST_EPISODES = 16, 256
+"""A run with several times as many engines, and episodes in a batch, is modelled by one of so many: ``ModelledRun.scale``."""
+_NEVER = 1 << 40
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What is played beside training.
+
+    Attributes:
+        episodes: played episodes of evaluations, from which those of further ones are drawn.
+        count: episodes of one evaluation.
+    """
+
+    episodes: ModelEpisodes | None = None
+    count: int = 0
+
+
+NOTHING_HELD = Held()
+
+
+class ModelledRun:
+    """One run. :meth:`run` lets time pass.
+
+    Attributes:
+        scale: engines and batch are so many times as large in the run that is modelled. A batch and a pool of a tenth have the
+            same rates and the same staleness, as long as neither is small.
+        group_size: ``batch.group_size``.
+
+    Args:
+        recipe: with every key that is ``auto`` chosen.
+        steps: training steps that count.
+    """
+
+    def __init__(
+        self, recipe: Recipe, rates: Rates, episodes: ModelEpisodes, *, seed: int, steps: int, held: Held = NOTHING_HELD
+    ) -> None:
+        self._recipe, self._rates, self._episodes, self._seed, self._held = recipe, rates, episodes, seed, held
+        self._count = steps
+        engines = sum(pool.count for pool in recipe.generators.training.values())
+        self.group_size, groups = recipe.batch.group_size, recipe.batch.groups_per_step
+        share = max(1, min(engines // LEAST_ENGINES, groups * self.group_size // LEAST_EPISODES))
+        own = max(1, round(engines / share))
+        batch = msgspec.structs.replace(recipe.batch, groups_per_step=max(1, round(groups * own / engines)))
+        self.scale = groups / batch.groups_per_step
+        self._groups = batch.groups_per_step
+        limits = msgspec.structs.replace(recipe.buffer, capacity_mb=max(1, round(recipe.buffer.capacity_mb / self.scale)))
+        self._limits = limits
+        self._first = max(WARM_UP, limits.first_depth + 2)
+        tasks = simulated_tasks(min(20_000, 2 * self._groups * (steps + self._first + limits.largest_depth)), seed)
+        self._buffer = ReplayBuffer(batch, limits, tasks, steps=_NEVER, seed=seed)
+        self._events = Events()
+        machine = rates.machine
+        self._processor = Processor(machine.cores.value, machine.others.value, self._events.clock)
+        self._learner = Share(max(rates.learner.cores.value, 1e-9), machine.weight.value, self._learner_speed)
+        self._workers = [
+            self._worker(f"{name}-{number}", pool.max_running)
+            for name, pool in recipe.generators.training.items()
+            for number in range(max(1, round(pool.count * own / engines)))
+        ]
+        self._evaluators = [
+            self._worker(f"{name}-{number}", pool.max_running)
+            for name, pool in recipe.generators.by_pool.items()
+            if pool.role == "evaluation"
+            for number in range(pool.count)
+        ]
+        self._deliveries = Deliveries(recipe.deadlines.straggler, self._events.clock)
+        for worker in self._all:
+            self._deliveries.join(worker.worker_id, "", waited_for=True)
+        self._pacing = Pacing(limits.first_depth, limits.largest_depth) if limits.pipeline_depth == AUTO else None
+        self._asking: deque[tuple[ModelWorker, int, PolicyVersion, str]] = deque()
+        self._offsets = count()
+        self._stored: dict[int, EpisodeRecord] = {}
+        self._step = 0
+        self._delivering = self._waiting_for_delivery = self._evaluating = self._settling = False
+        self._wants_batch: float | None = None
+        self._work_left = self._work_since = self._trained_since = self._ready = 0.0
+        self._last_speed = 1.0
+        self._epoch = 0
+        self._spent: dict[str, float] = {}
+        self._after_delivery: Callable[[], None] | None = None
+        self._batch: Batch | None = None
+        self._before: tuple[float, GeneratorTime, float, int] | None = None
+        self._ledger = (0, 0)
+        self.outcome = Outcome()
+
+    @property
+    def _all(self) -> list[ModelWorker]:
+        return [*self._workers, *self._evaluators]
+
+    def _worker(self, name: str, most: int) -> ModelWorker:
+        engine = ModelEngine(self._events, self._rates.engine, self._processor, most, self._episodes.preamble)
+        return ModelWorker(self._events, engine, self, name, most, self._rates.engine.turn.value)
+
+    def run(self) -> Outcome:
+        """Let time pass until enough training steps are done.
+
+        Raises:
+            RuntimeError: nothing is left to happen before that.
+        """
+        self._before = self._moment()
+        for worker in self._workers:
+            worker.look_for_room()
+        self._mortal()
+        self._begin_step()
+        while self.outcome.steps < self._count:
+            if not self._events.next():
+                raise RuntimeError(f"the modelled run stands still at step {self._step}, {self._events.now:g} s after its start")
+        outcome = self.outcome
+        for worker in self._all:
+            engine = worker.engine
+            outcome.engine_steps += engine.steps
+            outcome.engine_tokens += engine.sampled
+            outcome.prompt_tokens += engine.prompt_tokens
+            outcome.preempted += engine.preempted
+            outcome.most_requests = max(outcome.most_requests, engine.most_running)
+        outcome.depth, outcome.scale = self._buffer.depth, self.scale
+        outcome.start_s = max(self._rates.engine.start.value, self._rates.learner.start.value)
+        return outcome
+
+    # What workers ask
+
+    def draw(self, ticket: Ticket, index: int) -> tuple[ModelEpisode, bool]:
+        """See :class:`.worker.Play`."""
+        episode = self._episodes.draw(self._seed, ticket.group_id, index)
+        broken = self._rates.failures.broken.value
+        breaks = broken > 0 and uniform(self._seed, ticket.group_id, index, ticket.attempt, 1) < broken
+        if self._step >= self._first and not ticket.attempt:
+            self.outcome.issued_tokens += episode.length
+            self.outcome.issued_episodes += 1
+        return episode, breaks
+
+    def record(
+        self, ticket: Ticket, index: int, episode: ModelEpisode, sampled: tuple[tuple[PolicyVersion, int], ...]
+    ) -> EpisodeRecord:
+        """See :class:`.worker.Play`."""
+        group, length, prompt = ticket.group_id, episode.length, episode.prompt
+        same = uniform(self._seed, group, 2) < self._rates.failures.filtered.value and self._filters
+        checksums = (int(group) & 0xFFFFFFFF,) * len(checked_lengths(prompt))
+        trajectory = TrajectoryRecord(length, sampled, (), prompt, checksums)
+        reference = PayloadRef(0, "", next(self._offsets), 9 * length, 0)
+        reward = 0.0 if same else float(index % 2)
+        return EpisodeRecord(group, index, reward, StopReason.ENVIRONMENT_DONE, reference, (trajectory,))
+
+    @property
+    def _filters(self) -> bool:
+        kinds = (ZeroVarianceFilterConfig, AccuracyWindowFilterConfig)
+        return any(isinstance(each, kinds) for each in self._limits.filters)
+
+    def ask(self, worker: ModelWorker, limit: int) -> None:
+        """See :class:`.worker.Play`."""
+        self._asking.append((worker, limit, worker.engine.version, worker.worker_id))
+        self._settle()
+
+    def hand_in(self, record: EpisodeRecord) -> None:
+        """See :class:`.worker.Play`."""
+        self._stored[record.payload.offset] = record
+        self._buffer.commit([record], self._events.now)
+        self._settle()
+
+    def fail(self, ticket: Ticket, index: int, kind: FailureKind) -> None:
+        """See :class:`.worker.Play`."""
+        self._buffer.fail(ticket.group_id, index, kind, "the modelled environment broke")
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let everybody go on who can: the learner first, then who asks for tickets, in turn."""
+        if self._settling:
+            return
+        self._settling = True
+        self._try_to_take()
+        for ref in self._buffer.drain_freed():
+            self._stored.pop(ref.offset, None)
+        later: list[tuple[ModelWorker, int, PolicyVersion, str]] = []
+        while self._asking and self._buffer.room() > 0:
+            worker, limit, version, name = self._asking.popleft()
+            if version != worker.engine.version or name != worker.worker_id or not worker.alive:
+                continue  # it has asked again since, as a newer version
+            if version < self._buffer.version:
+                continue
+            if version > self._buffer.version:
+                later.append((worker, limit, version, name))
+                continue
+            worker.answered(self._buffer.lease(worker.worker_id, limit, self._events.now))
+        self._asking.extendleft(reversed(later))
+        self._settling = False
+
+    # The learner
+
+    def _begin_step(self) -> None:
+        self._wants_batch = self._events.now
+        self._settle()
+
+    def _try_to_take(self) -> None:
+        if self._wants_batch is None:
+            return
+        version, batches = PolicyVersion(self._step), self._buffer.batches
+        if batches.has_stale(version):
+            batches.expire(version)
+        if not batches.takeable(version, self._groups):
+            return
+        self._spent = {"waiting": self._events.now - self._wants_batch}
+        self._wants_batch = None
+        self._batch = batch = batches.take(version, self._groups)
+        given = work(batch, self._recipe, self._episodes.preamble, self.scale)
+        self.outcome.rank_tokens = max(self.outcome.rank_tokens, given.tokens)
+        whole, fixed = seconds(self._rates.learner, given)
+        self._spent["optimizer"] = fixed
+        error = self._rates.learner.token.error or 0.0
+        noise = math.exp(min(error, 0.3) * (sum(uniform(self._seed, self._step, each) for each in range(12)) - 6))
+        self._work_left, self._work_since = whole * noise, self._events.now
+        self._trained_since, self._last_speed = self._events.now, self._learner.speed
+        self._processor.use(self._learner)
+        self._plan_learner()
+
+    def _learner_speed(self, speed: float) -> None:
+        self._work_left -= (self._events.now - self._work_since) * self._last_speed
+        self._work_since = self._events.now
+        self._plan_learner()
+
+    def _plan_learner(self) -> None:
+        self._epoch += 1
+        self._last_speed = self._learner.speed
+        self._events.after(max(0.0, self._work_left) / self._last_speed, partial(self._trained, self._epoch))
+
+    def _trained(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        self._epoch += 1
+        self._processor.leave(self._learner)
+        self._spent["training"] = self._events.now - self._trained_since
+        self._buffer.batches.trained(PolicyVersion(self._step))
+        self._spent["delivering"] = 0.0
+        self._ready = self._events.now
+        if self._delivering:
+            self._after_delivery = self._write
+        else:
+            self._write()
+        self._settle()
+
+    def _write(self) -> None:
+        self._spent["delivering"] = self._events.now - self._ready
+        self._spent["writing"] = self._rates.publication.write.value
+        self._events.after(self._spent["writing"], self._written)
+
+    def _written(self) -> None:
+        self._step += 1
+        version = PolicyVersion(self._step)
+        self._delivering = True
+        self._deliveries.announce(Publication(version=version, files=(), shards=(), fingerprints=(), fingerprint=int(version)))
+        for worker in self._all:
+            self._deliver_to(worker)
+        self._buffer.batches.checkpointed(version)
+        checkpoints = self._recipe.checkpoint.every if self._limits.journal.__struct_config__.tag != "none" else _NEVER
+        blocked = self._rates.publication.checkpoint.value if self._step % checkpoints == 0 else 0.0
+        self._spent["checkpointing"] = blocked
+        self._events.after(self._rates.learner.between.value + blocked, self._recorded)
+
+    def _recorded(self) -> None:
+        self._record()
+        if self._step % self._recipe.evaluation.every == 0 and not self._evaluating:
+            self._evaluate()
+        self._begin_step()
+
+    # Publications
+
+    def _deliver_to(self, worker: ModelWorker) -> None:
+        if not worker.alive or worker.loading:
+            return
+        publication = self._deliveries.begin(worker.worker_id)
+        if publication is None:
+            return
+        self._deliveries.fetched(worker.worker_id, publication)
+        name = worker.worker_id
+        rates = self._rates.publication
+        worker.load(publication.version, rates.move.value, rates.pause.value, partial(self._loaded, worker, name, publication))
+
+    def _loaded(self, worker: ModelWorker, name: str, publication: Publication) -> None:
+        if name == worker.worker_id:
+            self._deliveries.acknowledged(worker.worker_id, publication.fingerprint)
+        self._look_at_delivery()
+        self._deliver_to(worker)
+        if self._deliveries.wait_s:
+            self._events.after(self._deliveries.wait_s + 1e-6, self._look_at_delivery)
+
+    def _look_at_delivery(self) -> None:
+        newest = self._deliveries.newest
+        if not self._delivering or newest is None or not self._deliveries.acknowledged_by_all:
+            return
+        self._delivering = False
+        self._buffer.advance(newest)
+        if self._after_delivery is not None:
+            go_on, self._after_delivery = self._after_delivery, None
+            go_on()
+        self._settle()
+
+    def _evaluate(self) -> None:
+        held = self._held
+        players = self._evaluators or self._workers
+        if held.episodes is None or held.count == 0:
+            return
+        self._evaluating = True
+        left = [len(players)]
+
+        def done() -> None:
+            left[0] -= 1
+            self._evaluating = left[0] > 0
+
+        each = max(1, round(held.count / self.scale / len(players)))
+        for number, worker in enumerate(players):
+            worker.evaluate([held.episodes.draw(self._seed, -1 - self._step, number * each + i) for i in range(each)], done)
+
+    # Engines that die
+
+    def _mortal(self) -> None:
+        life = self._rates.failures.engine_life.value
+        if life > 0:
+            for number in range(len(self._workers)):
+                self._events.after(-math.log(1 - uniform(self._seed, number, 3)) * life, partial(self._die, number, 0))
+
+    def _die(self, number: int, time: int) -> None:
+        worker = self._workers[number]
+        gone = worker.worker_id
+        worker.die()
+        self._deliveries.leave(gone)
+        self._look_at_delivery()
+        silence = self._rates.failures.lease.value
+
+        def given_up() -> None:
+            self._buffer.lost(gone)
+            self._settle()
+
+        def back() -> None:
+            engine = self._worker(gone, worker.limit).engine
+            engine.version = self._deliveries.newest or PolicyVersion(0)
+            worker.revive(engine)
+            self._deliveries.join(worker.worker_id, "", waited_for=False)
+            self._deliver_to(worker)
+            life = self._rates.failures.engine_life.value
+            seconds = -math.log(1 - uniform(self._seed, number, time + 4)) * life
+            self._events.after(seconds, partial(self._die, number, time + 1))
+
+        self._events.after(silence, given_up)
+        self._events.after(silence + self._rates.engine.start.value, back)
+
+    # What comes of it
+
+    def _moment(self) -> tuple[float, GeneratorTime, float, int]:
+        time = sum((worker.use() for worker in self._workers), GeneratorTime())
+        return self._events.now, time, self._processor.core_seconds, sum(worker.engine.sampled for worker in self._workers)
+
+    def _record(self) -> None:
+        assert self._before is not None
+        assert self._batch is not None
+        before, now, batch = self._before, self._moment(), self._batch
+        self._before = now
+        passed, spent = now[0] - before[0], self._spent
+        cores = self._rates.machine.cores.value
+        time = TimeSplit(
+            seconds=passed,
+            learner=LearnerTime(**spent),
+            generators=now[1] - before[1],
+            slots=passed * len(self._workers),
+            cores=(now[2] - before[2]) / cores if cores else 0.0,
+            trajectories=len(batch.episodes),
+            trained_tokens=sum(row.length for row in batch.rows),
+            generated_tokens=now[3] - before[3],
+        )
+        if self._step > self._first:
+            outcome = self.outcome
+            outcome.steps += 1
+            outcome.time += time
+            outcome.step_s.append(passed)
+            outcome.trained_tokens += time.trained_tokens
+            outcome.trained_episodes += time.trajectories
+            for row in batch.rows:
+                for version, tokens in row.sampled:
+                    if version >= batch.oldest_version:
+                        outcome.staleness[batch.version - version] += tokens
+                    else:
+                        outcome.masked += tokens
+        elif self._step == self._first:
+            ledger = self._buffer.statistics().ledger
+            self._ledger = (ledger.issued, ledger.expired)
+        if self._step == self._first + self._count:
+            ledger = self._buffer.statistics().ledger
+            self.outcome.issued, self.outcome.expired = ledger.issued - self._ledger[0], ledger.expired - self._ledger[1]
+        if self._pacing is not None and self._pacing.step(time.both_wait):
+            self._buffer.pace(self._pacing.depth)
+            self._settle()
