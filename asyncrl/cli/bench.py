@@ -61,6 +61,11 @@ corrections and with none, each with three seeds, and show which of them reach
 the target reward, and when. Takes over an hour. Started again with the same
 file, it does the runs that are missing."""
 
+_PLAN = """\
+Run ten settings of the workloads, predict each from the run of another setting
+of the same workload, and compare: throughput, staleness, idle shares, ranking.
+Takes 15 minutes."""
+
 _WEIGHTS = """\
 Publish weights of 200 MB and 1 GB from two learner ranks to an engine's
 reader, through shared memory and over TCP between two mirrors, beside memcpy
@@ -96,6 +101,7 @@ def add_command(commands: Commands) -> None:
     scale.add_argument("--engines", metavar="N", type=count, nargs="+", help="numbers of engines (default 16 256 4096)")
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, partial(run_part, "staleness"))
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, partial(run_part, "learner.learner"))
+    _add(kinds, "plan", "predictions beside runs", _PLAN, partial(run_part, "plan"))
     _add(kinds, "weights", "publications, by each transport", _WEIGHTS, partial(run_part, "weights.weights"))
     gpu = _add(kinds, "gpu", "a GPU, in six parts", _GPU, run_gpu)
     gpu.add_argument("--small", action="store_true", help="tiny shapes, which run on a CPU too: this measures nothing")

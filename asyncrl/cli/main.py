@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
-from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, report, scale, show, tiny
+from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, plan, report, scale, show, tiny
 from asyncrl.cli.completion import SHELLS, PrintCompletion
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_error, show_system_failure
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     launch.add_command(commands)
+    plan.add_command(commands)
     evaluate.add_command(commands)
     export.add_command(commands)
     tiny.add_command(commands)

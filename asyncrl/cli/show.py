@@ -58,10 +58,10 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Find the chosen episodes, and show them."""
-    from asyncrl.cli.pager import is_interactive
     from asyncrl.episodes.measures import Measure
     from asyncrl.episodes.reader import Choice, EpisodeReader, no_such_episodes
     from asyncrl.episodes.schema import Kind
+    from asyncrl.run.views.pager import is_interactive
 
     reader = EpisodeReader(_one_model(arguments.folder).trajectories)
     only_evaluated = not reader.steps(Kind.TRAIN) and bool(reader.steps(Kind.EVALUATION))
@@ -110,8 +110,8 @@ def _print_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Cons
 
 
 def _turn_pages(reader: EpisodeReader, places: pa.Table, of: int, console: Console) -> None:
-    from asyncrl.cli.pager import show_pages
     from asyncrl.run.views.episode_view import episode_view
+    from asyncrl.run.views.pager import show_pages
 
     def page(number: int) -> RenderableType:
         (episode,) = reader.read(places.slice(number, 1))

@@ -11,8 +11,8 @@ from terminal import terminal
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.cli.pager import Place, actions_of
 from asyncrl.episodes.schema import Kind, TokenFate
+from asyncrl.run.views.pager import Place, actions_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reading-a-run.md"
 HOSTILE = "a\x1b[2J\x1b[31m</script>\u202eb\x00"

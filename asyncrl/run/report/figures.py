@@ -25,7 +25,7 @@ _LARGEST = 1e300
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """A number on the y axis, at a height in percent."""
+    """A number on an axis, where it is in percent of its length."""
 
     at: float
     label: str
@@ -154,8 +154,12 @@ def chart(
 
     lasts = [float(each.values[-1]) for _, each, _, _ in series]
     lines = tuple(line(*each, last) for each, last in zip(thinned, lasts, strict=True))
-    ticks = tuple(Tick(round((value - low) / (high - low) * 100, 2), number(value)) for value in _round_values(low, high))
-    return Chart(title, unit, meaning, lines, ticks, *span, low, high)
+    return Chart(title, unit, meaning, lines, ticks(low, high), *span, low, high)
+
+
+def ticks(low: float, high: float) -> tuple[Tick, ...]:
+    """Return the round numbers on an axis."""
+    return tuple(Tick(round((value - low) / (high - low) * 100, 2), number(value)) for value in _round_values(low, high))
 
 
 def timeline(

@@ -39,6 +39,8 @@ from learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_AT
 NO_VALUE = "-"
 """Stands where a run has no value."""
 _HERE = Path(__file__).parent
+STYLE = (_HERE / "page.css").read_text(encoding="utf-8")
+"""The style of all pages."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -70,7 +72,7 @@ def report_page(runs: Sequence[RunRecord]) -> str:
     )
     environment.filters |= {"number": number, "percent": percent, "duration": duration, "breakable": breakable}
     page = environment.get_template("page.html.j2").render(
-        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        style=Markup(STYLE),
         script=Markup((_HERE / "page.js").read_text(encoding="utf-8")),
         runs=runs,
         facts=list(_facts(runs)),

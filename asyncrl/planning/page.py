@@ -1,0 +1,110 @@
+"""Makes the page of a plan, in the style of a report.
+
+What always holds: it is one file that loads nothing, which its own content security policy enforces; names and notes are text.
+"""
+
+from pathlib import Path
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from asyncrl.core.measures.units import duration, memory, percent
+from asyncrl.core.text import writable
+from asyncrl.episodes.visible import visible
+from asyncrl.planning.plan_request import PlanAnswer
+from asyncrl.planning.prediction import Figure, Prediction
+from asyncrl.planning.view import with_interval
+from asyncrl.run.report.figures import SIZE, Tick, number, ticks
+from asyncrl.run.report.page import STYLE
+
+_HERE = Path(__file__).parent
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A prediction in the picture, in units of its width and height: where it is, and how far its intervals reach."""
+
+    x: float
+    y: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    chosen: bool
+    synchronous: bool
+    label: str
+    below: bool
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """Throughput over staleness of all predictions; ``front`` joins those worth choosing."""
+
+    marks: tuple[Mark, ...]
+    front: str
+    across: tuple[Tick, ...]
+    up: tuple[Tick, ...]
+
+
+def plan_page(answer: PlanAnswer) -> str:
+    """Return the page as HTML that can be encoded as UTF-8."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "percent": percent,
+        "duration": duration,
+        "memory": memory,
+        "interval": with_interval,
+    }
+    every = (*answer.points, *(() if answer.synchronous is None else (answer.synchronous,)))
+    best = max(answer.points, key=lambda each: each.trajectories_per_s.mean)
+    page = environment.get_template("plan.html.j2").render(
+        style=Markup(STYLE),
+        answer=answer,
+        every=every,
+        best=best,
+        picture=_picture(answer, every),
+        notes=list(dict.fromkeys(note for each in answer.points for note in each.notes)),
+        parts=list(dict.fromkeys(part for each in every for part in each.memory)),
+    )
+    return writable(page)
+
+
+def _picture(answer: PlanAnswer, every: tuple[Prediction, ...]) -> Picture:
+    speeds = [each.trajectories_per_s for each in every]
+    ages = [each.staleness_mean for each in every]
+    fastest, oldest = 1.06 * max(each.high for each in speeds) or 1.0, 1.06 * max(max(each.high for each in ages), 0.5)
+
+    def across(age: float) -> float:
+        return round(age / oldest * SIZE, 1)
+
+    def up(speed: float) -> float:
+        return round((1 - speed / fastest) * SIZE, 1)
+
+    def mark(place: int) -> Mark:
+        speed, age = speeds[place], ages[place]
+        return Mark(
+            x=across(age.mean),
+            y=up(speed.mean),
+            left=across(age.low),
+            right=across(age.high),
+            top=up(speed.high),
+            bottom=up(speed.low),
+            chosen=place in answer.front,
+            synchronous=place >= len(answer.points),
+            label=_label(every[place], speed, age),
+            below=up(speed.mean) < SIZE / 8,
+        )
+
+    joined = " ".join(f"{across(ages[place].mean)},{up(speeds[place].mean)}" for place in answer.front)
+    return Picture(tuple(map(mark, range(len(every)))), joined, ticks(0.0, oldest), ticks(0.0, fastest))
+
+
+def _label(prediction: Prediction, speed: Figure, age: Figure) -> str:
+    return f"{prediction.name}: {number(speed.mean)} trajectories/s, staleness {age.mean:.2f}"

@@ -1,0 +1,205 @@
+"""Predicts a recipe: several modelled runs, and an interval for each figure.
+
+What always holds: a figure's interval is that of its mean over seeds, widened by how far the fits missed what was measured; a
+prediction says where the recipe lies outside of that.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean, stdev
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.measures.time_split import TimeSplit
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import GeneratedTasksConfig
+from asyncrl.planning.fit import Basis
+from asyncrl.run.measures.bottleneck import find_bottleneck
+from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.nodes.process_sizes import processes_of
+from asyncrl.simulation.run.modelled_run import Held, ModelledRun
+from asyncrl.simulation.run.outcome import Outcome
+from asyncrl.simulation.run.rates import Rates
+
+SEEDS, STEPS = 3, 24
+"""Modelled runs of a prediction, and training steps of each that count."""
+_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+"""Student's t for an interval of 95 % of so many runs."""
+MARGIN = 1.25
+"""What is more than so many times as large as what was measured is extrapolated."""
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A predicted figure: its mean over seeds, and the ends of its interval of 95 %."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recipe would do.
+
+    Attributes:
+        name: what sets it apart from others of the same table: its changed keys, or the recipe's name.
+        overrides: the changes of the recipe, in Hydra's grammar.
+        gpus: how many it takes; 0 on a CPU.
+        trajectories_per_s, trained_tokens_per_s, step_s: what it brings.
+        idle_generators, idle_learner: shares in [0, 1].
+        staleness_mean: of trained tokens; ``histogram`` are their shares by staleness, and ``staleness_max`` is the largest.
+        masked, dropped: share of trained episodes' sampled tokens that are too old, and of groups that are given up.
+        length_bias: mean length of trained episodes over that of issued ones.
+        depth: the pipeline depth at the end.
+        memory: bytes of each part, by name.
+        bottleneck: the sentence of a run.
+        start_s: until the first training step.
+        notes: where the recipe lies outside of what was measured.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    gpus: int
+    trajectories_per_s: Figure
+    trained_tokens_per_s: Figure
+    step_s: Figure
+    idle_generators: Figure
+    idle_learner: Figure
+    staleness_mean: Figure
+    staleness_max: int
+    histogram: dict[int, float]
+    masked: Figure
+    dropped: Figure
+    length_bias: Figure
+    depth: float
+    memory: dict[str, int]
+    bottleneck: str
+    start_s: float
+    notes: tuple[str, ...]
+
+
+def predict(
+    recipe: Recipe,
+    basis: Basis,
+    *,
+    name: str = "",
+    overrides: Sequence[str] = (),
+    seeds: int = SEEDS,
+    steps: int = STEPS,
+) -> Prediction:
+    """Model ``recipe`` with the rates and episodes of ``basis``.
+
+    Raises:
+        RecipeError: an episode is longer than a micro-batch of the recipe may be.
+    """
+    rates = basis.rates_of(recipe)
+    count = _evaluated(recipe, basis)
+    held = Held(None if basis.evaluation is None else basis.evaluation.episodes, count)
+    outcomes = [
+        ModelledRun(recipe, rates, basis.training.episodes, seed=seed, steps=steps, held=held).run() for seed in range(seeds)
+    ]
+    speed = _speed_error(rates)
+    total = sum((outcome.time for outcome in outcomes), TimeSplit())
+    depth = fmean(outcome.depth for outcome in outcomes)
+    tokens = sum(outcome.staleness.total() for outcome in outcomes)
+    ages = sorted({age for outcome in outcomes for age in outcome.staleness})
+
+    def figure(read: Callable[[Outcome], float], error: float = 0.0) -> Figure:
+        return _figure([read(outcome) for outcome in outcomes], error)
+
+    return Prediction(
+        name=name or recipe.name,
+        overrides=tuple(overrides),
+        gpus=gpus_of(recipe, basis),
+        trajectories_per_s=figure(lambda o: o.trajectories_per_s, speed),
+        trained_tokens_per_s=figure(lambda o: o.trained_tokens_per_s, speed),
+        step_s=figure(lambda o: o.step_mean, speed),
+        idle_generators=figure(lambda o: o.time.idle.generators),
+        idle_learner=figure(lambda o: o.time.idle.learner),
+        staleness_mean=figure(lambda o: o.staleness_mean),
+        staleness_max=max(outcome.staleness_max for outcome in outcomes),
+        histogram={age: sum(outcome.staleness[age] for outcome in outcomes) / max(1, tokens) for age in ages},
+        masked=figure(lambda o: o.masked_share),
+        dropped=figure(lambda o: o.expired_share),
+        length_bias=figure(lambda o: o.length_bias),
+        depth=depth,
+        memory=_memory(recipe),
+        bottleneck=find_bottleneck(total, recipe, round(depth), sum(outcome.steps for outcome in outcomes)).sentence,
+        start_s=outcomes[0].start_s,
+        notes=tuple(_notes(recipe, basis, rates, outcomes)),
+    )
+
+
+def gpus_of(recipe: Recipe, basis: Basis) -> int:
+    """How many GPUs a recipe takes."""
+    if basis.device == "cpu":
+        return 0
+    engines = sum(pool.count * pool.engine_workers for pool in recipe.generators.by_pool.values())
+    return max(engines, recipe.learner.layout.ranks) if recipe.learner.gpu == "shared" else engines + recipe.learner.layout.ranks
+
+
+def _evaluated(recipe: Recipe, basis: Basis) -> int:
+    if recipe.evaluation.every >= recipe.steps:
+        return 0
+    tasks = recipe.tasks
+    if isinstance(tasks, GeneratedTasksConfig):
+        return tasks.evaluation * (recipe.evaluation.samples or 1)
+    return 0 if basis.evaluation is None else basis.evaluation.tasks * (recipe.evaluation.samples or 1)
+
+
+def _figure(values: Sequence[float], error: float) -> Figure:
+    mean = fmean(values)
+    spread = _STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    reach = math.hypot(spread, error * mean)
+    return Figure(mean, max(0.0, mean - reach), mean + reach)
+
+
+def _speed_error(rates: Rates) -> float:
+    """How far rates may be off together: the residual of the mean of what was fitted, over the steps that it was fitted to."""
+    errors = [each.error for each in (rates.learner.token, rates.engine.step, rates.publication.move) if each.error is not None]
+    return max(errors, default=0.0) / 4
+
+
+def _memory(recipe: Recipe) -> dict[str, int]:
+    try:
+        shape = read_shape(recipe.model.path)
+    except RecipeError:
+        return {}
+    return {each.role: each.count * each.each_bytes for each in processes_of(recipe, shape)}
+
+
+def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    requests = max(outcome.most_requests for outcome in outcomes)
+    measured = rates.engine.request.measured
+    if measured is not None and requests > MARGIN * measured[1]:
+        yield f"rates of engines with up to {requests:,} requests were extrapolated from {measured[1]:,.0f}"
+    tokens, measured = max(outcome.rank_tokens for outcome in outcomes), rates.learner.token.measured
+    if measured is not None and not measured[0] / MARGIN <= tokens <= MARGIN * measured[1]:
+        span = f"{measured[0]:,.0f} to {measured[1]:,.0f}"
+        yield f"the time of a rank with {tokens:,} tokens was extrapolated from {span}"
+    if basis.hardware is None and recipe.learner.data_parallel != rates.learner.ranks.value:
+        known, ranks = int(rates.learner.ranks.value), recipe.learner.data_parallel
+        yield f"{ranks} data-parallel ranks were foreseen from {known}, without what adding gradients over more of them takes"
+    if basis.recipe is not None:
+        yield from _other_than(basis.recipe, recipe)
+    if not basis.training.episodes.correlated and basis.training.count > basis.training.groups:
+        yield "most groups have one kept episode, so episodes of a group were drawn independently: keep all for their correlation"
+    if outcomes[0].scale > 1:
+        yield f"modelled by a run of 1/{outcomes[0].scale:.3g} of the engines and of the batch"
+    if any(outcome.preempted for outcome in outcomes):
+        yield f"key-value cache was short: {sum(outcome.preempted for outcome in outcomes):,} requests were computed again"
+
+
+def _other_than(measured: Recipe, recipe: Recipe) -> Iterator[str]:
+    """Say in what the recipe differs that rates and episodes depend on, and that the model does not follow."""
+    for key in ("model", "environment", "sampling", "tasks", "reward"):
+        if getattr(measured, key) != getattr(recipe, key):
+            yield f"section {key} is not that of the run that was measured: its rates and episodes were taken as they are"
+    for key in ("dtype", "tensor_parallel", "engine"):
+        if getattr(measured.generators, key) != getattr(recipe.generators, key):
+            yield f"generators.{key} is not that of the run that was measured"
+    for key in ("dtype", "tensor_parallel", "pipeline_parallel", "context_parallel", "recompute", "lora"):
+        if getattr(measured.learner, key) != getattr(recipe.learner, key):
+            yield f"learner.{key} is not that of the run that was measured"
+    if (measured.algorithm.epochs, measured.algorithm.minibatches) != (recipe.algorithm.epochs, recipe.algorithm.minibatches):
+        yield "algorithm.epochs and minibatches are not those of the run that was measured"

@@ -1,0 +1,144 @@
+"""Files of rates, written by hand: what ``asyncrl plan --rates`` reads. docs/planning.md describes them."""
+
+import math
+from pathlib import Path
+from statistics import NormalDist
+
+import msgspec
+import yaml
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.planning.hardware import Hardware
+from asyncrl.planning.kept_episodes import Kept
+from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, ModelTurn, uniform
+from asyncrl.simulation.run.rates import (
+    NOTHING,
+    EngineRates,
+    FailureRates,
+    LearnerRates,
+    MachineRates,
+    PublicationRates,
+    Rate,
+)
+
+SHIPPED = Path(__file__).parent / "rates"
+_GROUPS, _GROUP = 256, 16
+"""How many groups of episodes are made, and how many episodes in each."""
+
+
+class EpisodeShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lengths of episodes, where no played ones are at hand. Sampled tokens are log-normal, and cut off at ``most``.
+
+    Attributes:
+        prompt: tokens of a prompt.
+        sampled: tokens that the policy samples in an episode, on average before they are cut off.
+        spread: the standard deviation of their logarithm.
+        most: where they are cut off, as by ``model.max_context``; 0 for nowhere.
+        of_task: the share of that variance that the episodes of a task have in common, in [0, 1].
+        turns: turns of an episode.
+        given: tokens of the environment's answer to each turn but the last.
+        environment_s: seconds that it takes, on average; log-normal, with ``environment_spread``.
+    """
+
+    prompt: Rate
+    sampled: Rate
+    spread: Rate = NOTHING
+    most: Rate = NOTHING
+    of_task: Rate = NOTHING
+    turns: Rate = Rate(1, "one turn")
+    given: Rate = NOTHING
+    environment_s: Rate = NOTHING
+    environment_spread: Rate = NOTHING
+
+    def episodes(self) -> ModelEpisodes:
+        """Make episodes of this shape, the same each time."""
+        return ModelEpisodes([[self._episode(group, sample) for sample in range(_GROUP)] for group in range(_GROUPS)])
+
+    def _episode(self, group: int, sample: int) -> ModelEpisode:
+        common = math.sqrt(self.of_task.value) * _normal(group, 1)
+        normal = common + math.sqrt(1 - self.of_task.value) * _normal(group, sample, 2)
+        sampled = self.sampled.value * math.exp(self.spread.value * normal - self.spread.value**2 / 2)
+        turns = max(1, round(self.turns.value))
+        tokens = max(turns, round(min(sampled, self.most.value or math.inf)))
+        return ModelEpisode(
+            tuple(
+                ModelTurn(
+                    round(self.given.value if turn else self.prompt.value),
+                    tokens // turns + (turn < tokens % turns),
+                    self._environment_s(group, sample, turn) if turn + 1 < turns or turns == 1 else 0.0,
+                )
+                for turn in range(turns)
+            )
+        )
+
+    def _environment_s(self, group: int, sample: int, turn: int) -> float:
+        spread = self.environment_spread.value
+        return self.environment_s.value * math.exp(spread * _normal(group, sample, turn, 3) - spread**2 / 2)
+
+    def kept(self) -> Kept:
+        """Return the episodes as if a run had kept them."""
+        made = self.episodes()
+        turns = [turn for episode in made.all for turn in episode.turns]
+        waits = sum(turn.environment_s for turn in turns) / len(turns)
+        return Kept(made, len(made.all), _GROUPS, waits, 0.0, 0.0, len(turns) / len(made.all), _GROUPS)
+
+
+class RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file holds: rates themselves, in ``engine``, ``learner`` and ``publication``, or ``hardware`` to compute them from.
+
+    Attributes:
+        device: the kind of device that it is of.
+        about: what a reader should know.
+        cores: processor cores of a machine.
+        gpus_a_node: GPUs of a machine.
+        episodes: lengths of episodes, for whoever has no run.
+    """
+
+    device: str
+    about: str = ""
+    cores: int = 96
+    gpus_a_node: int = 8
+    engine: EngineRates | None = None
+    learner: LearnerRates | None = None
+    publication: PublicationRates | None = None
+    machine: MachineRates = MachineRates()
+    failures: FailureRates = FailureRates()
+    hardware: Hardware | None = None
+    episodes: EpisodeShape | None = None
+
+
+def read_rates(name: str) -> RatesFile:
+    """Read a file of rates, or the shipped one of that name.
+
+    Raises:
+        RecipeError: there is none, it cannot be read, or a figure is missing, unknown or of another kind.
+    """
+    shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
+    path = shipped.get(name, Path(name))
+    try:
+        found = msgspec.convert(yaml.safe_load(path.read_bytes()), RatesFile, strict=False)
+    except OSError as error:
+        remedy = f"give the path of a file, or one of the shipped: {', '.join(shipped)}"
+        raise RecipeError("--rates", f"cannot read {name!r}: {error.strerror}", remedy) from error
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise RecipeError("--rates", f"{name!r} is no file of rates: {error}", "docs/planning.md lists its keys") from error
+    whole = found.engine and found.learner and found.publication
+    if bool(whole) == bool(found.hardware):
+        problem = f"{name!r} must hold either hardware, or all of engine, learner and publication"
+        raise RecipeError("--rates", problem, "docs/planning.md lists the keys of each")
+    for section in (found.engine, found.learner, found.publication, found.machine, found.failures, found.hardware):
+        if section is not None:
+            _check(name, section)
+    return found
+
+
+def _check(name: str, section: msgspec.Struct) -> None:
+    for key in section.__struct_fields__:
+        rate: Rate = getattr(section, key)
+        if not math.isfinite(rate.value) or rate.value < 0:
+            raise RecipeError("--rates", f"{key} of {name!r} is {rate.value}", "give a number of at least 0")
+
+
+def _normal(*key: int) -> float:
+    """A number from the normal distribution, a pure function of the key."""
+    return NormalDist().inv_cdf(min(max(uniform(*key), 1e-12), 1 - 1e-12))

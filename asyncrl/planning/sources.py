@@ -1,0 +1,81 @@
+"""Where a plan's rates come from: a run, a probe, a file, or a file with the episodes of a run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.planning.fit import Basis, fit_run
+from asyncrl.planning.rates_file import RatesFile
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.simulation.run.rates import Rates
+
+UNBOUNDED = 1 << 14
+"""The GPUs of a machine that is to hold any recipe."""
+_MEMORY_A_GPU = 200 << 30
+"""Host memory of a machine for each of its GPUs, assumed where the machine is not at hand."""
+
+
+def basis_of_file(file: RatesFile, name: str, played: Basis | None) -> Basis:
+    """What a file says, with the episodes of a run where there is one.
+
+    Raises:
+        RecipeError: the file has no episodes, and there is no run.
+    """
+    if played is None and file.episodes is None:
+        raise RecipeError(
+            "--rates", f"{name!r} has no episodes", "add a section episodes, or episodes that were played: --from RUN"
+        )
+    training = played.training if played is not None else file.episodes.kept()  # type: ignore[union-attr]
+    rates: Rates | None = None
+    if file.engine is not None and file.learner is not None and file.publication is not None:
+        rates = Rates(file.engine, file.learner, file.publication, file.machine, file.failures)
+    return Basis(
+        name=f"rates of {name}" + (f", episodes of {played.name}" if played is not None else ""),
+        device=file.device,
+        rates=rates,
+        training=training,
+        evaluation=None if played is None else played.evaluation,
+        hardware=file.hardware,
+        failures=file.failures,
+    )
+
+
+def machine_of(file: RatesFile | None, gpus: int) -> Machine:
+    """The machine that a recipe is composed for: this one, or one with as many GPUs of the file's kind."""
+    if file is None or file.hardware is None:
+        return Machine.here()
+    nodes = max(1, -(-gpus // file.gpus_a_node))
+    memory = nodes * file.gpus_a_node * _MEMORY_A_GPU
+    return Machine(
+        memory=memory,
+        free=memory,
+        cores=nodes * file.cores,
+        gpus=gpus,
+        bfloat16=True,
+        gpu_memory=int(file.hardware.memory_bytes.value),
+        gpu_name=file.device,
+    )
+
+
+def basis_from(
+    recipe: Recipe, *, run: Path | None, file: RatesFile | None, name: str, probe: Callable[[Recipe], Path] | None
+) -> Basis:
+    """Return what predictions of ``recipe`` stand on.
+
+    Args:
+        run: a run, or None.
+        file: a file of rates called ``name``, or None.
+        probe: makes a short run of the recipe; None if there is to be none.
+
+    Raises:
+        RecipeError: the run or the file does not have what is needed.
+    """
+    if probe is not None:
+        run = probe(recipe)
+    played = None if run is None else fit_run(run)
+    if file is not None:
+        return basis_of_file(file, name, played)
+    if played is None:
+        raise RecipeError("", "nothing says where rates come from", "give --from RUN, --probe or --rates FILE")
+    return played
