@@ -19,6 +19,7 @@ from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.measures.metrics import Reading
+from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig

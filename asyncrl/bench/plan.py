@@ -206,9 +206,10 @@ def _measured(basis: Basis) -> Seen:
 
 def view(result: PlanBenchResult) -> Table:
     """The result as a table."""
-    table = Table(
-        "setting", "trajectories/s", "measured", "off by", "staleness", "measured", "idle", "measured", title="Predictions"
-    )
+    flat = result.flat()
+    said = f"median {flat['median_error']:.1%}, worst {flat['worst_error']:.1%}, ranked rightly {flat['ranking_right']:.2f}"
+    columns = ("setting", "trajectories/s", "measured", "off by", "staleness", "measured", "idle", "measured")
+    table = Table(*columns, title="Predictions", caption=said)
     for name, each in result.predicted.items():
         there = result.measured[name]
         table.add_row(
@@ -221,8 +222,4 @@ def view(result: PlanBenchResult) -> Table:
             f"{each.idle_generators:.0%}, {each.idle_learner:.0%}",
             f"{there.idle_generators:.0%}, {there.idle_learner:.0%}",
         )
-    flat = result.flat()
-    table.caption = (
-        f"median {flat['median_error']:.1%}, worst {flat['worst_error']:.1%}, ranked rightly {flat['ranking_right']:.2f}"
-    )
     return table

@@ -79,6 +79,21 @@ class ModelEpisodes:
         return sum(episode.length for episode in self.all) / len(self.all)
 
 
+class Held(msgspec.Struct, frozen=True):
+    """What is played beside training.
+
+    Attributes:
+        episodes: played episodes of evaluations, from which those of further ones are drawn.
+        count: episodes of one evaluation.
+    """
+
+    episodes: ModelEpisodes | None = None
+    count: int = 0
+
+
+NOTHING_HELD = Held()
+
+
 def random_bits(*key: int) -> int:
     """Return 64 bits, a pure function of the key."""
     number = 0

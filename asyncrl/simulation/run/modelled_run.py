@@ -27,11 +27,12 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from asyncrl.simulation.pool import simulated_tasks
 from asyncrl.simulation.run.engine import ModelEngine
-from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, uniform
+from asyncrl.simulation.run.episodes import NOTHING_HELD, Held, ModelEpisode, ModelEpisodes, uniform
 from asyncrl.simulation.run.events import Events
+from asyncrl.simulation.run.job import Job
 from asyncrl.simulation.run.learner import seconds, work
 from asyncrl.simulation.run.outcome import Outcome
-from asyncrl.simulation.run.processor import Processor, Share
+from asyncrl.simulation.run.processor import Processor
 from asyncrl.simulation.run.rates import Rates
 from asyncrl.simulation.run.worker import ModelWorker
 from asyncrl.weights.delivery_protocol import Deliveries
@@ -42,21 +43,6 @@ WARM_UP = 3
 LEAST_ENGINES, LEAST_EPISODES = 16, 256
 """A run with several times as many engines, and episodes in a batch, is modelled by one of so many: ``ModelledRun.scale``."""
 _NEVER = 1 << 40
-
-
-class Held(msgspec.Struct, frozen=True):
-    """What is played beside training.
-
-    Attributes:
-        episodes: played episodes of evaluations, from which those of further ones are drawn.
-        count: episodes of one evaluation.
-    """
-
-    episodes: ModelEpisodes | None = None
-    count: int = 0
-
-
-NOTHING_HELD = Held()
 
 
 class ModelledRun:
@@ -92,7 +78,7 @@ class ModelledRun:
         self._events = Events()
         machine = rates.machine
         self._processor = Processor(machine.cores.value, machine.others.value, self._events.clock)
-        self._learner = Share(max(rates.learner.cores.value, 1e-9), machine.weight.value, self._learner_speed)
+        self._learner = Job(self._events, self._processor, rates.learner.cores.value, machine.weight.value)
         self._workers = [
             self._worker(f"{name}-{number}", pool.max_running)
             for name, pool in recipe.generators.training.items()
@@ -114,9 +100,7 @@ class ModelledRun:
         self._step = 0
         self._delivering = self._waiting_for_delivery = self._evaluating = self._settling = False
         self._wants_batch: float | None = None
-        self._work_left = self._work_since = self._trained_since = self._ready = 0.0
-        self._last_speed = 1.0
-        self._epoch = 0
+        self._trained_since = self._ready = 0.0
         self._spent: dict[str, float] = {}
         self._after_delivery: Callable[[], None] | None = None
         self._batch: Batch | None = None
@@ -248,26 +232,10 @@ class ModelledRun:
         self._spent["optimizer"] = fixed
         error = self._rates.learner.token.error or 0.0
         noise = math.exp(min(error, 0.3) * (sum(uniform(self._seed, self._step, each) for each in range(12)) - 6))
-        self._work_left, self._work_since = whole * noise, self._events.now
-        self._trained_since, self._last_speed = self._events.now, self._learner.speed
-        self._processor.use(self._learner)
-        self._plan_learner()
+        self._trained_since = self._events.now
+        self._learner.start(whole * noise, self._trained)
 
-    def _learner_speed(self, speed: float) -> None:
-        self._work_left -= (self._events.now - self._work_since) * self._last_speed
-        self._work_since = self._events.now
-        self._plan_learner()
-
-    def _plan_learner(self) -> None:
-        self._epoch += 1
-        self._last_speed = self._learner.speed
-        self._events.after(max(0.0, self._work_left) / self._last_speed, partial(self._trained, self._epoch))
-
-    def _trained(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            return
-        self._epoch += 1
-        self._processor.leave(self._learner)
+    def _trained(self) -> None:
         self._spent["training"] = self._events.now - self._trained_since
         self._buffer.batches.trained(PolicyVersion(self._step))
         self._spent["delivering"] = 0.0
@@ -407,18 +375,7 @@ class ModelledRun:
             generated_tokens=now[3] - before[3],
         )
         if self._step > self._first:
-            outcome = self.outcome
-            outcome.steps += 1
-            outcome.time += time
-            outcome.step_s.append(passed)
-            outcome.trained_tokens += time.trained_tokens
-            outcome.trained_episodes += time.trajectories
-            for row in batch.rows:
-                for version, tokens in row.sampled:
-                    if version >= batch.oldest_version:
-                        outcome.staleness[batch.version - version] += tokens
-                    else:
-                        outcome.masked += tokens
+            self.outcome.add(batch, time)
         elif self._step == self._first:
             ledger = self._buffer.statistics().ledger
             self._ledger = (ledger.issued, ledger.expired)

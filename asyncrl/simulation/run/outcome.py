@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 
+from asyncrl.core.batch import Batch
 from asyncrl.core.measures.time_split import TimeSplit
 
 
@@ -17,8 +18,9 @@ class Outcome(msgspec.Struct, kw_only=True):
         depth: the pipeline depth at their end.
         staleness: trained tokens by staleness, in policy versions.
         masked: sampled tokens of trained episodes that were too old for a loss.
-        expired: groups that were given up because they were too old, and groups issued.
-        issued_lengths, trained_lengths: tokens of the episodes that were issued, and of those that were trained.
+        expired, issued: groups that were given up because they were too old, and groups that were issued.
+        issued_episodes, issued_tokens: the episodes that were issued, and their tokens.
+        trained_episodes, trained_tokens: the episodes that were trained, and their tokens.
         step_s: seconds of each training step.
         engine_steps, engine_tokens, prompt_tokens: what all engines computed.
         most_requests: the most requests that an engine sampled at once.
@@ -48,6 +50,20 @@ class Outcome(msgspec.Struct, kw_only=True):
     preempted: int = 0
     start_s: float = 0.0
     scale: float = 1
+
+    def add(self, batch: Batch, time: TimeSplit) -> None:
+        """Count a training step."""
+        self.steps += 1
+        self.time += time
+        self.step_s.append(time.seconds)
+        self.trained_tokens += time.trained_tokens
+        self.trained_episodes += time.trajectories
+        for row in batch.rows:
+            for version, tokens in row.sampled:
+                if version >= batch.oldest_version:
+                    self.staleness[batch.version - version] += tokens
+                else:
+                    self.masked += tokens
 
     @property
     def trajectories_per_s(self) -> float:
