@@ -7,18 +7,11 @@ import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.core.architectures.architecture import WITH_BIASES, WITH_HEAD_NORMS
+from asyncrl.core.architectures.description import Description
+from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.core.recipe.rules.experts import expert_layers
-from asyncrl.core.recipe.rules.model import (
-    MODEL_TYPES,
-    WITH_EXPERTS,
-    check_architecture,
-    check_layout,
-    check_positive,
-    check_routing,
-)
+from asyncrl.core.recipe.rules.model import check_architecture, check_layout, check_positive, check_routing
 from learners.batches.packing import FP8_MULTIPLE
 
 if TYPE_CHECKING:
@@ -35,7 +28,7 @@ _SIZES = (
     "max_position_embeddings",
     "decoder_sparse_step",
 )
-SCALED_ROPE = ("linear", "llama3")
+SCALED_ROPE = ("linear", "llama3", "yarn")
 """The scaled rotary position embeddings that the learner computes."""
 _MEGATRON = ("0.16.1",)
 """Versions of megatron-core whose internals the learner knows."""
@@ -83,68 +76,56 @@ def supported_config(folder: Path, learner: LearnerConfig, *, quantised: bool = 
             "name the folder of a Hugging Face model",
         ) from error
     _check_supported(source, quantised)
-    check_layout(
-        learner,
-        heads=source.num_attention_heads,
-        key_value_heads=source.num_key_value_heads,
-        vocabulary=source.vocab_size,
-        feed_forward=source.intermediate_size,
-        with_experts=expert_layers_of(source),
-        experts=getattr(source, "num_experts", 0),
-        channels=getattr(source, "moe_intermediate_size", 0),
-    )
+    check_layout(learner, description_of(source).architecture(source))
     if learner.fp8 != "none":
         _check_fp8(source, learner)
     return source
 
 
-def architecture_of(source: "PreTrainedConfig") -> str:
-    """The model's class; ``none`` if the configuration names none."""
-    name: str = (source.architectures or ["none"])[0]
-    return name
-
-
-def head_size_of(source: "PreTrainedConfig") -> int:
-    """Channels of an attention head."""
-    channels: int = getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
-    return channels
+def description_of(source: "PreTrainedConfig") -> Description:
+    """What is known of the architecture of a model that can be trained."""
+    return KNOWN[source.architectures[0]]
 
 
 def _check_supported(source: "PreTrainedConfig", quantised: bool) -> None:
     quantization = None if quantised else getattr(source, "quantization_config", None)
-    architecture = check_architecture(source.architectures, quantization)
-    if source.model_type != MODEL_TYPES[architecture]:
+    description = check_architecture(source.architectures, quantization)
+    if source.model_type != description.model_type:
         problem = (
-            f"config.json has model_type {source.model_type!r}, and that of a {architecture} is {MODEL_TYPES[architecture]!r}"
+            f"config.json has model_type {source.model_type!r}, and that of a {description.name} is {description.model_type!r}"
         )
         raise RecipeError("model.path", problem, "correct the one that is wrong there")
     check_positive({name: getattr(source, name, None) for name in _SIZES})
-    if architecture == WITH_EXPERTS:
-        check_routing(source.num_experts, source.moe_intermediate_size, source.num_experts_per_tok)
-    found = [variant for variant, asked in _variants(source, architecture).items() if asked]
+    check_routing(description, description.mixture(source))
+    found = [variant for variant, asked in _variants(source, description).items() if asked]
     if found:
         raise RecipeError(
             "model.path",
-            f"{architecture} with {', '.join(found)} is not supported",
+            f"{description.name} with {', '.join(found)} is not supported",
             "choose a model with hidden_act silu, no biases (except Qwen2's own), full attention everywhere, rope_type default, "
-            "linear or llama3 over whole heads, and, if it has experts, several of them per token or norm_topk_prob false",
+            f"{' or '.join(SCALED_ROPE)} over whole heads, and, if it has experts, several of them per token or norm_topk_prob "
+            "false",
         )
 
 
-def _variants(source: "PreTrainedConfig", architecture: str) -> dict[str, bool]:
+def _variants(source: "PreTrainedConfig", description: Description) -> dict[str, bool]:
     """For each variant that engines compute and the learner does not, whether the configuration asks for it."""
     rope = source.rope_parameters.get("rope_type", "default")
     rotary = source.rope_parameters.get("partial_rotary_factor", 1.0)
     layers = set(getattr(source, "layer_types", None) or ()) - {"full_attention"}
     scale = getattr(source, "logit_scale", 1.0)
-    own_biases = architecture in WITH_BIASES
+    mixture = description.mixture(source)
+    windows = bool(getattr(source, "use_sliding_window", False))
+    window = 0 if windows else getattr(source, "sliding_window", None) or 0
     return {
         f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
-        "attention_bias": not own_biases and bool(source.attention_bias),
+        "attention_bias": not description.biases and bool(getattr(source, "attention_bias", False)),
         "mlp_bias": bool(getattr(source, "mlp_bias", False)),
-        **{key: not own_biases and bool(getattr(source, key, False)) for key in ("bias", "qkv_bias")},
-        "qk_norm": architecture not in WITH_HEAD_NORMS and bool(getattr(source, "qk_norm", False)),
-        "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
+        **{key: not description.biases and bool(getattr(source, key, False)) for key in ("bias", "qkv_bias")},
+        "qkv_bias false": description.biases and not getattr(source, "qkv_bias", True),
+        "qk_norm": not description.head_norms and bool(getattr(source, "qk_norm", False)),
+        "use_sliding_window": windows,
+        f"sliding_window {window} of {source.max_position_embeddings} positions": 0 < window < source.max_position_embeddings,
         f"layer_types {', '.join(sorted(layers))}": bool(layers),
         "text_config": source.get_text_config() is not source or hasattr(source, "text_config"),
         "dual_chunk_attention_config": getattr(source, "dual_chunk_attention_config", None) is not None,
@@ -152,33 +133,25 @@ def _variants(source: "PreTrainedConfig", architecture: str) -> dict[str, bool]:
         f"rope_type {rope}": rope not in ("default", *SCALED_ROPE),
         f"partial_rotary_factor {rotary}": rotary not in (None, 1.0),
         f"logit_scale {scale}": scale != 1.0,
-        "shared_expert_intermediate_size": bool(getattr(source, "shared_expert_intermediate_size", 0)),
+        "shared_expert_intermediate_size": not mixture.shared and bool(getattr(source, "shared_expert_intermediate_size", 0)),
         # The weight of the one expert would be 1 whatever the router computes, so the router would not learn.
-        "norm_topk_prob with a single expert per token": any(expert_layers_of(source))
-        and source.norm_topk_prob
-        and source.num_experts_per_tok == 1,
+        "norm_topk_prob with a single expert per token": any(mixture.layers) and mixture.normalised and mixture.per_token == 1,
     }
 
 
-def expert_layers_of(source: "PreTrainedConfig") -> list[bool]:
-    """For each layer, whether it is a mixture of experts."""
-    if architecture_of(source) != WITH_EXPERTS:
-        return [False] * source.num_hidden_layers
-    return expert_layers(source.num_hidden_layers, source.num_experts, source.decoder_sparse_step, source.mlp_only_layers)
-
-
 def _check_fp8(source: "PreTrainedConfig", learner: LearnerConfig) -> None:
-    if any(expert_layers_of(source)):
+    architecture = description_of(source).architecture(source)
+    if any(architecture.with_experts):
         raise RecipeError(
             "learner.fp8",
             "fp8 products of experts have not been tested",
             "set it to none, or choose a model without experts",
         )
-    heads, groups = source.num_attention_heads, source.num_key_value_heads
+    heads, groups = architecture.heads, architecture.key_value_heads
     for what, channels in (
         ("hidden channels", source.hidden_size),
-        ("channels of queries, keys and values", head_size_of(source) * (heads + 2 * groups) // learner.tensor_parallel),
-        ("channels of attention", head_size_of(source) * heads // learner.tensor_parallel),
+        ("channels of queries, keys and values", architecture.head_size * (heads + 2 * groups) // learner.tensor_parallel),
+        ("channels of attention", architecture.head_size * heads // learner.tensor_parallel),
         ("feed-forward channels", source.intermediate_size // learner.tensor_parallel),
     ):
         if channels % FP8_MULTIPLE:

@@ -35,7 +35,7 @@ class PolicyModel(GPTModel):
         super().__init__(
             config.transformer,
             block_spec(config.transformer, chunk),
-            vocab_size=config.vocabulary,
+            vocab_size=config.architecture.vocabulary,
             max_sequence_length=config.max_positions,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
@@ -43,6 +43,8 @@ class PolicyModel(GPTModel):
             position_embedding_type="rope",
             vp_stage=chunk,
         )
+        self.architecture = config.architecture
+        self.rotation_scale = config.rotation_scale
         for layer in self.modules():
             if isinstance(layer, UsesKernels):
                 layer.kernels = kernels
@@ -79,10 +81,11 @@ class PolicyModel(GPTModel):
             # gradient.
             embedded.requires_grad_()
         rotary = None
-        if uses_transformer_engine(self.config) and not packed.prefixes:
+        if uses_transformer_engine(self.config) and not packed.prefixes and self.rotation_scale == 1:
             rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
         else:
-            packed.rotate_by(self.rotary_pos_emb.get_freqs_non_repeated(packed.longest_row), self.config.params_dtype)
+            angles = self.rotary_pos_emb.get_freqs_non_repeated(packed.longest_row)
+            packed.rotate_by(angles, self.config.params_dtype, self.rotation_scale)
         if gives_predicting_only(self.config):
             packed.predicting = positions
         hidden: Tensor = self.decoder(

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from asyncrl.core.architectures.architecture import WITH_BIASES, WITH_HEAD_NORMS
+from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.recipe.learner import LearnerConfig
 from learners.flops import ProductShapes
 from learners.megatron.engine import engine_layers
-from learners.supported_model import SCALED_ROPE, architecture_of, expert_layers_of, head_size_of, supported_config
+from learners.supported_model import SCALED_ROPE, description_of, supported_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -26,16 +26,18 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         transformer: Megatron's configuration.
-        vocabulary: number of tokens in the embedding.
+        architecture: the model's tensors.
         tied: whether the output layer is the embedding.
         inverse_frequencies: float32 [head_dim / 2], of the rotary position embedding, with scaling applied.
+        rotation_scale: factor of rotated queries and keys; 1 unless the embedding is YaRN's.
         max_positions: longest row that the model was made for.
     """
 
     transformer: TransformerConfig
-    vocabulary: int
+    architecture: Architecture
     tied: bool
     inverse_frequencies: Tensor
+    rotation_scale: float
     max_positions: int
 
 
@@ -45,14 +47,16 @@ def product_shapes(config: PolicyConfig) -> ProductShapes:
     hidden = transformer.hidden_size
     dense, mixture = 3 * hidden * transformer.ffn_hidden_size, 0
     if transformer.num_moe_experts is not None:
-        mixture = hidden * (transformer.num_moe_experts + 3 * transformer.moe_ffn_hidden_size * transformer.moe_router_topk)
+        shared = config.architecture.shared_size
+        per_token = transformer.moe_ffn_hidden_size * transformer.moe_router_topk + shared
+        mixture = hidden * (transformer.num_moe_experts + bool(shared) + 3 * per_token)
     return ProductShapes(
         hidden=hidden,
         heads=transformer.num_attention_heads,
         query_groups=transformer.num_query_groups,
         head_dim=transformer.kv_channels,
         feed_forward=tuple(mixture if has_experts(transformer, layer) else dense for layer in range(transformer.num_layers)),
-        outputs=config.vocabulary,
+        outputs=config.architecture.vocabulary,
     )
 
 
@@ -70,33 +74,35 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
         RecipeError: see :func:`learners.supported_model.supported_config`.
     """
     source = supported_config(folder, learner)
+    architecture = description_of(source).architecture(source)
+    frequencies, scale = _rotation(source, architecture.head_size)
     return PolicyConfig(
-        transformer=_transformer_config(source, learner),
-        vocabulary=source.vocab_size,
-        tied=source.tie_word_embeddings,
-        inverse_frequencies=_inverse_frequencies(source),
+        transformer=_transformer_config(source, architecture, learner),
+        architecture=architecture,
+        tied=architecture.tied,
+        inverse_frequencies=frequencies,
+        rotation_scale=scale,
         max_positions=source.max_position_embeddings,
     )
 
 
-def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> TransformerConfig:
-    architecture = architecture_of(source)
+def _transformer_config(source: PreTrainedConfig, architecture: Architecture, learner: LearnerConfig) -> TransformerConfig:
     dtype = _DTYPES[learner.dtype]
     on_engine = engine_layers(dtype, learner.context_parallel)
     return TransformerConfig(
-        num_layers=source.num_hidden_layers,
-        hidden_size=source.hidden_size,
-        ffn_hidden_size=source.intermediate_size,
-        num_attention_heads=source.num_attention_heads,
-        num_query_groups=source.num_key_value_heads,
-        kv_channels=head_size_of(source),
+        num_layers=architecture.layers,
+        hidden_size=architecture.hidden_size,
+        ffn_hidden_size=architecture.intermediate_size,
+        num_attention_heads=architecture.heads,
+        num_query_groups=architecture.key_value_heads,
+        kv_channels=architecture.head_size,
         normalization="RMSNorm",
         layernorm_epsilon=source.rms_norm_eps,
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        add_qkv_bias=architecture in WITH_BIASES,
-        qk_layernorm=architecture in WITH_HEAD_NORMS,
+        add_qkv_bias=architecture.biases,
+        qk_layernorm=architecture.head_norms,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -145,17 +151,19 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig, *, grouped
     There is no loss that balances the experts. It would be a function of all tokens of a micro-batch together, and a
     different division of the batch would give a different gradient.
     """
-    with_experts = expert_layers_of(source)
-    if not any(with_experts):
+    mixture = description_of(source).mixture(source)
+    if not any(mixture.layers):
         return {}
     return {
-        "num_moe_experts": source.num_experts,
-        "moe_router_topk": source.num_experts_per_tok,
-        "moe_ffn_hidden_size": source.moe_intermediate_size,
+        "num_moe_experts": mixture.experts,
+        "moe_router_topk": mixture.per_token,
+        "moe_ffn_hidden_size": mixture.channels,
+        "moe_shared_expert_intermediate_size": mixture.shared or None,
+        "moe_shared_expert_gate": mixture.shared > 0,
         # A single number if all layers are alike, because Megatron names a checkpoint's tensors differently for a list.
-        "moe_layer_freq": 1 if all(with_experts) else [int(has) for has in with_experts],
+        "moe_layer_freq": 1 if all(mixture.layers) else [int(has) for has in mixture.layers],
         # The softmax over only the chosen experts equals the softmax over all experts, normalised again.
-        "moe_router_pre_softmax": not source.norm_topk_prob,
+        "moe_router_pre_softmax": not mixture.normalised,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         # All experts of a rank in one product, instead of one after another.
@@ -165,13 +173,13 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig, *, grouped
     }
 
 
-def _inverse_frequencies(source: PreTrainedConfig) -> Tensor:
-    """Inverse frequencies as Hugging Face computes them. Megatron's own scaling knows only one of Llama's four
-    parameters."""
+def _rotation(source: PreTrainedConfig, head_size: int) -> tuple[Tensor, float]:
+    """Inverse frequencies, and the factor of what is rotated, as Hugging Face computes them. Megatron's own scaling knows only
+    one of Llama's four parameters."""
     rope = source.rope_parameters
     if rope.get("rope_type", "default") in SCALED_ROPE:
         scaled: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[rope["rope_type"]](source, torch.device("cpu"))
-        return scaled[0]
-    exponents = torch.arange(0, head_size_of(source), 2, dtype=torch.int64).float() / head_size_of(source)
+        return scaled
+    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
     base: float = rope["rope_theta"]
-    return 1.0 / (base**exponents)
+    return 1.0 / (base**exponents), 1.0

@@ -16,12 +16,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, Architecture, divided_dimension
+from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, divided_dimension
 from asyncrl.core.publication import Shard
 from learners.held_weights import held_weights
 from learners.megatron.hugging_face import HuggingFaceTensors
 from learners.megatron.model import PolicyModel
-from learners.megatron.model_config import has_experts
 from learners.rank import RankSpec
 
 
@@ -62,9 +61,14 @@ def _query_key_value(kind: str) -> _Rule:
     return parts
 
 
-def _gate_up(local: Tensor, _: TransformerConfig) -> list[TensorPart]:
-    gate, up = local.chunk(2)
-    return [TensorPart(f"{name}_proj.weight", half) for name, half in (("gate", gate), ("up", up))]
+def _halves(first: str, second: str) -> _Rule:
+    """Rule for the joint matrix of a feed-forward block's gate, in the first half of the rows, and its other input."""
+    return lambda local, _: [
+        TensorPart(f"{name}.weight", half) for name, half in zip((first, second), local.chunk(2), strict=True)
+    ]
+
+
+_gate_up = _halves("gate_proj", "up_proj")
 
 
 def _within(prefix: str, rule: _Rule) -> _Rule:
@@ -86,12 +90,14 @@ _LAYER_RULES: dict[str, _Rule] = {
     "pre_mlp_layernorm.weight": _all_of("post_attention_layernorm.weight"),
     "mlp.linear_fc1.weight": _within("mlp.", _gate_up),
     "mlp.linear_fc2.weight": _all_of("mlp.down_proj.weight"),
-    "mlp.router.weight": _all_of("mlp.gate.weight"),
+    "mlp.shared_experts.linear_fc1.weight": _within("mlp.shared_expert.", _gate_up),
+    "mlp.shared_experts.linear_fc2.weight": _all_of("mlp.shared_expert.down_proj.weight"),
+    "mlp.shared_experts.gate_weight": _all_of("mlp.shared_expert_gate.weight"),
     # TransformerEngine's layers hold the norm inside the linear layer that follows it.
     "self_attention.linear_qkv.layer_norm_weight": _all_of("input_layernorm.weight"),
     "mlp.linear_fc1.layer_norm_weight": _all_of("post_attention_layernorm.weight"),
 }
-_EXPERT_RULES: dict[str, _Rule] = {"linear_fc1": _gate_up, "linear_fc2": _all_of("down_proj.weight")}
+_ROUTER = "mlp.router.weight"
 _EXPERT_NAME = re.compile(
     r"mlp\.experts\.(?:local_experts\.(?P<alone>\d+)\.(?P<layer>linear_fc[12])\.weight"
     # TransformerEngine's grouped layer has a weight for each of the rank's experts.
@@ -138,7 +144,7 @@ def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
         KeyError: for a parameter without a rule, so that none is silently left out.
         ValueError: if the parameters do not hold what a rank at this place should hold.
     """
-    remaining = {held.rectangle.name: held for held in held_weights(architecture_of(chunks[0]), spec)}
+    remaining = {held.rectangle.name: held for held in held_weights(chunks[0].architecture, spec)}
     for name, local in (part for chunk in chunks for part in _parts(chunk, spec)):
         shape, (_, start, extent), published = remaining.pop(name)
         if math.prod(extent) != local.numel():
@@ -148,28 +154,9 @@ def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
         raise ValueError(f"rank {spec.rank} should hold {', '.join(remaining)}, and no parameter of its model does")
 
 
-def architecture_of(model: PolicyModel) -> Architecture:
-    """Describe the whole model, of which ``model`` is a chunk."""
-    config = model.config
-    return Architecture(
-        hidden_size=config.hidden_size,
-        heads=config.num_attention_heads,
-        key_value_heads=config.num_query_groups,
-        head_size=config.kv_channels,
-        intermediate_size=config.ffn_hidden_size,
-        vocabulary=model.vocab_size,
-        tied=model.share_embeddings_and_output_weights,
-        biases=config.add_qkv_bias,
-        head_norms=config.qk_layernorm,
-        with_experts=tuple(has_experts(config, layer) for layer in range(config.num_layers)),
-        experts=config.num_moe_experts or 0,
-        expert_size=config.moe_ffn_hidden_size or 0,
-    )
-
-
 def _parts(model: PolicyModel, spec: RankSpec) -> Iterator[TensorPart]:
     """Yield the parts of a chunk's parameters, with their Hugging Face names."""
-    first_layer = get_transformer_layer_offset(model.config, model.vp_stage)
+    first_layer, names = get_transformer_layer_offset(model.config, model.vp_stage), model.architecture.expert_names
     for parameter_name, parameter in model.named_parameters():
         if f".{ADAPTERS}." in parameter_name:
             continue
@@ -179,7 +166,11 @@ def _parts(model: PolicyModel, spec: RankSpec) -> Iterator[TensorPart]:
         if expert:
             place = int(expert["alone"] or expert["grouped"])
             number = spec.expert_rank * (model.config.num_moe_experts // spec.layout.expert) + place
-            rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert["layer"] or expert["grouped_layer"]])
+            first = (expert["layer"] or expert["grouped_layer"]) == "linear_fc1"
+            of_expert = _halves(names.gate, names.up) if first else _all_of(f"{names.down}.weight")
+            rule = _within(f"{names.block}.experts.{number}.", of_expert)
+        elif layer and layer[2] == _ROUTER:
+            rule = _all_of(f"{names.block}.gate.weight")
         else:
             rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
         # In a tied model, the output layer is the last stage's copy of the embedding.

@@ -11,8 +11,14 @@ from loss_samples import decoupled_ppo
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -42,6 +48,8 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+"""As a model card tells users to write it, for contexts longer than those of the training."""
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 
@@ -53,6 +61,10 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
         "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
         "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 16} | EXPERTS),
         "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
+        "qwen3_yarn": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_parameters": YARN_ROPE}),
+        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+        "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, EXPERTS | {"shared_expert_intermediate_size": 40}),
     }[architecture]
     torch.manual_seed(seed)
     size: dict[str, Any] = {
@@ -82,8 +94,11 @@ def untimed(readings: dict[str, float]) -> dict[str, float]:
 def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarray]:
     """Parameters, or their gradients (``grad``), in float64 under the names they have in the folder: each expert's apart."""
     found = {}
+    of_mixtral = isinstance(model, MixtralForCausalLM)
     for name, parameter in model.named_parameters():
         values = getattr(parameter, kind).double().numpy()
+        if of_mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
         place, _, projection = name.rpartition(".")
         if not place.endswith(".experts"):
             found[name] = values
@@ -91,6 +106,8 @@ def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarr
         for number, expert in enumerate(values):
             parts = np.split(expert, 2) if projection == "gate_up_proj" else [expert]
             names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+            if of_mixtral:
+                names = ["w1", "w3"] if projection == "gate_up_proj" else ["w2"]
             found |= {f"{place}.{number}.{part_name}.weight": part for part_name, part in zip(names, parts, strict=True)}
     return found
 

@@ -33,7 +33,16 @@ MODELS = {
     "qwen3": ("qwen3", COMMON),
     "llama-tied": ("llama", COMMON | {"tie_word_embeddings": True}),
     "qwen3-moe": ("qwen3_moe", COMMON | {"moe_intermediate_size": 64}),
+    "qwen3-yarn": ("qwen3_yarn", COMMON),
+    "mistral": ("mistral", COMMON),
+    "mixtral": ("mixtral", COMMON),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {"hidden_size": 128, "intermediate_size": 64, "vocab_size": 200}
+        | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+    ),
 }
+WITH_EXPERTS = ("qwen3-moe", "mixtral", "qwen2-moe")
 LAYOUTS: dict[str, dict[str, int]] = {
     "tp2-pp2": {"tensor": 2, "pipeline": 2},
     "ep2": {"data": 2, "expert": 2},
@@ -104,7 +113,7 @@ async def table(chosen: list[str]) -> None:
         architecture, overrides = MODELS[name]
         with TemporaryDirectory() as temporary:
             folder = make_model(Path(temporary) / "model", architecture, **overrides)
-            layouts = {key: layout for key, layout in LAYOUTS.items() if key != "ep2" or name == "qwen3-moe"}
+            layouts = {key: layout for key, layout in LAYOUTS.items() if key != "ep2" or name in WITH_EXPERTS}
             versions = {}
             for number, (key, layout) in enumerate(layouts.items()):
                 versions[key] = published(folder, layout, 1 + number * VERSIONS, Path(temporary))

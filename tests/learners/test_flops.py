@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import KlInLossConfig
-from asyncrl.core.recipe.learner import LoraConfig
+from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
+from learners.megatron.model_config import policy_config, product_shapes
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM = 4, 32, 4, 2, 16
 SHAPES = ProductShapes(
@@ -48,7 +49,8 @@ def counted(model, length, predicted):
         model.lm_head(hidden[0, -predicted:]).sum().backward()
     by_operator = counter.get_flop_counts()["Global"]
     visible = torch.ones(length, length).tril().mean().item()
-    return by_operator[torch.ops.aten.mm] + by_operator[torch.ops.aten.bmm] * visible
+    with_biases = by_operator.get(torch.ops.aten.addmm, 0)
+    return by_operator[torch.ops.aten.mm] + with_biases + by_operator[torch.ops.aten.bmm] * visible
 
 
 @pytest.mark.parametrize(("name", "shapes"), [("folder", SHAPES), ("mixture", MIXTURE)])
@@ -60,6 +62,15 @@ def test_a_pass_is_what_torch_counts(request, name, shapes):
     expected = sum(counted(model, length, predicted) for length, predicted in rows.items())
     found = forward_flops(shapes, rows, sum(rows.values())) + backward_flops(shapes, rows, sum(rows.values()))
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "mixtral", "qwen2_moe"])
+def test_the_shapes_of_an_architecture_are_those_that_torch_counts(tmp_path, architecture):
+    folder = make_model(tmp_path, architecture)
+    shapes = product_shapes(policy_config(folder, LearnerConfig(micro_batch_tokens=64, lr=1e-3)))
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", experts_implementation="eager")
+    found = forward_flops(shapes, [20], 11) + backward_flops(shapes, [20], 11)
+    assert found == pytest.approx(counted(model, 20, 11), rel=1e-6)
 
 
 def test_a_pass_beside_frozen_weights_is_what_torch_counts(folder):

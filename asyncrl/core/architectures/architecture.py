@@ -9,15 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-WITH_BIASES = ("Qwen2ForCausalLM",)
-"""Architectures whose queries, keys and values have biases."""
-WITH_HEAD_NORMS = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-"""Architectures that normalise each head's queries and keys."""
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 _DIVIDED = {
-    **dict.fromkeys(("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0),
-    **dict.fromkeys(("o_proj", "down_proj"), 1),
+    **dict.fromkeys(("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"), 0),
+    **dict.fromkeys(("o_proj", "down_proj", "w2"), 1),
 }
 
 
@@ -46,6 +42,15 @@ class ModelTensor(NamedTuple):
     expert: int | None = None
 
 
+class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
+    """How a layer names its router (``BLOCK.gate``) and the projections of an expert (``BLOCK.experts.NUMBER.PROJECTION``)."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a decoder-only transformer, dense or with experts.
 
@@ -60,6 +65,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         with_experts: for each layer, whether it is a mixture of experts.
         experts: experts of such a layer.
         expert_size: feed-forward channels of an expert.
+        expert_names: what the tensors of router and experts are called.
+        shared_size: feed-forward channels of the expert that every token of such a layer goes to; 0 if there is none.
     """
 
     hidden_size: int
@@ -74,6 +81,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     with_experts: tuple[bool, ...]
     experts: int = 0
     expert_size: int = 0
+    expert_names: ExpertNames = ExpertNames()
+    shared_size: int = 0
 
     @property
     def layers(self) -> int:
@@ -100,20 +109,25 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         if self.head_norms:
             shapes |= dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (self.head_size,))
         shapes |= {"self_attn.o_proj.weight": (hidden, queries), "post_attention_layernorm.weight": (hidden,)}
-        if self.with_experts[layer]:
-            shapes["mlp.gate.weight"] = (self.experts, hidden)
+        names = ExpertNames()
+        if not self.with_experts[layer]:
+            shapes |= _feed_forward("mlp.", names, hidden, self.intermediate_size)
         else:
-            shapes |= _feed_forward("mlp.", hidden, self.intermediate_size)
+            names = self.expert_names
+            shapes[f"{names.block}.gate.weight"] = (self.experts, hidden)
+            if self.shared_size:
+                shapes |= _feed_forward("mlp.shared_expert.", ExpertNames(), hidden, self.shared_size)
+                shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
         for name, shape in shapes.items():
             yield ModelTensor(prefix + name, shape, layer)
         for expert in range(self.experts if self.with_experts[layer] else 0):
-            for name, shape in _feed_forward(f"mlp.experts.{expert}.", hidden, self.expert_size).items():
+            for name, shape in _feed_forward(f"{names.block}.experts.{expert}.", names, hidden, self.expert_size).items():
                 yield ModelTensor(prefix + name, shape, layer, expert)
 
 
-def _feed_forward(prefix: str, hidden: int, channels: int) -> dict[str, tuple[int, ...]]:
+def _feed_forward(prefix: str, names: ExpertNames, hidden: int, channels: int) -> dict[str, tuple[int, ...]]:
     return {
-        f"{prefix}gate_proj.weight": (channels, hidden),
-        f"{prefix}up_proj.weight": (channels, hidden),
-        f"{prefix}down_proj.weight": (hidden, channels),
+        f"{prefix}{names.gate}.weight": (channels, hidden),
+        f"{prefix}{names.up}.weight": (channels, hidden),
+        f"{prefix}{names.down}.weight": (hidden, channels),
     }

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.core.architectures.known import KNOWN, OTHER
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.buffer import NoJournalConfig
 from asyncrl.core.recipe.generators import MAIN_POOL
-from asyncrl.core.recipe.rules.model import ARCHITECTURES, WITH_EXPERTS
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig
 from asyncrl.envs.load import check_members
@@ -254,7 +254,7 @@ class _Config(msgspec.Struct):
     @property
     def is_dense(self) -> bool:
         """Whether the model is known to have no experts."""
-        return (self.architectures or ("none",))[0] in set(ARCHITECTURES) - {WITH_EXPERTS}
+        return KNOWN.get((self.architectures or ("none",))[0], OTHER).experts is None
 
 
 def _check_model(recipe: Recipe) -> None:

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import msgspec
 
-from asyncrl.core.architectures.architecture import WITH_BIASES, WITH_HEAD_NORMS, Architecture
+from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.description import Description, Mixture
+from asyncrl.core.architectures.known import KNOWN, OTHER
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
-from asyncrl.core.recipe.rules.experts import expert_layers
-from asyncrl.core.recipe.rules.model import WITH_EXPERTS, check_architecture, check_layout, check_routing
+from asyncrl.core.recipe.rules.model import check_architecture, check_layout, check_routing
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.models.hub import model_file
@@ -22,11 +23,6 @@ TINY = "tiny"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM computes on a CPU."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_WITHOUT_DEFAULT = {
-    "Qwen2ForCausalLM": ("num_key_value_heads",),
-    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("num_key_value_heads", "head_dim")),
-}
-"""Keys that have to be in ``config.json``: where one is missing, transformers takes a number that the others do not imply."""
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
@@ -54,41 +50,30 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     moe_intermediate_size: Count = 0
     decoder_sparse_step: Size = 1
     mlp_only_layers: tuple[int, ...] | None = None
+    norm_topk_prob: bool = False
+    shared_expert_intermediate_size: Count = 0
     architectures: tuple[str, ...] | None = None
+
+    @property
+    def description(self) -> Description:
+        """What is known of the model's architecture."""
+        return KNOWN.get((self.architectures or ("",))[0], OTHER)
 
     @property
     def architecture(self) -> Architecture:
         """The model's tensors."""
-        name = (self.architectures or ("",))[0]
-        return Architecture(
-            hidden_size=self.hidden_size,
-            heads=self.num_attention_heads,
-            key_value_heads=self.key_value_heads,
-            head_size=self.head_size,
-            intermediate_size=self.intermediate_size,
-            vocabulary=self.vocab_size,
-            tied=self.tie_word_embeddings,
-            biases=name in WITH_BIASES,
-            head_norms=name in WITH_HEAD_NORMS,
-            with_experts=tuple(self.with_experts),
-            experts=self.experts,
-            expert_size=self.moe_intermediate_size,
-        )
+        return self.description.architecture(self)
 
     @property
-    def experts(self) -> int:
-        """Number of experts in a layer that has them; releases of Hugging Face transformers name it differently."""
-        return self.num_experts or self.num_local_experts
-
-    @property
-    def with_experts(self) -> list[bool]:
-        """Which layers are mixtures of experts."""
-        return expert_layers(self.num_hidden_layers, self.experts, self.decoder_sparse_step, self.mlp_only_layers or ())
+    def mixture(self) -> Mixture:
+        """The sizes of its experts."""
+        return self.description.mixture(self)
 
     @property
     def expert_parameters(self) -> int:
-        """Number of weights of all experts."""
-        return 3 * self.hidden_size * self.moe_intermediate_size * self.experts * sum(self.with_experts)
+        """Number of weights of all experts that a router chooses from."""
+        mixture = self.mixture
+        return 3 * self.hidden_size * mixture.channels * mixture.experts * sum(mixture.layers)
 
     @property
     def key_value_heads(self) -> int:
@@ -103,18 +88,21 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """Number of weights, without biases and norms (less than one in a thousand)."""
-        layers, mixtures = self.num_hidden_layers, sum(self.with_experts)
+        mixture = self.mixture
+        layers, mixtures = self.num_hidden_layers, sum(mixture.layers)
         attention = 2 * self.hidden_size * self.head_size * (self.num_attention_heads + self.key_value_heads)
         feed_forward = 3 * self.hidden_size * self.intermediate_size * (layers - mixtures)
-        routers = self.hidden_size * self.experts * mixtures
+        routers = self.hidden_size * mixture.experts * mixtures
+        shared = 3 * self.hidden_size * mixture.shared * mixtures
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return layers * attention + feed_forward + routers + self.expert_parameters + embeddings
+        return layers * attention + feed_forward + routers + shared + self.expert_parameters + embeddings
 
     @property
     def active_parameters(self) -> int:
         """Number of weights that one token is multiplied by: those of its own experts, and all that are no expert's."""
-        chosen = min(self.num_experts_per_tok or 0, self.experts)
-        return self.parameters - self.expert_parameters + self.expert_parameters // max(1, self.experts) * chosen
+        experts = self.mixture.experts
+        chosen = min(self.mixture.per_token, experts)
+        return self.parameters - self.expert_parameters + self.expert_parameters // max(1, experts) * chosen
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
         """Number of weights in low-rank adapters."""
@@ -166,11 +154,10 @@ def read_shape(path: str) -> ModelShape:
         remedy = f"name a Hugging Face folder that holds config.json, or a model of the hub as organisation/name, or {TINY}"
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
-    architecture = check_architecture(shape.architectures, None)  # what is quantised will be dequantised, or the plan refuses it
-    if architecture == WITH_EXPERTS:
-        check_routing(shape.experts, shape.moe_intermediate_size, shape.num_experts_per_tok or 0)
-    for key in _WITHOUT_DEFAULT.get(architecture, ()):
+        raise RecipeError("model.path", f"cannot read {config}: {error}", f"name a folder with a {', '.join(KNOWN)}") from error
+    description = check_architecture(shape.architectures, None)  # what is quantised will be dequantised, or the plan refuses it
+    check_routing(description, shape.mixture)
+    for key in description.needed:
         if key not in read:
             problem = f"{config} has no {key}, for which Hugging Face transformers has a default that is no model's own"
             raise RecipeError("model.path", problem, f"write the model's true {key} there")
@@ -192,23 +179,14 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, p
         raise RecipeError(
             "model.max_context", f"{context} is more than the model's {positions} positions", f"set it to at most {positions}"
         )
-    check_layout(
-        learner,
-        heads=shape.num_attention_heads,
-        key_value_heads=shape.key_value_heads,
-        vocabulary=shape.vocab_size,
-        feed_forward=shape.intermediate_size,
-        with_experts=shape.with_experts,
-        experts=shape.experts,
-        channels=shape.moe_intermediate_size,
-    )
+    check_layout(learner, shape.architecture)
     for name, pool in pools.items():
         _check_engines(shape, pool_place(name), pool)
 
 
 def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> None:
     layout = engine_layout(pool)
-    check_ranks(any(shape.with_experts), place, pool)
+    check_ranks(any(shape.mixture.layers), place, pool)
     undivided = check_engine(shape.architecture, layout)
     if undivided is not None:
         what, workers = undivided

@@ -40,16 +40,20 @@ def bfloat16_share(shape: ModelShape) -> float | None:
 def products_of(shape: ModelShape) -> Iterator[Product]:
     """Yield the products of a model's layers, and of its output layer, which a learner computes in float32 in any case."""
     hidden, queries = shape.hidden_size, shape.num_attention_heads * shape.head_size
-    layers, mixtures = shape.num_hidden_layers, sum(shape.with_experts)
+    mixture = shape.mixture
+    layers, mixtures = shape.num_hidden_layers, sum(mixture.layers)
     yield Product(hidden, queries + 2 * shape.key_value_heads * shape.head_size, layers)
     yield Product(queries, hidden, layers)
     if layers > mixtures:
         yield Product(hidden, 2 * shape.intermediate_size, layers - mixtures)
         yield Product(shape.intermediate_size, hidden, layers - mixtures)
     if mixtures:
-        share = min(1.0, (shape.num_experts_per_tok or 0) / shape.experts)
-        yield Product(hidden, 2 * shape.moe_intermediate_size, mixtures * shape.experts, share)
-        yield Product(shape.moe_intermediate_size, hidden, mixtures * shape.experts, share)
+        share = min(1.0, mixture.per_token / mixture.experts)
+        yield Product(hidden, 2 * mixture.channels, mixtures * mixture.experts, share)
+        yield Product(mixture.channels, hidden, mixtures * mixture.experts, share)
+    if mixture.shared:
+        yield Product(hidden, 2 * mixture.shared, mixtures)
+        yield Product(mixture.shared, hidden, mixtures)
     yield Product(hidden, shape.vocab_size, trained=False)
 
 

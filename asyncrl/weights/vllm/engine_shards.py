@@ -71,6 +71,8 @@ def check_engine(architecture: Architecture, layout: EngineLayout) -> tuple[str,
     ]
     if not all(architecture.with_experts):
         counts.append((architecture.intermediate_size, "feed-forward channels", layout.tensor))
+    if architecture.shared_size:
+        counts.append((architecture.shared_size, "channels of the shared expert", layout.tensor))
     if any(architecture.with_experts) and layout.whole_experts:
         counts.append((architecture.experts, "experts", layout.workers))
     elif any(architecture.with_experts):
@@ -152,10 +154,10 @@ def _of_expert(architecture: Architecture, layout: EngineLayout, worker: int, te
         size, place, holder = architecture.expert_size, tensor.expert % here, 0
         if tensor.expert // here != worker:
             return
-    layer, module = tensor.name.split(".experts.")[0], tensor.name.split(".")[-2]
+    layer, module, names = tensor.name.split(".experts.")[0], tensor.name.split(".")[-2], architecture.expert_names
     merged = f"{layer}.experts.routed_experts."
-    if module == "down_proj":
+    if module == names.down:
         part = Rectangle(tensor.name, (0, holder * size), (tensor.shape[0], size))
         yield Target(part, merged + "w2_weight", (place, 0, 0))
     else:
-        yield Target(_rows(tensor, holder * size, size), merged + "w13_weight", (place, size if module == "up_proj" else 0, 0))
+        yield Target(_rows(tensor, holder * size, size), merged + "w13_weight", (place, size if module == names.up else 0, 0))

@@ -1,4 +1,4 @@
-"""A mixture of experts: the router, and the experts of a layer that this rank holds."""
+"""A mixture of experts: the router, the experts of a layer that this rank holds, and the expert that every token goes to."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -47,3 +48,17 @@ class Experts(UsesKernels, SequentialMLP):
             gate_up, _ = expert.linear_fc1(mine)
             outputs.append(expert.linear_fc2((self.kernels.gated_silu(gate_up) * weight.unsqueeze(1)).to(tokens.dtype))[0])
         return torch.cat(outputs), None
+
+
+class SharedExpert(UsesKernels, SharedExpertMLP):
+    """The expert that every token goes to, by a gate of its own: Megatron's, with gated SiLU and no biases."""
+
+    def __init__(self, config: TransformerConfig, **options: Any) -> None:
+        super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear), **options)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Compute the expert's output times its gate, from [t, 1, hidden] to the same shape."""
+        gate_up, _ = self.linear_fc1(hidden_states)
+        output, _ = self.linear_fc2(self.kernels.gated_silu(gate_up))
+        gated: Tensor = output * F.linear(hidden_states, self.gate_weight).sigmoid()
+        return gated

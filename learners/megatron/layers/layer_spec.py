@@ -25,7 +25,7 @@ from torch import Tensor
 
 from learners.megatron.engine import engine_layers, why_unusable
 from learners.megatron.layers.attention import PackedAttention
-from learners.megatron.layers.experts import Experts, Router
+from learners.megatron.layers.experts import Experts, Router, SharedExpert
 from learners.megatron.layers.kernels import UsesKernels
 from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.layers.row_moves import take_rows
@@ -133,7 +133,9 @@ def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     mlp: type | ModuleSpec = GatedMLP
     if has_experts(config, layer):
-        mlp = ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=Experts, router=Router))
+        shared = SharedExpert if config.moe_shared_expert_intermediate_size else None
+        submodules = MoESubmodules(experts=Experts, router=Router, shared_experts=shared)
+        mlp = ModuleSpec(module=MoELayer, submodules=submodules)
     else:
         names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
     return ModuleSpec(

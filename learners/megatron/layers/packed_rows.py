@@ -106,16 +106,17 @@ class PackedRows(PackedSeqParams):
             preamble=preamble,
         )
 
-    def rotate_by(self, angles: Tensor, dtype: torch.dtype) -> None:
+    def rotate_by(self, angles: Tensor, dtype: torch.dtype, scale: float) -> None:
         """Set the cosine and sine by which attention rotates each token's queries and keys, both [t, 1, dim / 2] in
         ``dtype``; on a CPU they are rounded to it, and float32.
 
         Args:
             angles: float32 [longest_row, dim / 2], for each position in a row.
             dtype: data type of the result.
+            scale: factor of cosine and sine.
         """
         positions = self.positions().to(angles.device)
-        cosine, sine = (values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
+        cosine, sine = (values[positions].unsqueeze(1).to(dtype) for values in (angles.cos() * scale, angles.sin() * scale))
         if not angles.is_cuda:
             cosine, sine = cosine.float(), sine.float()
         self.rotation = cosine, sine

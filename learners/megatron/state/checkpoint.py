@@ -71,7 +71,7 @@ def shape_of(config: PolicyConfig, critic: bool) -> CheckpointShape:
         heads=transformer.num_attention_heads,
         key_value_heads=transformer.num_query_groups,
         head_dim=transformer.kv_channels,
-        vocabulary=config.vocabulary,
+        vocabulary=config.architecture.vocabulary,
         tied_embeddings=config.tied,
         qkv_bias=transformer.add_qkv_bias,
         qk_norm=transformer.qk_layernorm,

@@ -75,7 +75,10 @@ def with_adapters(model, adapters):
     return matrices
 
 
-@pytest.mark.parametrize(("architecture", "lora"), [("qwen3", LORA), ("qwen2", FEW), ("llama", LORA), ("qwen3_moe", ATTENTION)])
+@pytest.mark.parametrize(
+    ("architecture", "lora"),
+    [("qwen3", LORA), ("qwen2", FEW), ("llama", LORA), ("qwen3_moe", ATTENTION), ("qwen2_moe", ATTENTION)],
+)
 def test_a_step_is_that_of_a_plain_model_with_adapters(tmp_path, architecture, lora):
     folder = make_model(tmp_path, architecture)
     readings, adapters, gradients, weights = one_step(folder, lora=lora, lr=1e-3)

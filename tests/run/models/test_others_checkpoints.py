@@ -199,7 +199,7 @@ def test_a_model_that_is_only_played_needs_an_output_layer(tmp_path: Path):
     change_config(tmp_path, tie_word_embeddings=False)
     with pytest.raises(RecipeError, match=r"lacks tensor lm_head\.weight"):
         check_played(tmp_path)
-    change_config(tmp_path, architectures=["MistralForCausalLM"], model_type="mistral")
+    change_config(tmp_path, architectures=["GraniteForCausalLM"], model_type="granite")
     check_played(tmp_path)
     with pytest.raises(RecipeError, match=r"lacks tensor lm_head\.weight, and its config\.json does not tie it"):
         check_output(tmp_path, tied=False)

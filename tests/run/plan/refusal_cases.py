@@ -42,7 +42,7 @@ from model_folders import SMALL, write_model
 from asyncrl.core.recipe.schema import ModelConfig
 from generators.chat_format import ChatFormat
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2, "short_factor": [1.0] * 16, "long_factor": [1.0] * 16}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("attention_bias", {"attention_bias": True}),
     ("mlp_bias", {"mlp_bias": True, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}),
@@ -55,7 +55,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("text_config", {"text_config": {"hidden_size": 64}}),
     ("dual_chunk_attention_config", {"dual_chunk_attention_config": {"chunk_size": 8}}),
     ("is_causal false", {"is_causal": False}),
-    ("rope_type yarn", {"rope_parameters": YARN}),
+    ("rope_type longrope", {"rope_parameters": LONG}),
     ("rope_type dynamic", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
     ("partial_rotary_factor 0.5", {"partial_rotary_factor": 0.5}),
     ("logit_scale 0.5", {"logit_scale": 0.5}),

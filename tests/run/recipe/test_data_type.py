@@ -38,7 +38,7 @@ def test_the_products_are_those_of_the_model_s_matrices(shape):
         expected += shape.vocab_size * shape.hidden_size
     assert multiplied == expected
     reached = sum(each.inputs * each.outputs * each.times * each.share for each in products_of(shape))
-    routers = shape.hidden_size * shape.experts * sum(shape.with_experts)
+    routers = shape.hidden_size * shape.mixture.experts * sum(shape.mixture.layers)
     embedding = 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
     assert reached == shape.active_parameters - routers - embedding
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm_models import vllm_model
 
-from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.architecture import Architecture, ExpertNames
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
@@ -66,6 +66,26 @@ MODELS = {
     "qwen3-moe": (
         Qwen3MoeConfig(**named("Qwen3MoeForCausalLM"), **EXPERTS, head_dim=16, mlp_only_layers=[0]),
         Architecture(**OF_SIZES | {"head_norms": True, "with_experts": (False, True), "experts": 4, "expert_size": 32}),
+    ),
+}
+MODELS |= {
+    "mixtral": (
+        MixtralConfig(**named("MixtralForCausalLM"), num_local_experts=4, num_experts_per_tok=2),
+        Architecture(
+            **OF_SIZES
+            | {
+                "with_experts": (True, True),
+                "experts": 4,
+                "expert_size": 96,
+                "expert_names": ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
+            }
+        ),
+    ),
+    "qwen2-moe": (
+        Qwen2MoeConfig(**named("Qwen2MoeForCausalLM"), **EXPERTS, shared_expert_intermediate_size=80),
+        Architecture(
+            **OF_SIZES | {"biases": True, "with_experts": (True, True), "experts": 4, "expert_size": 32, "shared_size": 80}
+        ),
     ),
 }
 LAYOUTS = {

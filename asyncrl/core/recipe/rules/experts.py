@@ -1,23 +1,11 @@
 """Checks that the learner's ranks can share out and divide a model's experts as the recipe asks."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-
-def expert_layers(layers: int, experts: int, step: int, dense: Collection[int]) -> list[bool]:
-    """Return which layers of a model are mixtures of experts: every ``step``-th, except those in ``dense``.
-
-    This is the rule of Hugging Face's Qwen3-MoE.
-
-    Args:
-        layers: number of layers.
-        experts: experts of a layer; 0 in a model without experts.
-    """
-    return [experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
 def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts: int, channels: int) -> None:
