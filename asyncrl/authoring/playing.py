@@ -66,6 +66,19 @@ def turns_of_file(file: Path) -> Turns:
     return lambda: _joined(lines)
 
 
+def all_turns_of(file: Path) -> list[str]:
+    """The turns in a file, of which there is at least one; see :func:`turns_of_file`.
+
+    Raises:
+        RecipeError: it cannot be read, or is empty.
+    """
+    next_turn = turns_of_file(file)
+    turns = list(iter(next_turn, None))
+    if not turns:
+        raise RecipeError("--script", f"{str(file)!r} is empty", "write a turn in each line")
+    return [turn for turn in turns if turn is not None]
+
+
 def turns_of_terminal(ask: Callable[[str], str]) -> Turns:
     """The turns that a person types; ``ask`` shows a prompt and returns a line, or raises ``EOFError``."""
 

@@ -96,7 +96,7 @@ def subjects_of(recipe: Recipe) -> tuple[Subject, ...]:
     for member, spec in recipe.environment.by_member.items():
         if isinstance(spec, AgentEnvironmentConfig):
             problem = "a program plays its episodes whole, so neither a person nor a script can play them turn by turn"
-            remedy = "try it with `asyncrl launch RECIPE --dry-run`, and then with steps=1"
+            remedy = "try it with `asyncrl agent check RECIPE`"
             raise RecipeError(member_place(member), problem, remedy)
     return tuple(Subject(member, spec, recipe) for member, spec in recipe.environment.by_member.items())
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
-from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, plan, report, scale, show, tiny
+from asyncrl.cli import bench, buffer, doctor, evaluate, export, launch, logs, plan, report, scale, show, tiny
+from asyncrl.cli.authors import agent, env
 from asyncrl.cli.completion import SHELLS, PrintCompletion
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_error, show_system_failure
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     export.add_command(commands)
     tiny.add_command(commands)
     env.add_command(commands)
+    agent.add_command(commands)
     bench.add_command(commands)
     doctor.add_command(commands)
     buffer.add_command(commands)

@@ -26,6 +26,7 @@ from generators.completion import Completion, Sampler
 from generators.episode import EpisodeLimits
 from generators.gateway.matching import Ask, Asked, Streams, TooManyStreams, Turn
 from generators.gateway.messages import ChatMessage, for_template
+from generators.gateway.observer import Observer, Placed, Silent
 from generators.gateway.parameters import Constrained, Settled
 from generators.gateway.problems import Kind, Problem, too_long
 from generators.gateway.protocol import Protocol
@@ -53,6 +54,7 @@ class GatewayEpisode:
 
     Args:
         sampler: samples its turns.
+        observer: hears of its requests.
 
     Attributes:
         over: is done when the episode has ended by itself: with the stop reason, or the error of an engine that died.
@@ -60,8 +62,14 @@ class GatewayEpisode:
         unenforced: how many requests asked for what would constrain the sampling, and was not enforced.
     """
 
-    def __init__(self, limits: GatewayLimits, sampler: Sampler, chat: ChatFormat) -> None:
-        self.limits, self.sampler, self.chat = limits, sampler, chat
+    def __init__(
+        self,
+        limits: GatewayLimits,
+        sampler: Sampler,
+        chat: ChatFormat,
+        observer: Observer = Silent(),  # noqa: B008 - it has no state
+    ) -> None:
+        self.limits, self.sampler, self.chat, self.observer = limits, sampler, chat, observer
         self.streams = Streams(limits.max_trajectories)
         self.over: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.asked_in_vain: Counter[str] = Counter()
@@ -165,11 +173,17 @@ class GatewayTurn:
 
     Args:
         model: the name that the client asked for, which is its role.
+
+    Attributes:
+        placed: its conversation and its place, once it has one.
+        failure: what ended it while it was sampled.
+        text: what was sampled.
     """
 
     def __init__(self, episode: GatewayEpisode, protocol: Protocol, model: str) -> None:
         self.model = model
         self._episode, self._protocol = episode, protocol
+        self.placed: Placed | None = None
         self._ask: Ask | None = None
         self._given: list[int] = []
         self._ids: list[int] = []
@@ -201,8 +215,9 @@ class GatewayTurn:
         specs = [spec_of(tool) for tool in tools]
         arguments = episode.chat.arguments_read(arguments, specs)
         episode.check_turns()
+        asked = Asked(self.model, messages, [spec.as_template_input() for spec in specs], arguments)
         try:
-            ask = episode.streams.begin(Asked(self.model, messages, [spec.as_template_input() for spec in specs], arguments))
+            ask = episode.streams.begin(asked)
         except TooManyStreams:
             episode.end(StopReason.MAX_TRAJECTORIES)
             episode.check_open()
@@ -220,6 +235,9 @@ class GatewayTurn:
         if ask.stream.turns:  # so far, its client has not come back after the last one
             tokens.answer_turn(0.0, (), max(0.0, time.perf_counter() - ask.stream.answered))
         self._ask, self._given = ask, given
+        begins = None if ask.stream.turns else ask.stream.why
+        self.placed = Placed(episode, self._protocol, asked, begins, ask.matched, episode.asked_in_vain)
+        episode.observer.placed(self.placed)
 
     async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> SampledText:
         """Have the turn sampled, with at most ``most`` tokens, up to one of the stop strings.
@@ -250,9 +268,10 @@ class GatewayTurn:
 
     def finish(self, message: ChatMessage) -> Turn:
         """Add the turn to its stream; ``message`` is what the client gets."""
-        if self._ask is None or self._sampled is None:
+        if self._ask is None or self._sampled is None or self.placed is None:
             raise RuntimeError("a turn is finished that was not sampled")
         completion, seconds = self._sampled
+        self._episode.observer.finished(self.placed, message)
         self._ask.stream.answered = time.perf_counter()
         return self._episode.streams.finish(self._ask, self._given, completion, seconds, message)
 

@@ -20,6 +20,7 @@ from generators.chat_format import ChatFormat
 from generators.completion import Sampler
 from generators.gateway.attempts import OUTLIVES_S, Attempt, Attempts
 from generators.gateway.episode import GatewayEpisode, GatewayLimits
+from generators.gateway.observer import Observer, Silent
 from generators.gateway.problems import Kind, Problem
 from generators.gateway.protocol import Protocol
 from generators.gateway.protocols import Answer, Protocols
@@ -57,6 +58,7 @@ class Gateway:
     Args:
         host: the address at which it listens.
         outlives_s: seconds for which a request goes on without its client.
+        observer: hears of the requests of all episodes.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Gateway:
         host: str = LOOPBACK,
         outlives_s: float = OUTLIVES_S,
         keep_alive_s: float = KEEP_ALIVE_S,
+        observer: Observer = Silent(),  # noqa: B008 - it has no state
     ) -> None:
         self._protocols, self._chat, self._host = protocols, chat, host
-        self._outlives_s, self._keep_alive_s = outlives_s, keep_alive_s
+        self._outlives_s, self._keep_alive_s, self._observer = outlives_s, keep_alive_s, observer
         self._played: dict[str, Played] = {}
         self._told: set[str] = set()
         app = web.Application(client_max_size=_LARGEST)
@@ -96,7 +99,8 @@ class Gateway:
     async def playing(self, limits: GatewayLimits, sampler: Sampler) -> AsyncIterator[Played]:
         """Return the context of an episode that clients can reach. After it, they are told that it is over."""
         secret = secrets.token_urlsafe(16)
-        played = Played(GatewayEpisode(limits, sampler, self._chat), f"{self._url}/e/{secret}", self._outlives_s)
+        episode = GatewayEpisode(limits, sampler, self._chat, self._observer)
+        played = Played(episode, f"{self._url}/e/{secret}", self._outlives_s)
         self._played[secret] = played
         try:
             yield played
@@ -123,6 +127,7 @@ class Gateway:
             try:
                 return await self._answered(request, protocol)
             except Problem as problem:
+                self._observer.refused(problem)
                 return _refused(problem, protocol)
 
         return handle
@@ -158,6 +163,7 @@ class Gateway:
         except Problem as problem:
             if response is None:
                 raise
+            self._observer.refused(problem)
             await response.write(_as_event(problem, protocol))
             await response.write_eof()
             return response
@@ -191,6 +197,7 @@ class Gateway:
         problem = Problem(
             Kind.NOT_FOUND, f"the gateway has no {request.method} {request.path.rpartition('/e/')[2]}; it has {ways}"
         )
+        self._observer.refused(problem)
         is_anthropic = "anthropic-version" in request.headers
         return _refused(problem, Protocol.MESSAGES if is_anthropic else Protocol.CHAT)
 

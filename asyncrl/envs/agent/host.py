@@ -26,6 +26,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 NO_MODEL_YET = "http://127.0.0.1:9/made-while-the-module-was-imported"
@@ -162,8 +163,8 @@ class _Host:
             status = _played(self._function, message["task"])
         except SystemExit as end:
             status = _exit_status(end)
-        except BaseException:  # noqa: BLE001 - whatever the agent's code raises
-            traceback.print_exc()
+        except BaseException as error:  # noqa: BLE001 - whatever the agent's code raises
+            traceback.print_exception(type(error), error, _without_ours(error.__traceback__))
         finally:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -225,6 +226,14 @@ def _played(function: Callable[[Any], Any], task: str) -> int:
     with open(os.environ["ASYNCRL_RESULT"], "w", encoding="utf-8") as file:
         json.dump(result, file, allow_nan=False)
     return 0
+
+
+def _without_ours(raised: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its first frames, which are of this file; all of it if there are no others."""
+    rest = raised
+    while rest is not None and rest.tb_frame.f_code.co_filename == __file__:
+        rest = rest.tb_next
+    return raised if rest is None else rest
 
 
 def _exit_status(end: SystemExit) -> int:

@@ -278,7 +278,7 @@ async def test_the_program_of_the_page_works_as_it_stands(protocols, tmp_path: P
 
 
 def test_the_recipe_of_the_page_is_one(tmp_path: Path) -> None:
-    (recipe,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    recipe, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)  # the other is of a section
     (tmp_path / "solve.yaml").write_text(recipe)
     composed = compose(str(tmp_path / "solve.yaml"), ["model.path=tiny"])
     assert isinstance(composed.environment, AgentEnvironmentConfig)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli import env_serve
 from asyncrl.cli.arguments import command, count, whole_number, writable_file
+from asyncrl.cli.authors import env_serve
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_refusal
 from asyncrl.core.errors import RecipeError

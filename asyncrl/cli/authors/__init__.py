@@ -1,0 +1,1 @@
+"""Commands for those who write environments and agents."""
