@@ -106,13 +106,14 @@ def shielded(text: str, format: CallFormat) -> str:
         return text
     ends = [found.start() for found in re.finditer(f"{re.escape(marks.end)}(?={marks.after})", text)]
     calls = [found.start() for found in re.finditer(re.escape(format.begin) + marks.call, text)]
+    begins = [found.span() for found in re.finditer(marks.begin, text)]
+    starts, closed = [begin for begin, _ in begins], [found.start() for found in re.finditer(re.escape(marks.end), text)]
     parts, place = [], 0
-    for begin in re.finditer(marks.begin, text):
-        start = begin.end()
+    for _, start in begins:
         end = _first_from(start, ends)
         if start < place or end is None or end > (_first_from(start, calls) or len(text)):
             continue
-        if len(re.findall(marks.begin, text[start:end])) > text.count(marks.end, start, end):
+        if _between(start, end, starts) > _between(start, end, closed):
             continue
         parts += [text[place:start], text[start:end].replace("<", _SHIELD)]
         place = end
@@ -123,3 +124,8 @@ def _first_from(place: int, places: list[int]) -> int | None:
     """Return the first of the sorted ``places`` that is not before ``place``."""
     index = bisect_left(places, place)
     return places[index] if index < len(places) else None
+
+
+def _between(start: int, end: int, places: list[int]) -> int:
+    """Return how many of the sorted ``places`` are from ``start`` up to ``end``."""
+    return bisect_left(places, end) - bisect_left(places, start)

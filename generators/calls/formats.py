@@ -87,7 +87,7 @@ _ARG_VALUE = ValueMarks(
     end="</arg_value>",
     after=r"\s*(?:<arg_key>|</tool_call>)",
     call=r"[\w.-]+\s*<arg_key>",
-    name=r"<arg_key>\s*(.*?)\s*</arg_key>",
+    name=r"<arg_key>([^<]*)</arg_key>",
     function=r"<tool_call>",
 )
 

@@ -6,6 +6,7 @@ Parsers take the last value of a key, drop a key without a value, and take what 
 import ast
 import json
 import re
+from collections import Counter
 from typing import Any
 
 from generators.calls.formats import ValueMarks
@@ -54,7 +55,7 @@ def unpaired(call: str, marks: ValueMarks) -> str:
     """
     begins = [found.start() for found in re.finditer(marks.function, call)]
     for start, end in zip([0, *begins[1:]], [*begins[1:], len(call)], strict=True) if begins else [(0, len(call))]:
-        names = re.findall(marks.name, call[start:end])
+        names = [name.strip() for name in re.findall(marks.name, call[start:end])]
         values, ends = len(re.findall(marks.begin, call[start:end])), call.count(marks.end, start, end)
         if not len(names) == values == ends:
             return f"{len(names)} arguments are named, {values} values begin, and {ends} end with {marks.end}"
@@ -64,5 +65,5 @@ def unpaired(call: str, marks: ValueMarks) -> str:
 
 
 def _twice(names: list[str]) -> str:
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
     return "" if twice is None else f"{twice!r} is given twice"

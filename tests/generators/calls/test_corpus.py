@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from asyncrl.core.messages import MalformedCall, ToolCall
 from asyncrl.envs.base import Action
+from generators.calls.blocks import blocks
+from generators.calls.formats import format_named
 from generators.calls.reader import ToolCallReader
+from generators.calls.repeated import unpaired
 
 _MARKS = (  # each family's, which its parser looks for in the vocabulary
     *("<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"),
@@ -160,3 +163,16 @@ def test_arguments_of_any_depth_are_a_call_or_malformed_and_never_an_error(
     nested = "[" * depth + "]" * depth
     text = WRITERS[parser]("book", {"seats": "NESTED"}).replace('"NESTED"', nested).replace("NESTED", nested)
     assert readers[parser].read(text).calls
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("parser", TYPED_BY_TEXT)
+def test_what_would_be_lost_is_found_in_a_time_that_grows_with_the_turn(parser: str) -> None:
+    """Of 100,000 arguments that never end, before one that does."""
+    known = format_named(parser)
+    assert known is not None
+    assert known.value is not None
+    whole = WRITERS[parser]("add", {"a": 1, "b": 2})
+    name = whole[whole.index("<parameter") if "<parameter" in whole else whole.index("<arg_key>") : whole.index("1")]
+    found = [*blocks(whole.replace(name, name * 100_000, 1), known)]
+    assert [bool(unpaired(block.readable, known.value)) for block in found] == [True]
