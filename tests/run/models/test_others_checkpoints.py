@@ -3,14 +3,13 @@
 import asyncio
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from foreign_folders import change_config
+from fork_server import WITH_TRANSFORMERS
 from model_folders import write_tokenizer
 from planned import ROOMY
 from safetensors.torch import load_file, save_file
@@ -53,10 +52,13 @@ def planned(folder: Path) -> tuple[str, ...]:
 
 
 def run(command: str) -> None:
-    """Run the command that ends a text, with this Python."""
-    program, *arguments = shlex.split(command[command.index("python -c") :])
-    assert program == "python"
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    """Run the command that ends a text, in a process forked from one that has imported transformers."""
+    program, option, code = shlex.split(command[command.index("python -c") :])
+    assert (program, option) == ("python", "-c")
+    process = WITH_TRANSFORMERS.Process(target=exec, args=(code, {}))
+    process.start()
+    process.join(240)
+    assert process.exitcode == 0
 
 
 def refused(folder: Path) -> RecipeError:
