@@ -35,7 +35,7 @@ def hardware() -> Hardware:
     """What this rank computes on, once it is initialised."""
     here = device()
     name = torch.cuda.get_device_name(here) if here.type == "cuda" else processor_name()
-    return Hardware(name, torch.get_num_threads(), torch.__version__)
+    return Hardware(name, torch.get_num_threads(), str(torch.__version__))
 
 
 def gathers_in_host_memory() -> bool:
