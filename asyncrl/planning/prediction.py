@@ -23,7 +23,7 @@ from asyncrl.simulation.run.modelled_run import ModelledRun
 from asyncrl.simulation.run.outcome import Outcome
 from asyncrl.simulation.run.rates import Rates
 
-SEEDS, STEPS = 3, 24
+SEEDS, STEPS = 3, 16
 """Modelled runs of a prediction, and training steps of each that count."""
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Student's t for an interval of 95 % of so many runs."""

@@ -8,7 +8,6 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.simulation.run.rates import LearnerRates
 from learners.batches import packing
-from learners.batches.prefixes import planned_prefix
 
 _LEAST_PREAMBLE = 16
 """A preamble of fewer tokens is not shared (``learners.batches.prefixes``)."""
@@ -53,13 +52,14 @@ def work(batch: Batch, recipe: Recipe, preamble: int, times: float = 1) -> Work:
 
 
 def _computed(batch: Batch, rows: Sequence[int], preamble: int) -> int:
-    """Tokens of one micro-batch, where a group's prompt and the preamble of all groups are computed once."""
+    """Tokens of one micro-batch, where the prompt of a group, which is the same in all its rows, is computed once, and so is the
+    preamble of all groups."""
     groups: dict[int, list[int]] = {}
     for row in rows:
         groups.setdefault(batch.rows[row].group_id, []).append(row)
     tokens, sharing = 0, 0
     for members in groups.values():
-        prefix = planned_prefix([batch.rows[row] for row in members]) if len(members) > 1 else 0
+        prefix = min(batch.rows[row].prompt_length for row in members) - 1 if len(members) > 1 else 0
         sharing += prefix >= preamble > 0
         # What a row has from its last sampled token on predicts nothing, and is not computed.
         tokens += sum(batch.rows[row].length - 1 for row in members) - prefix * (len(members) - 1)

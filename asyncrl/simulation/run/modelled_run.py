@@ -40,7 +40,7 @@ from buffers.replay_buffer import ReplayBuffer
 
 WARM_UP = 3
 """Training steps that never count; more do not where the pipeline is deeper."""
-LEAST_ENGINES, LEAST_EPISODES = 16, 256
+LEAST_ENGINES, LEAST_EPISODES = 8, 256
 """A run with several times as many engines, and episodes in a batch, is modelled by one of so many: ``ModelledRun.scale``."""
 _NEVER = 1 << 40
 

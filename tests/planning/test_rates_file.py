@@ -1,0 +1,59 @@
+"""Files of rates: what is shipped can be read, and what is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.planning.rates_file import SHIPPED, read_rates
+from asyncrl.planning.sources import basis_of_file, machine_of
+from asyncrl.run.recipe.compose import compose_for
+
+FIGURES = "{value: 0.1, source: given}"
+DIRECT = f"""\
+device: made
+engine: {{step: {FIGURES}, request: {FIGURES}, prompt_token: {FIGURES}}}
+learner: {{step: {FIGURES}, token: {FIGURES}}}
+publication: {{write: {FIGURES}, move: {FIGURES}, pause: {FIGURES}}}
+"""
+
+
+@pytest.mark.parametrize("name", [path.stem for path in SHIPPED.glob("*.yaml")])
+def test_shipped_files_name_a_source_for_each_figure(name: str):
+    file = read_rates(name)
+    recipe = compose_for(machine_of(file, 8), "quickstart", ["generators.count=4", "learner.data_parallel=2"])[0]
+    basis = basis_of_file(file, name, None)
+    rates = dict(basis.rates_of(recipe).listed())
+    assert rates["engine.step"].value > 0
+    assert all(rate.source for rate in rates.values())
+
+
+def test_rates_may_be_written_themselves(tmp_path: Path):
+    (tmp_path / "own.yaml").write_text(DIRECT)
+    file = read_rates(str(tmp_path / "own.yaml"))
+    assert file.engine is not None
+    assert file.engine.step.value == 0.1
+    with pytest.raises(RecipeError, match="no episodes"):
+        basis_of_file(file, "own", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("device: [", "no file of rates"),
+        ("device: made", "either hardware, or all of engine"),
+        (DIRECT + "speed: 3", "unknown field `speed`"),
+        (DIRECT.replace("value: 0.1", "value: -1", 1), "step of .* is -1"),
+        (DIRECT.replace(", source: given", "", 1), "missing required field `source`"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str):
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match=problem):
+        read_rates(str(file))
+
+
+def test_a_file_that_is_not_there_names_the_shipped_ones():
+    with pytest.raises(RecipeError, match="h100"):
+        read_rates("h200")
