@@ -116,6 +116,10 @@ class Batches:
             for index in sorted(group.records):
                 yield BatchEpisode.around(group.records[index], group.task.id, group.source, weight)
 
+    def kept(self) -> dict[PolicyVersion, Batch]:
+        """Return the batches that were trained and are kept, by version."""
+        return {version: kept.batch for version, kept in self._state.kept.items() if kept.trained}
+
     def trained(self, version: PolicyVersion) -> None:
         """Note that the batch of ``version`` was trained. A second call does nothing.
 

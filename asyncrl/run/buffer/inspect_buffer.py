@@ -26,7 +26,12 @@ def inspect_run(run: Path) -> BufferReport:
         RecipeError: there is no run in the folder, or the run keeps no journal or has not begun it yet.
         JournalDamaged, JournalGone, JournalOfAnotherRun, UnknownFormat: what is there cannot be read.
     """
-    folder = RunFolder.find(run)
+    buffer = recorded_buffer(RunFolder.find(run))
+    return inspect(buffer.statistics(), buffer.tasks.drawn, time.time())
+
+
+def recorded_buffer(folder: RunFolder) -> ReplayBuffer:
+    """Return the buffer of a run as its journal describes it. Raises what :func:`inspect_run` does."""
     recipe = compose(str(folder.recipe))
     if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         problem = f"{folder.path} keeps no journal, so only the buffer's process knows what the buffer holds"
@@ -44,4 +49,4 @@ def inspect_run(run: Path) -> BufferReport:
         tasks = recorded_task_stream(recipe, recorded.sources)
         buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
         rebuild(buffer, Identity.of(recipe, tasks), journal, found)
-    return inspect(buffer.statistics(), tasks.drawn, time.time())
+    return buffer

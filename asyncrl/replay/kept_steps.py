@@ -1,0 +1,119 @@
+"""What a run still has of its training steps: the batches in its journal, the checkpoints they can begin from, their record.
+
+What always holds: nothing of the run is changed, and what is no longer there is refused by its name before anything is computed.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.payload import PayloadRef
+from asyncrl.run.buffer.inspect_buffer import recorded_buffer
+from asyncrl.run.folder.buffer_folder import BufferFolder
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.step_log import RecordedSteps, StepLog
+from asyncrl.run.recipe.compose import compose
+from buffers.payload import check_there
+from learners.checkpointing import checkpoints
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a replay begins from: the policy ``version``, and its checkpoint; None for the model that the run began with."""
+
+    version: PolicyVersion
+    checkpoint: Path | None
+
+
+class KeptSteps(msgspec.Struct, frozen=True):
+    """What the run in ``folder`` has of its steps.
+
+    Attributes:
+        batches: the batches that are kept, by the version that they were trained from.
+        starts: what a replay may begin from, oldest first.
+        payload: the folders of the payload shards, by number; those of other hosts may be missing.
+        record: what each step made.
+    """
+
+    folder: RunFolder
+    batches: dict[PolicyVersion, Batch]
+    starts: tuple[Start, ...]
+    payload: dict[int, Path]
+    record: RecordedSteps
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> "KeptSteps":
+        """Read what a run has. Raises what :func:`asyncrl.run.buffer.inspect_buffer.recorded_buffer` does."""
+        batches, recipe = recorded_buffer(folder).batches.kept(), compose(str(folder.recipe))
+        buffer = BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
+        saved = sorted(checkpoints.versions(folder.checkpoints))
+        starts = [Start(version, checkpoints.path_of(folder.checkpoints, version)) for version in saved if version]
+        shards = {shard: buffer.shard(shard) for shard in range(recipe.buffer.shards)}
+        record = RecordedSteps(StepLog(folder.steps).read())
+        return cls(folder, batches, (Start(PolicyVersion(0), None), *starts), shards, record)
+
+    def start_of(self, first: int, last: int) -> Start:
+        """Return what to begin from to compute the steps ``first`` to ``last`` again: the newest version before them.
+
+        Raises:
+            RecipeError: a batch or a checkpoint that is needed is gone, or a step was not trained yet.
+        """
+        usable = [start for start in self.starts if start.version < first]
+        for start in reversed(usable):
+            if all(version in self.batches for version in range(start.version, last)):
+                self._check_payload(range(start.version, last))
+                return start
+        raise self._refused(first, last)
+
+    def _refused(self, first: int, last: int) -> RecipeError:
+        trained = max([self.record.last, *(version + 1 for version in self.batches)])
+        asked = f"step {first}" if first == last else f"steps {first} to {last}"
+        if last > trained:
+            return RecipeError(
+                "--step", f"{self.folder.path} has trained {trained} steps, so there is no step {last}", self._there()
+            )
+        missing = [version + 1 for version in range(first - 1, last) if version not in self.batches]
+        if missing:
+            problem = f"the batch of step {_spans(missing)} is no longer kept in {self.folder.path}"
+            return RecipeError("--step", problem, self._there())
+        before = [start for start in self.starts if start.version < first]
+        needed = [version + 1 for version in range(before[-1].version, first - 1) if version not in self.batches]
+        problem = (
+            f"{asked} cannot begin from a checkpoint: the newest before it is of version {before[-1].version}, and the batch of "
+            f"step {_spans(needed)} is no longer kept"
+        )
+        return RecipeError("--step", problem, self._there())
+
+    def _there(self) -> str:
+        """Say which steps can be computed again, or what would have had to be kept."""
+        reach = []
+        for start in self.starts:
+            step = start.version
+            while step in self.batches:
+                step = PolicyVersion(step + 1)
+                reach.append(int(step))
+        if reach:
+            return f"steps {_spans(sorted(set(reach)))} can be replayed"
+        return "none can be replayed; launch with a larger checkpoint.keep, or with buffer.journal.keep (docs/replay.md)"
+
+    def _check_payload(self, versions: Collection[int]) -> None:
+        needed: dict[int, list[PayloadRef]] = {}
+        for version in versions:
+            for episode in self.batches[PolicyVersion(version)].episodes:
+                needed.setdefault(episode.payload.shard, []).append(episode.payload)
+        for shard, refs in needed.items():
+            check_there(self.payload[shard], refs)
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """``3``, ``3 to 5`` or ``3 to 5, 9``; of ascending numbers."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join(" to ".join(map(str, span)) for span in spans)

@@ -1,0 +1,264 @@
+"""Computes training steps of a run again, and what they would have been with changes, and compares both with the record.
+
+What always holds: nothing of the run changes; the steps before those that were asked for are computed as they were, with changes
+only from there on.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from heapq import nlargest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import pluralize
+from asyncrl.replay.comparison import Comparison, compare
+from asyncrl.replay.job import Answer, CarriedRow, CarriedToken, Job, Replayed, Stopped
+from asyncrl.replay.kept_steps import KeptSteps, Start
+from asyncrl.replay.legs import Leg, Row, check_rows, is_about_computing, legs, trained_by, version_after, without
+from asyncrl.replay.rank_group import run_ranks
+from asyncrl.run.folder.launch_directory import in_launch_directory
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.step_log import StepRecord, in_digits
+from asyncrl.run.models.model_sources import with_local_reference
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.resolve_model import resolve_model
+from asyncrl.run.views.live_view import LiveView
+from learners.checkpointing import checkpoints
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to replay: the steps ``first`` to ``last`` of the run in folder ``run``.
+
+    Attributes:
+        overrides: changes of the recipe, in Hydra's grammar.
+        without: rows that the changed steps are computed without.
+        hook: ``module:function`` that sees every micro-batch; None for none.
+        top: how many rows and tokens to tell of; 0 for none.
+    """
+
+    run: Path
+    first: int
+    last: int
+    overrides: tuple[str, ...] = ()
+    without: tuple[Row, ...] = ()
+    hook: str | None = None
+    top: int = 0
+
+
+class ReplayedStep(msgspec.Struct, frozen=True):
+    """A step that was computed again.
+
+    Attributes:
+        batch: what it trained.
+        made: what it made, as a run records it.
+        recorded: what the run recorded of it; None if nothing.
+        comparison: both compared; None for a step with changes.
+        peak_bytes: the most memory of a rank so far.
+        rows, tokens: what carried it, most first.
+    """
+
+    batch: Batch
+    made: StepRecord
+    recorded: StepRecord | None
+    comparison: Comparison | None
+    peak_bytes: int
+    rows: tuple[CarriedRow, ...]
+    tokens: tuple[CarriedToken, ...]
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """A replay that has ended.
+
+    Attributes:
+        start: what it began from.
+        steps: the steps that were asked for.
+        changed: the same with the changes that were asked for; None without any.
+        stopped: why the hook stopped it; None if it did not.
+        model_path: the folder of the model, and so of its tokenizer.
+        payload: the folders of the payload shards.
+        remarks: what is different here from the run.
+    """
+
+    start: Start
+    steps: tuple[ReplayedStep, ...]
+    changed: tuple[ReplayedStep, ...] | None
+    stopped: Stopped | None
+    model_path: Path
+    payload: dict[int, Path]
+    remarks: tuple[str, ...]
+
+
+def replay(request: Request, view: LiveView) -> Replay:
+    """Do a replay.
+
+    Raises:
+        RecipeError: it cannot be done as asked; nothing was computed.
+        ReplayFailed, ComponentFailed, DeadlineExceeded: it began and could not go on.
+    """
+    here = Path.cwd()
+    about = [override for override in request.overrides if is_about_computing(override)]
+    differs = len(about) < len(request.overrides) or bool(request.without)
+    folder = RunFolder.find(request.run)
+    with in_launch_directory(folder), TemporaryDirectory(prefix="asyncrl-replay-") as made:
+        view.phase(f"Reading {folder.path.name}")
+        kept = KeptSteps.of(folder)
+        start = kept.start_of(request.first, request.last)
+        batches = [kept.batches[version] for version in sorted(kept.batches) if start.version <= version < request.last]
+        asked = [batch for batch in batches if batch.version + 1 >= request.first]
+        check_rows(asked, request.without)
+        machine = Machine.here()
+        planned = legs(kept, batches, about, machine)
+        changes = _legs_with_changes(kept, asked, request, machine) if differs else []
+        if differs:
+            planned = _split(planned, request.first)
+        model_path = asyncio.run(resolve_model(planned[0].recipe, view))
+        group = _Group(request, kept, Path(made), model_path, here, view)
+        steps = group.compute(planned, start.checkpoint, "")
+        changed = None
+        if differs and group.stopped is None:
+            lead = start.checkpoint if start.version + 1 == request.first else group.saved[request.first - 1]
+            changed = group.compute(changes, lead, " with the changes")
+        remarks = _remarks(kept, planned, steps)
+        return Replay(start, steps, changed, group.stopped, model_path, kept.payload, tuple(remarks))
+
+
+def _legs_with_changes(kept: KeptSteps, asked: Sequence[Batch], request: Request, machine: Machine) -> list[Leg]:
+    return legs(kept, [without(batch, request.without) for batch in asked], request.overrides, machine)
+
+
+def _split(planned: Sequence[Leg], first: int) -> list[Leg]:
+    """Let a leg begin at step ``first``."""
+    found = []
+    for leg in planned:
+        before = tuple(batch for batch in leg.batches if batch.version + 1 < first)
+        parts = [part for part in (before, leg.batches[len(before) :]) if part]
+        found += [msgspec.structs.replace(leg, batches=part) for part in parts]
+    return found
+
+
+class _Group:
+    """Computes legs, each on ranks of its own.
+
+    Attributes:
+        saved: the checkpoints that were written between legs, by version.
+        stopped: why the hook has stopped the replay; None if it has not.
+    """
+
+    def __init__(self, request: Request, kept: KeptSteps, made: Path, model_path: Path, beside: Path, view: LiveView) -> None:
+        self._request, self._kept, self._made, self._model_path = request, kept, made, model_path
+        self._beside, self._view = beside, view
+        self._groups = 0
+        self.saved: dict[int, Path] = {}
+        self.stopped: Stopped | None = None
+
+    def compute(self, planned: Sequence[Leg], begin: Path | None, what: str) -> tuple[ReplayedStep, ...]:
+        """Compute legs, beginning from the checkpoint ``begin``, or from the model; ``what`` follows the number of a step."""
+        found: list[ReplayedStep] = []
+        for number, leg in enumerate(planned):
+            saved = None
+            if number + 1 < len(planned):
+                saved = checkpoints.path_of(self._folder(), version_after(leg))
+                self.saved[version_after(leg)] = saved
+            found += self._leg(leg, begin, saved, what)
+            if self.stopped is not None:
+                break
+            begin = saved
+        return tuple(found)
+
+    def _folder(self) -> Path:
+        self._groups += 1
+        folder = self._made / str(self._groups)
+        folder.mkdir()
+        return folder
+
+    def _leg(self, leg: Leg, begin: Path | None, saved: Path | None, what: str) -> list[ReplayedStep]:
+        folder, request = self._folder(), self._request
+        recipe = asyncio.run(with_local_reference(leg.recipe))
+        job = Job(
+            recipe=recipe,
+            model_path=self._model_path,
+            checkpoint=begin,
+            batches=leg.batches,
+            first=request.first,
+            payload=self._kept.payload,
+            threads=self._threads(leg),
+            meeting=str(folder / "meeting"),
+            code=Path.cwd(),
+            beside=self._beside,
+            saved=saved,
+            hook=None if what else request.hook,
+            top=request.top,
+        )
+        ranks = pluralize(recipe.learner.layout.ranks, "rank")
+        self._view.phase(f"Starting {ranks}{what}")
+        parts: dict[int, list[Replayed]] = {}
+        found: list[ReplayedStep] = []
+
+        def seen(rank: int, answer: Answer) -> None:
+            if not isinstance(answer, Replayed):
+                if rank == 0:
+                    self._view.phase(f"Computing steps {leg.batches[0].version + 1} to {version_after(leg)}{what}")
+                return
+            of_step = parts.setdefault(answer.step, [])
+            of_step.append(answer)
+            if len(of_step) == recipe.learner.layout.ranks:
+                batch = next(batch for batch in leg.batches if batch.version + 1 == answer.step)
+                self._view.advance(answer.step / version_after(leg), f"step {answer.step}")
+                if answer.step >= request.first:
+                    found.append(self._step(leg, batch, of_step, changed=bool(what)))
+
+        self.stopped = run_ranks(job, folder, seen)
+        return found
+
+    def _threads(self, leg: Leg) -> int:
+        """As many threads as in the run where the layout is the run's, because sums depend on them; else a share of the cores."""
+        cores, ranks = Machine.here().cores, leg.recipe.learner.layout.ranks
+        recorded = self._kept.record[leg.batches[0].version + 1]
+        as_it_was = trained_by(self._kept, leg.batches[0].version + 1).learner.layout == leg.recipe.learner.layout
+        if recorded is not None and recorded.hardware is not None and as_it_was:
+            return recorded.hardware.threads
+        return max(1, cores // ranks)
+
+    def _step(self, leg: Leg, batch: Batch, of_ranks: Sequence[Replayed], *, changed: bool) -> ReplayedStep:
+        step, top = batch.version + 1, self._request.top
+        reporter = next((each for each in of_ranks if each.hardware is not None), of_ranks[0])
+        fingerprint = in_digits(sum(each.fingerprint for each in of_ranks) % 2**64)
+        made, recorded = StepRecord(step, reporter.readings, reporter.hardware, fingerprint), self._kept.record[step]
+        comparison = None
+        if not changed:
+            exact = recorded is not None and recorded.hardware == made.hardware and _same_arithmetic(self._kept, leg.recipe, step)
+            comparison = compare(recorded, made, exact=exact, dtype=leg.recipe.learner.dtype)
+        return ReplayedStep(
+            batch=batch,
+            made=made,
+            recorded=recorded,
+            comparison=comparison,
+            peak_bytes=max(each.peak_bytes for each in of_ranks),
+            rows=tuple(nlargest(top, [row for each in of_ranks for row in each.rows], key=lambda row: row.norm)),
+            tokens=tuple(nlargest(top, [token for each in of_ranks for token in each.tokens], key=lambda token: token.pull)),
+        )
+
+
+def _same_arithmetic(kept: KeptSteps, recipe: Recipe, step: int) -> bool:
+    """Whether a recipe computes a step in the very order in which the run computed it."""
+    own = trained_by(kept, step).learner
+    return msgspec.structs.replace(recipe.learner, placement=own.placement) == own
+
+
+def _remarks(kept: KeptSteps, planned: Sequence[Leg], steps: Sequence[ReplayedStep]) -> list[str]:
+    remarks = []
+    last = planned[-1]
+    own = trained_by(kept, version_after(last)).learner
+    if own.layout != last.recipe.learner.layout:
+        remarks.append(f"the run had {own.layout}; here it is {last.recipe.learner.layout}")
+    if own.fp8 != last.recipe.learner.fp8:
+        remarks.append(f"the run multiplied in fp8 ({own.fp8}), which this machine cannot")
+    if steps and steps[-1].recorded is not None:
+        recorded, made = steps[-1].recorded.hardware, steps[-1].made.hardware
+        if recorded != made:
+            remarks.append(f"the run computed on {recorded}; here it is {made}")
+    return remarks

@@ -1,0 +1,83 @@
+"""Looks at a replayed step for the hook and for ``--top``: hands on each micro-batch, and keeps what carried the step."""
+
+from collections.abc import Callable, Mapping
+from heapq import nlargest
+
+from torch import Tensor
+
+from asyncrl.core.batch import RowName
+from asyncrl.replay.hook import SeenMicroBatch, seen
+from asyncrl.replay.job import CarriedRow, CarriedToken
+from learners.algorithm.losses import Outcome
+from learners.batches.micro_batch import MicroBatch
+
+
+class Watching:
+    """The watch of one training step on one rank.
+
+    Args:
+        step: the training step.
+        hook: called with each micro-batch; None for no hook.
+        top: how many tokens and rows to keep.
+        reports: whether this rank tells of its slice; others only take part.
+    """
+
+    def __init__(self, step: int, rank: int, hook: Callable[[SeenMicroBatch], object] | None, top: int, *, reports: bool) -> None:
+        self._step, self._rank, self._hook, self._top, self._reports = step, rank, hook, top, reports
+        self._optimizer_step = -1
+        self._norms: Mapping[RowName, float] = {}
+        self._rows: list[CarriedRow] = []
+        self._tokens: list[CarriedToken] = []
+
+    def rows(self, norms: Mapping[RowName, float]) -> None:
+        """Begin the next optimizer step."""
+        self._optimizer_step += 1
+        self._norms = norms
+
+    def micro_batch(self, batch: MicroBatch, logp: Tensor, outcome: Outcome) -> None:
+        """Hand a micro-batch to the hook, and keep what it did."""
+        if not self._reports:
+            return
+        found = seen(self._step, self._optimizer_step, self._rank, batch, logp, outcome, self._norms)
+        if self._hook is not None:
+            self._hook(found)
+        if self._top:
+            self._keep(found)
+
+    def carried(self) -> tuple[tuple[CarriedRow, ...], tuple[CarriedToken, ...]]:
+        """Return the rows and tokens of this slice that carried the step, most first."""
+        return (
+            tuple(nlargest(self._top, self._rows, key=lambda row: row.norm)),
+            tuple(nlargest(self._top, self._tokens, key=lambda token: token.pull)),
+        )
+
+    def _keep(self, found: SeenMicroBatch) -> None:
+        columns = (found.pull, found.advantage, found.weight, found.ratio, found.staleness, found.learner, found.engine)
+        pull, advantage, weight, ratio, staleness, learner, engine = (column.cpu().tolist() for column in columns)
+        mask, row_of = found.mask.cpu().tolist(), found.row.cpu().tolist()
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(row_of):
+            places.setdefault(row, []).append(place)
+        tokens = []
+        for row, of_row in places.items():
+            name, inside = found.names[row], [place for place in of_row if mask[place]]
+            for number, place in enumerate(of_row):
+                if pull[place] > 0:
+                    values = advantage[place], weight[place], ratio[place], staleness[place], learner[place], engine[place]
+                    tokens.append(CarriedToken(name, self._optimizer_step, number, pull[place], *values))
+            if not inside:
+                continue
+            count = len(inside)
+            self._rows.append(
+                CarriedRow(
+                    name,
+                    self._optimizer_step,
+                    float(found.gradient_norm[row]),
+                    count,
+                    sum(advantage[place] for place in inside) / count,
+                    sum(weight[place] for place in inside) / count,
+                    max(staleness[place] for place in inside),
+                    sum(abs(learner[place] - engine[place]) for place in inside) / count,
+                )
+            )
+        self._tokens = nlargest(self._top, [*self._tokens, *tokens], key=lambda token: token.pull)
