@@ -77,10 +77,10 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
             done = replay(request, view)
     except RecipeError as error:
         return show_refusal(error)
-    return _show(done, console)
+    return _show(done, console, with_text=bool(arguments.top))
 
 
-def _show(done: Replay, console: Console) -> ExitCode:
+def _show(done: Replay, console: Console, *, with_text: bool) -> ExitCode:
     from asyncrl.episodes.writer import decoder
     from asyncrl.replay.rank_process import episodes_of
     from asyncrl.replay.replay import ReplayedStep
@@ -90,7 +90,8 @@ def _show(done: Replay, console: Console) -> ExitCode:
         names = [*(row.name for row in step.rows), *(token.row for token in step.tokens)]
         return episodes_of(step.batch, names, done.payload)
 
-    for part in replay_view(done, episodes, decoder(done.model_path)):
+    decode = decoder(done.model_path) if with_text else lambda ids: ""
+    for part in replay_view(done, episodes, decode):
         console.print(part, soft_wrap=isinstance(part, Text))
     compared = [step.comparison for step in done.steps if step.comparison is not None]
     return ExitCode.COMPLETED if all(each.holds for each in compared) else ExitCode.FAILED

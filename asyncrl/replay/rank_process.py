@@ -22,6 +22,7 @@ from asyncrl.core.payload import PayloadRef
 from asyncrl.core.plug_ins.plug_in_function import FunctionBroken, UserFunction, find_function
 from asyncrl.core.text import describe_error
 from asyncrl.replay.job import Answer, Failed, Job, Loaded, Replayed, Stopped, encoder, jobs
+from asyncrl.replay.odd_rewards import odd_rewards
 from buffers.payload import PayloadReader
 from learners.rank import FileMeeting, RankSpec
 
@@ -56,7 +57,7 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
         for batch in job.batches:
             step, watch = batch.version + 1, None
             if step >= job.first and (hook is not None or job.top):
-                watch = Watching(step, rank, hook, job.top, reports=spec.is_slice_reporter)
+                watch = Watching(step, rank, hook, job.top, odd_rewards(batch), reports=spec.is_slice_reporter)
             try:
                 report = learner.step(batch, episodes_of(batch, learner.rows_needed(batch), job.payload), watch=watch)
             except StopReplay as stop:

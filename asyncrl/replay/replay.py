@@ -19,7 +19,9 @@ from asyncrl.replay.comparison import Comparison, compare
 from asyncrl.replay.job import Answer, CarriedRow, CarriedToken, Job, Replayed, Stopped
 from asyncrl.replay.kept_steps import KeptSteps, Start
 from asyncrl.replay.legs import Leg, Row, check_rows, is_about_computing, legs, trained_by, version_after, without
+from asyncrl.replay.odd_rewards import odd_rewards
 from asyncrl.replay.rank_group import run_ranks
+from asyncrl.replay.watching import most_first
 from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import StepRecord, in_digits
@@ -81,6 +83,7 @@ class Replay(msgspec.Struct, frozen=True):
         model_path: the folder of the model, and so of its tokenizer.
         payload: the folders of the payload shards.
         remarks: what is different here from the run.
+        looked_at: whether each row's own gradient was computed, for a hook or for ``top``.
     """
 
     start: Start
@@ -90,6 +93,7 @@ class Replay(msgspec.Struct, frozen=True):
     model_path: Path
     payload: dict[int, Path]
     remarks: tuple[str, ...]
+    looked_at: bool
 
 
 def replay(request: Request, view: LiveView) -> Replay:
@@ -123,7 +127,8 @@ def replay(request: Request, view: LiveView) -> Replay:
             lead = start.checkpoint if start.version + 1 == request.first else group.saved[request.first - 1]
             changed = group.compute(changes, lead, " with the changes")
         remarks = _remarks(kept, planned, steps)
-        return Replay(start, steps, changed, group.stopped, model_path, kept.payload, tuple(remarks))
+        looked_at = bool(request.top) or request.hook is not None
+        return Replay(start, steps, changed, group.stopped, model_path, kept.payload, tuple(remarks), looked_at)
 
 
 def _legs_with_changes(kept: KeptSteps, asked: Sequence[Batch], request: Request, machine: Machine) -> list[Leg]:
@@ -201,7 +206,8 @@ class _Group:
         def seen(rank: int, answer: Answer) -> None:
             if not isinstance(answer, Replayed):
                 if rank == 0:
-                    self._view.phase(f"Computing steps {leg.batches[0].version + 1} to {version_after(leg)}{what}")
+                    steps = pluralize(len(leg.batches), "step")
+                    self._view.phase(f"Computing {steps}, up to {version_after(leg)}{what}")
                 return
             of_step = parts.setdefault(answer.step, [])
             of_step.append(answer)
@@ -238,7 +244,7 @@ class _Group:
             recorded=recorded,
             comparison=comparison,
             peak_bytes=max(each.peak_bytes for each in of_ranks),
-            rows=tuple(nlargest(top, [row for each in of_ranks for row in each.rows], key=lambda row: row.norm)),
+            rows=tuple(most_first([row for each in of_ranks for row in each.rows], top, odd_rewards(batch))),
             tokens=tuple(nlargest(top, [token for each in of_ranks for token in each.tokens], key=lambda token: token.pull)),
         )
 

@@ -7,14 +7,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.batch import BatchEpisode, RowName, SampleName
+from asyncrl.core.batch import RowName, SampleName
 from asyncrl.core.episode import Episode
 from asyncrl.core.measures.units import duration, memory
+from asyncrl.core.text import pluralize
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.episodes.visible import visible
-from asyncrl.replay.comparison import Verdict
-from asyncrl.replay.job import CarriedRow, CarriedToken
+from asyncrl.replay.comparison import Comparison, Verdict
+from asyncrl.replay.job import CarriedToken
 from asyncrl.replay.kept_steps import Start
+from asyncrl.replay.odd_rewards import odd_rewards
 from asyncrl.replay.replay import Replay, ReplayedStep
 from learners.metrics import (
     CLIP_FRACTION,
@@ -41,9 +43,13 @@ SHOWN = (
     ENTROPY,
 )
 """The readings that are shown of a step."""
+IN_FULL = 3
+"""More steps, of which nothing further was asked, have a line each."""
 _STYLES = {Verdict.EQUAL: "green", Verdict.CLOSE: "green", Verdict.DIFFERENT: "bold red", Verdict.UNKNOWN: "dim"}
 _BEFORE, _AFTER = 12, 4
 """Tokens of context shown before and after a token."""
+_TEXT = 100
+"""Characters shown of a turn."""
 
 Episodes = Mapping[SampleName, Episode]
 
@@ -60,12 +66,18 @@ def replay_view(
     for remark in done.remarks:
         yield Text(f"Note: {remark}", "yellow")
     changed = {each.made.step: each for each in done.changed or ()}
-    for step in done.steps:
+    in_full = len(done.steps) <= IN_FULL or done.looked_at or changed
+    if not in_full:
+        yield _all_steps(done)
+    for step in done.steps if in_full else ():
         yield _step(step, changed.get(step.made.step), done.start)
         if step.rows or step.tokens:
             of_step = episodes(step)
-            sources = {episode.name: episode for episode in step.batch.episodes}
-            yield _rows(step.rows, of_step, sources)
+            for name, reward in odd_rewards(step.batch).items():
+                yield Text(
+                    f"The reward of row {called((*name, 0))}, {reward:g}, stands out from all others of the step", "bold red"
+                )
+            yield _rows(step, of_step, decode)
             yield _tokens(step.tokens, of_step, decode)
     if done.steps:
         yield _sum(done)
@@ -81,9 +93,33 @@ def called(name: RowName) -> str:
     return f"{group}/{sample}/{part}" if part else f"{group}/{sample}"
 
 
+def _all_steps(done: Replay) -> Table:
+    table = Table(title=f"Replayed from {_began(done.start)}", title_justify="left", border_style="dim", box=box.ROUNDED)
+    table.add_column("step", justify="right")
+    for column in ("loss", "gradient norm", "weights"):
+        table.add_column(column, justify="right")
+        table.add_column("")
+    for step in done.steps:
+        compared = step.comparison
+        verdicts = [Verdict.UNKNOWN] * 3 if compared is None else [compared.loss, compared.grad_norm, compared.weights]
+        values = [_number(step.made, POLICY_LOSS.name), _number(step.made, GRAD_NORM.name), step.made.fingerprint or ""]
+        cells = [cell for value, verdict in zip(values, verdicts, strict=True) for cell in (value, _said(verdict, compared))]
+        table.add_row(str(step.made.step), *cells)
+    return table
+
+
+def _began(start: Start) -> str:
+    return "the model that the run began with" if start.checkpoint is None else start.checkpoint.name
+
+
+def _said(verdict: Verdict, compared: Comparison | None) -> Text:
+    if compared is not None and compared.tolerance is not None and verdict is Verdict.DIFFERENT and verdict is compared.weights:
+        return Text("not to the bit", "dim")
+    return Text(verdict, _STYLES[verdict])
+
+
 def _step(step: ReplayedStep, changed: ReplayedStep | None, start: Start) -> Table:
-    began = "the model that the run began with" if start.checkpoint is None else start.checkpoint.name
-    title = f"Step {step.made.step}, replayed from {began}"
+    title = f"Step {step.made.step}, replayed from {_began(start)}"
     table = Table(title=title, title_justify="left", border_style="dim", box=box.ROUNDED)
     table.add_column("")
     table.add_column("recorded", justify="right")
@@ -100,10 +136,9 @@ def _step(step: ReplayedStep, changed: ReplayedStep | None, start: Start) -> Tab
         table.add_row(metric.name, *values, said, *([] if changed is None else [_number(changed.made, metric.name)]))
     fingerprints = ["" if each is None else each.fingerprint or "" for each in (step.recorded, step.made)]
     weights = Verdict.UNKNOWN if compared is None else compared.weights
-    said = Text(weights, _STYLES[weights])
-    if compared is not None and compared.tolerance is not None and weights is Verdict.DIFFERENT:
-        said = Text("not to the bit", "dim")
-    table.add_row("weights", *fingerprints, said, *([] if changed is None else [changed.made.fingerprint or ""]))
+    table.add_row(
+        "weights", *fingerprints, _said(weights, compared), *([] if changed is None else [changed.made.fingerprint or ""])
+    )
     return table
 
 
@@ -118,74 +153,78 @@ def _sum(done: Replay) -> Text:
     equal, held = sum(each.is_equal for each in compared), sum(each.holds for each in compared)
     seconds = sum(step.made.readings.get(STEP_SECONDS.name, 0.0) for step in done.steps)
     in_run = sum(step.recorded.readings.get(STEP_SECONDS.name, 0.0) for step in done.steps if step.recorded is not None)
-    took = f"{duration(seconds)} of training (in the run {duration(in_run)}), {memory(done.steps[-1].peak_bytes)} a rank at most"
+    looked = ", each row's own gradient included" if done.looked_at else ""
+    within = f"{memory(done.steps[-1].peak_bytes)} a rank at most"
+    took = f"{duration(seconds)} of training{looked} (in the run {duration(in_run)}), {within}"
     total = len(compared)
     if equal == total:
-        return Text(f"Bit-equal: loss, gradient norm and weights of {_steps(total)} are those recorded; {took}", "green")
+        return Text(
+            f"Bit-equal: loss, gradient norm and weights of {pluralize(total, 'step')} are those recorded; {took}", "green"
+        )
     if held == total:
         tolerance = max(each.tolerance or 0.0 for each in compared)
         how = f"within {tolerance:g} of what was recorded" if tolerance else "nothing that was recorded differs"
-        return Text(f"{_steps(total)}: {how} ({equal} bit-equal); {took}", "green" if tolerance else "")
-    return Text(f"{_steps(total - held)} of {total} are not what was recorded; {took}", "bold red")
+        return Text(f"{pluralize(total, 'step')}: {how} ({equal} bit-equal); {took}", "green" if tolerance else "")
+    return Text(f"{pluralize(total - held, 'step')} of {total} are not what was recorded; {took}", "bold red")
 
 
-def _steps(count: int) -> str:
-    return f"{count} step" if count == 1 else f"{count} steps"
-
-
-def _rows(rows: Sequence[CarriedRow], episodes: Episodes, records: Mapping[SampleName, BatchEpisode]) -> Table:
-    title = "Rows that carried the step, by the norm of their own gradient"
-    table = Table(title=title, title_justify="left", border_style="dim", box=box.ROUNDED)
-    for column in ("row", "gradient norm", "advantage", "reward", "its group's rewards", "tokens", "weight", "stale", "gap"):
-        table.add_column(column, justify="left" if column in ("row", "its group's rewards") else "right", overflow="fold")
-    table.add_column("task", overflow="fold")
-    table.add_column("its last turn", overflow="fold")
-    for row in rows:
-        group = [each.reward for name, each in records.items() if name[0] == row.name[0]]
-        episode = episodes[row.name[:2]]
+def _rows(step: ReplayedStep, episodes: Episodes, decode: Callable[[list[int]], str]) -> Table:
+    records, odd = {episode.name: episode for episode in step.batch.episodes}, odd_rewards(step.batch)
+    table = _table("Rows that carried the step, by the norm of their own gradient", ("gradient", "advantage", "reward"))
+    for row in step.rows:
+        name = row.name[:2]
+        episode, trajectory = episodes[name], episodes[name].trajectories[row.name[2]]
+        others = [f"{each.reward:g}" for other, each in records.items() if other[0] == name[0] and other != name]
+        last = trajectory.turns[-1] if trajectory.turns else None
+        said = "" if last is None else decode(trajectory.token_ids[last.start : last.end].tolist())
+        about = f"{visible(str(episode.task_id))}, {pluralize(len(trajectory.turns), 'turn')}, {pluralize(row.tokens, 'token')}"
         table.add_row(
             called(row.name),
             f"{row.norm:.4g}",
             f"{row.advantage:+.3g}",
-            f"{records[row.name[:2]].reward:g}",
-            " ".join(f"{reward:g}" for reward in group),
-            str(row.tokens),
-            f"{row.weight:.3g}",
+            Text(f"{records[name].reward:g}", "bold red" if name in odd else ""),
             str(row.staleness),
             f"{row.gap:.2g}",
-            Text(visible(str(episode.task_id))),
-            str(len(episode.trajectories[row.name[2]].turns)),
+            Text.assemble((f"{about}; the others of its group {' '.join(others)}\n", "dim"), _short(visible(said))),
         )
     return table
 
 
 def _tokens(tokens: Sequence[CarriedToken], episodes: Episodes, decode: Callable[[list[int]], str]) -> Table:
-    title = "Tokens that carried the step, by how hard the loss pulls at them"
-    table = Table(title=title, title_justify="left", border_style="dim", box=box.ROUNDED)
-    for column in ("row", "turn", "pull", "advantage", "ratio", "weight", "stale", "learner", "engine"):
-        table.add_column(column, justify="left" if column == "row" else "right")
-    table.add_column("text, with the token marked", overflow="fold")
+    table = _table("Tokens that carried the step, by how hard the loss pulls at them", ("turn", "pull", "advantage"))
     for token in tokens:
         trajectory = episodes[token.row[:2]].trajectories[token.row[2]]
         place = int(trajectory.loss_mask.nonzero()[0][token.number])
         table.add_row(
             called(token.row),
             str(1 + next(number for number, turn in enumerate(trajectory.turns) if turn.start <= place < turn.end)),
-            f"{token.pull:.3g}",
+            f"{token.pull:.2g}",
             f"{token.advantage:+.3g}",
-            f"{token.ratio:.3g}",
-            f"{token.weight:.3g}",
             str(token.staleness),
-            f"{token.learner:.3f}",
-            f"{token.engine:.3f}",
+            f"{token.learner - token.engine:+.2g}",
             in_context(trajectory, place, decode),
         )
     return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", border_style="dim", box=box.ROUNDED)
+    table.add_column("row", no_wrap=True)
+    for column in (*columns, "stale", "gap"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    return table
+
+
+def _short(text: str) -> str:
+    """The end of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT else f"…{line[-_TEXT:]}"
 
 
 def in_context(trajectory: Trajectory, place: int, decode: Callable[[list[int]], str]) -> Text:
     """The text around a token, which is marked."""
     ids = trajectory.token_ids.tolist()
     parts = ids[max(0, place - _BEFORE) : place], [ids[place]], ids[place + 1 : place + 1 + _AFTER]
-    before, token, after = (visible(decode(part)).replace("\n", "⏎") for part in parts)
+    before, token, after = (" ".join(visible(decode(part)).splitlines()) for part in parts)
     return Text.assemble((before, "dim"), (token or "∅", "bold reverse"), (after, "dim"))

@@ -1,15 +1,20 @@
 """Looks at a replayed step for the hook and for ``--top``: hands on each micro-batch, and keeps what carried the step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import nlargest
 
 from torch import Tensor
 
-from asyncrl.core.batch import RowName
+from asyncrl.core.batch import RowName, SampleName
 from asyncrl.replay.hook import SeenMicroBatch, seen
 from asyncrl.replay.job import CarriedRow, CarriedToken
 from learners.algorithm.losses import Outcome
 from learners.batches.micro_batch import MicroBatch
+
+
+def most_first(rows: Iterable[CarriedRow], count: int, odd: Collection[SampleName]) -> list[CarriedRow]:
+    """Return the ``count`` rows that carried a step most: those of ``odd`` episodes, and then by their gradient."""
+    return nlargest(count, rows, key=lambda row: (row.name[:2] in odd, row.norm))
 
 
 class Watching:
@@ -19,11 +24,22 @@ class Watching:
         step: the training step.
         hook: called with each micro-batch; None for no hook.
         top: how many tokens and rows to keep.
+        odd: episodes whose rewards stand out; their rows are kept in any case, and come first.
         reports: whether this rank tells of its slice; others only take part.
     """
 
-    def __init__(self, step: int, rank: int, hook: Callable[[SeenMicroBatch], object] | None, top: int, *, reports: bool) -> None:
+    def __init__(
+        self,
+        step: int,
+        rank: int,
+        hook: Callable[[SeenMicroBatch], object] | None,
+        top: int,
+        odd: Collection[SampleName],
+        *,
+        reports: bool,
+    ) -> None:
         self._step, self._rank, self._hook, self._top, self._reports = step, rank, hook, top, reports
+        self._odd = odd
         self._optimizer_step = -1
         self._norms: Mapping[RowName, float] = {}
         self._rows: list[CarriedRow] = []
@@ -47,7 +63,7 @@ class Watching:
     def carried(self) -> tuple[tuple[CarriedRow, ...], tuple[CarriedToken, ...]]:
         """Return the rows and tokens of this slice that carried the step, most first."""
         return (
-            tuple(nlargest(self._top, self._rows, key=lambda row: row.norm)),
+            tuple(most_first(self._rows, self._top, self._odd)),
             tuple(nlargest(self._top, self._tokens, key=lambda token: token.pull)),
         )
 
@@ -65,18 +81,16 @@ class Watching:
                 if pull[place] > 0:
                     values = advantage[place], weight[place], ratio[place], staleness[place], learner[place], engine[place]
                     tokens.append(CarriedToken(name, self._optimizer_step, number, pull[place], *values))
-            if not inside:
-                continue
-            count = len(inside)
+            count = max(1, len(inside))
             self._rows.append(
                 CarriedRow(
                     name,
                     self._optimizer_step,
                     float(found.gradient_norm[row]),
-                    count,
+                    len(inside),
                     sum(advantage[place] for place in inside) / count,
                     sum(weight[place] for place in inside) / count,
-                    max(staleness[place] for place in inside),
+                    max((staleness[place] for place in inside), default=0),
                     sum(abs(learner[place] - engine[place]) for place in inside) / count,
                 )
             )

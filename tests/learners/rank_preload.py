@@ -10,7 +10,7 @@ from learners.megatron.cpu.attention import prepare
 
 compat.install()
 
-for module in ("learner_samples", "learners.learner", "learners.megatron.trainer", "rank_side"):
+for module in ("learner_samples", "learners.learner", "learners.megatron.trainer", "rank_side", "asyncrl.replay.watching"):
     importlib.import_module(module)
 
 # Machine code, for what most tests train.

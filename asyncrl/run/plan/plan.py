@@ -15,6 +15,7 @@ import msgspec
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.measures.units import memory, quantity
+from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.rules.advice import conflicts
@@ -36,6 +37,7 @@ from asyncrl.run.nodes.placement import Node, Part, place
 from asyncrl.run.nodes.process_kinds import LEARNER, parts_of, remedies
 from asyncrl.run.nodes.process_sizes import Processes, beside_learner, gpu_bytes, outstanding_groups, processes_of, sizes_of
 from asyncrl.run.nodes.shared_folders import FolderOnNodes, look_at_folders
+from asyncrl.run.plan.kept_steps import kept_steps
 from asyncrl.run.plan.model_check import ModelCheck
 from asyncrl.run.plan.preflight import play_first_tasks
 from asyncrl.run.plan.prompt_lengths import TooLong
@@ -105,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         placed: the ids of the nodes of each part's processes in a cluster; empty on one machine.
         folders: what other nodes have of this machine's folders; empty if the run uses no other.
         choices: the values chosen for keys of the recipe that were ``auto``.
+        kept: what is kept of the steps, to be replayed, and what that takes of the disk.
         inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.rules.inert.inert`.
         remarks: what is allowed but probably not meant.
     """
@@ -126,6 +129,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     placed: Mapping[str, list[str]]
     folders: tuple[FolderOnNodes, ...]
     choices: tuple[Choice, ...]
+    kept: str
     inert: str | None
     remarks: tuple[str, ...]
 
@@ -213,6 +217,7 @@ def make_plan(
         placed=placed if machine.cluster is not None else {},
         folders=folders,
         choices=tuple(choices),
+        kept=kept_steps(recipe, shape),
         inert=inert(recipe),
         weight_routes=routes,
         remarks=(),
@@ -314,6 +319,8 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
             f"the run needs about {memory(plan.total_bytes)} of memory and {memory(plan.machine.free)} are free here: "
             "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some memory"
         )
+    if isinstance(recipe.buffer.journal, AppendOnlyJournalConfig) and recipe.buffer.journal.keep:
+        remarks.append(f"to be replayed (docs/replay.md), the run keeps {plan.kept}")
     training = sum(pool.count for pool in recipe.generators.training.values())
     if plan.outstanding_groups < training:
         remarks.append(

@@ -206,6 +206,7 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
         f"{_pace(buffer)}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
     )
     table.add_row("new weights travel by", plan.weight_routes)
+    table.add_row("kept, to be replayed", plan.kept)
     if plan.adapters is not None:
         held = pluralize(plan.adapters.versions, "version")
         table.add_row("a publication brings", f"adapters alone, {_size(plan.adapter_bytes)}; an engine holds {held} of them")

@@ -1,0 +1,99 @@
+"""Steps computed again: to the bit in the run's own layout, closely in another."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from learner_samples import make_model
+from made_run import make_run, small_recipe
+from ranks import run_ranks
+from replay_side import answers_of
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.replay.comparison import Comparison, Verdict, compare
+from asyncrl.replay.job import Job, Replayed
+from asyncrl.replay.kept_steps import KeptSteps
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.step_log import StepRecord, in_digits
+
+EXPERTS = ["learner.data_parallel=2", "learner.expert_parallel=2"]
+ADAPTERS = ["learner.lora={rank: 4}"]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("dense"))
+
+
+def again(folder: RunFolder, recipe: Recipe, first: int, last: int, tmp_path: Path, *, exact: bool = True) -> list[Comparison]:
+    """Replay steps of a run on forked ranks, and compare each with its record."""
+    kept = KeptSteps.of(folder)
+    start = kept.start_of(first, last)
+    job = Job(
+        recipe=recipe,
+        model_path=Path(recipe.model.path),
+        checkpoint=start.checkpoint,
+        batches=tuple(kept.batches[version] for version in range(start.version, last)),
+        first=first,
+        payload=kept.payload,
+        threads=1,
+        meeting=str(tmp_path / "meeting"),
+        code=tmp_path,
+        beside=tmp_path,
+    )
+    of_ranks = run_ranks(answers_of, job, **msgspec.to_builtins(recipe.learner.layout))
+    found = []
+    for parts in zip(*([each for each in said if isinstance(each, Replayed)] for said in of_ranks), strict=True):
+        reporter = next(part for part in parts if part.hardware is not None)
+        fingerprint = in_digits(sum(part.fingerprint for part in parts) % 2**64)
+        made = StepRecord(parts[0].step, reporter.readings, reporter.hardware, fingerprint)
+        if made.step >= first:
+            found.append(compare(kept.record[made.step], made, exact=exact, dtype=recipe.learner.dtype))
+    return found
+
+
+@pytest.mark.parametrize(("first", "last", "began"), [(1, 6, 0), (4, 5, 2), (6, 6, 4)])
+def test_a_run_is_the_same_again_from_the_model_and_from_each_checkpoint(dense, tmp_path, first, last, began):
+    recipe = small_recipe(dense, tmp_path)
+    folder = make_run(recipe)
+    assert KeptSteps.of(folder).start_of(first, last).version == began
+    compared = again(folder, recipe, first, last, tmp_path)
+    assert len(compared) == last - first + 1
+    assert all(each.is_equal for each in compared)
+
+
+@pytest.mark.parametrize("killed", [3, 4])
+def test_steps_on_both_sides_of_a_kill_are_the_same_again(dense: Path, tmp_path: Path, killed: int):
+    recipe = small_recipe(dense, tmp_path)
+    folder = make_run(recipe, killed=killed)
+    assert all(each.is_equal for each in again(folder, recipe, 1, 6, tmp_path))
+
+
+@pytest.mark.parametrize(("architecture", "overrides"), [("qwen3_moe", EXPERTS), ("qwen3", ADAPTERS)])
+def test_experts_shared_out_and_adapters_are_the_same_again(tmp_path: Path, architecture: str, overrides: list[str]):
+    recipe = small_recipe(make_model(tmp_path / "model", architecture), tmp_path, *overrides)
+    folder = make_run(recipe)
+    assert all(each.is_equal for each in again(folder, recipe, 3, 6, tmp_path))
+
+
+def test_two_ranks_on_one_are_close_but_not_the_same(dense: Path, tmp_path: Path):
+    recipe = small_recipe(dense, tmp_path, "learner.data_parallel=2")
+    folder = make_run(recipe)
+    one = msgspec.structs.replace(recipe, learner=msgspec.structs.replace(recipe.learner, data_parallel=1))
+    compared = again(folder, one, 3, 6, tmp_path, exact=False)
+    assert all(each.holds for each in compared)
+    assert Verdict.DIFFERENT in {each.weights for each in compared}, "the ranks' gradients are added in another order"
+
+
+def test_what_is_no_longer_there_is_refused_by_name(dense: Path, tmp_path: Path):
+    folder = make_run(small_recipe(dense, tmp_path))
+    kept = KeptSteps.of(folder)
+    with pytest.raises(RecipeError, match=r"has trained 6 steps, so there is no step 7; steps 1 to 6 can be replayed"):
+        kept.start_of(7, 7)
+    without = msgspec.structs.replace(kept, batches={v: b for v, b in kept.batches.items() if v > 1})
+    with pytest.raises(RecipeError, match=r"the batch of step 1 to 2 is no longer kept .* steps 3 to 6 can be replayed"):
+        without.start_of(1, 2)
+    later = msgspec.structs.replace(without, starts=kept.starts[:1])
+    with pytest.raises(RecipeError, match=r"of version 0, and the batch of step 1 to 2 is no longer kept; none"):
+        later.start_of(4, 4)
