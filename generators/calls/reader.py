@@ -104,7 +104,7 @@ class ToolCallReader:
         return await self._apart(ToolCallReader.read, text)
 
     async def is_cut_within_call(self, text: str) -> bool:
-        """See :meth:`ends_within_call`; other episodes are not held up."""
+        """Tell what :meth:`ends_within_call` does, without holding up other episodes."""
         return await self._apart(ToolCallReader.ends_within_call, text)
 
     async def _apart(self, method: "Callable[[ToolCallReader, str], Result]", text: str) -> "Result":

@@ -4,10 +4,11 @@ import msgspec
 import played_episodes
 import pytest
 from played_episodes import in_batch
+from samples import make_buffer
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
+from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts
 from asyncrl.core.measures.metrics import Reading, combine
 from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime, TimeSplit
 from asyncrl.core.trajectory import StopReason
@@ -71,22 +72,7 @@ def counted(committed: int = 0, filtered: int = 0) -> BufferStatistics:
         failed=0,
         reasons={},
     )
-    return BufferStatistics(
-        version=PolicyVersion(0),
-        ledger=ledger,
-        payload_bytes=0,
-        kept_batches=0,
-        kept_bytes=0,
-        held=(),
-        lengths_issued=(),
-        lengths_trained=(),
-        late_samples=0,
-        stale_tokens=StaleTokens(),
-        lost_trajectories=0,
-        failures={},
-        filtered_tasks=(),
-        skipped_rows={},
-    )
+    return msgspec.structs.replace(make_buffer().statistics(), ledger=ledger)
 
 
 def generator(tokens: int, wall: float, idle: float) -> GeneratorStatistics:

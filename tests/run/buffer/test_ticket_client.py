@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError
+from samples import make_buffer
 from short_episodes import episode
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.episode import Episode, decode
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
+from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.core.trajectory import Sampling
@@ -29,22 +30,7 @@ from buffers.journal.disk import DiskFull
 from buffers.payload import PayloadReader
 
 WORKER = WorkerId("generator-0")
-NOTHING = BufferStatistics(
-    version=PolicyVersion(0),
-    ledger=LedgerCounts(0, 0, 0, 0, 0, 0, 0, 0, {}),
-    payload_bytes=0,
-    kept_batches=0,
-    kept_bytes=0,
-    held=(),
-    lengths_issued=(),
-    lengths_trained=(),
-    late_samples=0,
-    stale_tokens=StaleTokens(),
-    lost_trajectories=0,
-    failures={},
-    filtered_tasks=(),
-    skipped_rows={},
-)
+NOTHING = make_buffer().statistics()
 
 
 def sample(index: int) -> EpisodeRecord:
