@@ -42,8 +42,13 @@ class _WithMlflow(_Forked):
     server = _server("tracking_side")
 
 
-class _WithGlooEngine(_Forked):
-    server = _server("gloo_engine")
+class _GlooEngine(ForkServerProcess):
+    """A process of an engine, forked from the server of engines, that imports ``gloo_engine`` before it does anything."""
+
+    def run(self) -> None:
+        import gloo_engine  # noqa: F401
+
+        super().run()
 
 
 class _WithTransformers(_Forked):
@@ -59,7 +64,7 @@ class _MlflowContext(ForkServerContext):
 
 
 class _GlooEngineContext(ForkServerContext):
-    Process = _WithGlooEngine
+    Process = _GlooEngine
 
 
 class _TransformersContext(ForkServerContext):

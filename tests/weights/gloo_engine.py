@@ -1,17 +1,14 @@
-"""Imported by a server that engines are forked from: they take weights as if they were on GPUs.
+"""Imported by each process of an engine, which then takes weights as if it were on a GPU.
 
 Gloo stands for NCCL, there is no load plan, and there is room beside the weights in use from the second time on.
 """
 
-import os
 from functools import partial
 
+from fork_server import WITH_GLOO_ENGINE
 from gloo_collective import Gloo
+from vllm.v1.executor import multiproc_executor
 
-from generators.vllm.cpu.engine_process import ENGINE_VARIABLES
-
-os.environ.update(ENGINE_VARIABLES)
-import generators.vllm.cpu.engine_imports  # noqa: F401 - the variables come before anything of vLLM's
 from asyncrl.weights.vllm import engine_weights
 
 asked = []
@@ -24,3 +21,4 @@ def has_room(size, device):
 
 engine_weights.BroadcastReceiver = partial(engine_weights.BroadcastReceiver, collective=Gloo(), has_room=has_room)
 engine_weights.LoadPlan.of = classmethod(lambda *arguments: None)
+multiproc_executor.get_mp_context = lambda: WITH_GLOO_ENGINE  # the engine's workers

@@ -32,7 +32,7 @@ PIECES: Counter[str] = Counter()
 
 
 class GlooEngineServer(EngineProcessServer):
-    """Has imported ``gloo_engine``."""
+    """The server of engines; what is forked from it for this one imports ``gloo_engine``."""
 
     @contextmanager
     def used_by_vllm(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ async def test_an_engine_takes_what_ranks_broadcast_in_the_pause_and_beside_the_
     model.save_pretrained(tmp_path / "model")
     config = GeneratorsConfig(count=1, dtype="float32", max_running=8, kv_cache_mb=64, tensor_parallel=2)
     settings = EngineSettings(config, str(tmp_path / "model"), 1024)
-    engine = await VllmEngine.start(settings, name="generator-0", start_s=240.0, answer_s=120.0, server=GlooEngineServer())
+    engine = await VllmEngine.start(settings, name="generator-0", start_s=240.0, answer_s=120.0, server=GlooEngineServer.start())
     try:
         with ExitStack() as stack:
             ranks = Ranks(tmp_path, stack)
