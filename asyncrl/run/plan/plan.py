@@ -158,20 +158,7 @@ def make_plan(
             environment, the tool parser or a class that the recipe names is missing; they do not fit together; or the environment
             breaks when a task is played.
     """
-    check_tracking(recipe, resumed=run is not None)
-    check_further_trackers(recipe.tracking)
-    check_megatron()
-    check_members(recipe.environment, os.environ)
-    for name, pool in recipe.generators.by_pool.items():
-        check_engine_arguments(pool.engine, pool_place(name))
-    customs = _try_customs(recipe)
-    make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
-    shape = read_shape(recipe.model.path)
-    check_sizes(shape, recipe.model, recipe.learner, recipe.generators.by_pool)
-    check_reference(recipe, shape)
-    if isinstance(recipe.reward, ModelRewardConfig):
-        read_reward_shape(recipe.reward, recipe.model)
-    check_network(recipe.network, os.environ)
+    customs, shape = _check_recipe(recipe, resumed=run is not None)
     machine = machine or Machine.here()
     sizes = sizes_of(recipe, shape) if machine.cluster is not None and not machine.gpus else None
     parts = parts_of(recipe, on_gpus=machine.gpus > 0, sizes=sizes)
@@ -179,12 +166,7 @@ def make_plan(
     routes = _routes(recipe, machine, shape, placed, run)
     folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
     if not machine.gpus:
-        if recipe.learner.fp8 != "none":
-            raise fp8_refusal(recipe.learner.fp8, "there is no GPU here")
-        check_head_size(shape)
-        for name, pool in recipe.generators.by_pool.items():
-            check_cpu_arguments(pool.engine, pool_place(name))
-            check_cache(shape, pool_place(name), pool, recipe.model.max_context)
+        _check_on_cpu(recipe, shape)
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
     splits: _Splits = (
@@ -223,6 +205,34 @@ def make_plan(
         remarks=(),
     )
     return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
+
+
+def _check_recipe(recipe: Recipe, *, resumed: bool) -> tuple[list[str], ModelShape]:
+    """Check what does not depend on the machine; return what is remarked of the classes that the recipe names, and the model."""
+    check_tracking(recipe, resumed=resumed)
+    check_further_trackers(recipe.tracking)
+    check_megatron()
+    check_members(recipe.environment, os.environ)
+    for name, pool in recipe.generators.by_pool.items():
+        check_engine_arguments(pool.engine, pool_place(name))
+    customs = _try_customs(recipe)
+    make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
+    shape = read_shape(recipe.model.path)
+    check_sizes(shape, recipe.model, recipe.learner, recipe.generators.by_pool)
+    check_reference(recipe, shape)
+    if isinstance(recipe.reward, ModelRewardConfig):
+        read_reward_shape(recipe.reward, recipe.model)
+    check_network(recipe.network, os.environ)
+    return customs, shape
+
+
+def _check_on_cpu(recipe: Recipe, shape: ModelShape) -> None:
+    if recipe.learner.fp8 != "none":
+        raise fp8_refusal(recipe.learner.fp8, "there is no GPU here")
+    check_head_size(shape)
+    for name, pool in recipe.generators.by_pool.items():
+        check_cpu_arguments(pool.engine, pool_place(name))
+        check_cache(shape, pool_place(name), pool, recipe.model.max_context)
 
 
 def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[str, list[str]]:
