@@ -186,9 +186,9 @@ def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcom
     if not basis.training.episodes.correlated and basis.training.count > basis.training.groups:
         yield "most groups have one kept episode, so episodes of a group were drawn independently: keep all for their correlation"
     if outcomes[0].scale > 1:
-        yield f"modelled by a run of 1/{outcomes[0].scale:.3g} of the engines and of the batch"
+        yield "large runs were modelled by smaller ones of the same shape (docs/planning.md)"
     if any(outcome.preempted for outcome in outcomes):
-        yield f"key-value cache was short: {sum(outcome.preempted for outcome in outcomes):,} requests were computed again"
+        yield "the key-value cache was short, so that requests were computed again: fewer generators.max_running may be faster"
 
 
 def _other_than(measured: Recipe, recipe: Recipe) -> Iterator[str]:

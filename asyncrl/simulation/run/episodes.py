@@ -1,6 +1,7 @@
 """The episodes of a modelled run: drawn whole from played ones, so that lengths, turns and latencies keep their correlations."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -21,7 +22,7 @@ class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
     environment_s: float = 0.0
 
 
-class ModelEpisode(msgspec.Struct, frozen=True, array_like=True):
+class ModelEpisode(msgspec.Struct, frozen=True, dict=True):
     """One played episode.
 
     Attributes:
@@ -41,12 +42,7 @@ class ModelEpisode(msgspec.Struct, frozen=True, array_like=True):
         """Tokens of the prompt."""
         return self.turns[0].given
 
-    @property
-    def sampled(self) -> int:
-        """Tokens that the policy samples in all turns."""
-        return sum([turn.sampled for turn in self.turns])
-
-    @property
+    @cached_property
     def length(self) -> int:
         """Tokens of the trajectory."""
         return sum([turn.given + turn.sampled for turn in self.turns]) + self.given_last

@@ -1,0 +1,95 @@
+"""A plan from the recipe to its page, with rates of a shipped file and with a run that was made here."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.cli.main import main
+from asyncrl.core.errors import RecipeError
+from asyncrl.planning.page import plan_page
+from asyncrl.planning.plan_request import PlanAnswer, PlanRequest, answer
+from asyncrl.planning.rates_file import read_rates
+from asyncrl.planning.sources import basis_of_file, machine_of
+
+KEYS = ("model.max_context=20000", "batch.groups_per_step=4", "batch.group_size=4")
+
+
+def planned(*vary: str, gpus: int | None = None) -> PlanAnswer:
+    file = read_rates("h100")
+    request = PlanRequest(recipe="quickstart", overrides=KEYS, vary=vary, gpus=gpus, seeds=2, steps=6)
+    return answer(request, lambda recipe: basis_of_file(file, "h100", None), machine_of(file, gpus or 64))
+
+
+def test_more_engines_and_more_depth_are_faster_and_staler():
+    found = planned("generators.count=1,4", "buffer.pipeline_depth=1,3")
+    by_name = {each.name: each for each in found.points}
+    slow, fast = by_name["count=1 pipeline_depth=1"], by_name["count=4 pipeline_depth=3"]
+    assert fast.trajectories_per_s.mean > 1.2 * slow.trajectories_per_s.mean
+    assert fast.staleness_mean.mean > slow.staleness_mean.mean
+    assert found.synchronous is not None
+    assert (found.synchronous.staleness_mean.mean, found.synchronous.staleness_max) == (0.0, 0)
+    assert all(each.low <= each.mean <= each.high for point in found.points for each in (point.trajectories_per_s, point.step_s))
+    assert sum(fast.histogram.values()) == pytest.approx(1.0)
+    assert slow.gpus == 2
+    assert fast.bottleneck
+
+
+def test_a_budget_is_predicted_in_all_its_splits():
+    found = planned(gpus=4)
+    assert {each.gpus for each in found.points} == {4}
+    assert len({each.overrides[:2] for each in found.points}) == 3
+
+
+def test_points_that_are_refused_are_listed_with_the_reason():
+    found = planned("buffer.pipeline_depth=1,9")
+    assert [each.name for each in found.points] == ["pipeline_depth=1"]
+    assert "pipeline_depth" in found.refused[0].why
+    with pytest.raises(RecipeError, match="every point is refused"):
+        planned("buffer.pipeline_depth=8,9")
+
+
+def test_the_same_plan_is_the_same_to_the_byte():
+    assert msgspec.json.encode(planned()) == msgspec.json.encode(planned())
+
+
+def test_the_page_loads_nothing_and_holds_names_as_text():
+    found = planned("generators.count=1,2")
+    wicked = msgspec.structs.replace(found.points[0], name="<script>alert(1)</script>")
+    page = plan_page(msgspec.structs.replace(found, points=(wicked, *found.points[1:])))
+    assert "default-src 'none'" in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "src=" not in page.replace("style-src", "")
+
+
+def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = [f"--json={tmp_path / 'plan.json'}", f"--html={tmp_path / 'plan.html'}"]
+    arguments = ["plan", "quickstart", *KEYS, "generators.count=2", "--rates", "h100", "--seeds", "1", "--steps", "4", *out]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "trajectories/s" in shown
+    assert "vendor's data sheet" in shown
+    written = msgspec.json.decode((tmp_path / "plan.json").read_bytes(), type=PlanAnswer)
+    assert written.points[0].trajectories_per_s.mean > 0
+    assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rates", "nowhere.yaml"], "nowhere.yaml"),
+        (["--from", "nowhere"], "nowhere"),
+        (["--rates", "h100", "--vary", "generators.count"], "names no key with values"),
+        (["--rates", "h100", "--vary", "generators.count=1:2", "--gpus", "8"], "give one of both"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "quickstart", *arguments]) == 2
+    assert said in "".join(capsys.readouterr().err.split("\n"))
+
+
+def test_a_plan_needs_rates(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["plan", "quickstart"])
+    assert "--from RUN, --probe or --rates FILE" in capsys.readouterr().err
