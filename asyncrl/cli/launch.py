@@ -194,8 +194,11 @@ def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached 
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:
+    from asyncrl.planning.dry_run import expected
     from asyncrl.run.folder.config_yaml import resolved_yaml
     from asyncrl.run.plan.plan_view import plan_view
 
     console.print(resolved_yaml(recipe), markup=False, soft_wrap=True)
     console.print(plan_view(plan, recipe))
+    if (sentence := expected(recipe)) is not None:
+        console.print(Text(sentence[0].upper() + sentence[1:]), soft_wrap=True)

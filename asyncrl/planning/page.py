@@ -70,7 +70,7 @@ def plan_page(answer: PlanAnswer) -> str:
         every=every,
         best=best,
         picture=_picture(answer, every),
-        notes=list(dict.fromkeys(note for each in answer.points for note in each.notes)),
+        notes=answer.notes,
         parts=list(dict.fromkeys(part for each in every for part in each.memory)),
     )
     return writable(page)

@@ -1,5 +1,6 @@
 """What ``asyncrl plan`` is asked for, and its answer: the points of a plan, their predictions, and what follows from them."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from asyncrl.run.recipe.compose import compose_for
 from asyncrl.simulation.run.rates import Rate
 
 SYNCHRONOUS = ("buffer.max_staleness=0", "buffer.pipeline_depth=0")
+_NUMBER = re.compile(r"[\d,.]*\d")
 _DEPENDENT = ("buffer.pipeline_depth=", "buffer.max_staleness=")
 
 
@@ -66,6 +68,15 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     rates: dict[str, Rate]
     refused: tuple[Refused, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of all points; of those that differ in numbers alone, the first, and how many more there are."""
+        alike: dict[str, dict[str, None]] = {}
+        for point in self.points:
+            for note in point.notes:
+                alike.setdefault(_NUMBER.sub("#", note), {})[note] = None
+        return [next(iter(notes)) + (f", and {len(notes) - 1} more such" if len(notes) > 1 else "") for notes in alike.values()]
 
 
 def answer(

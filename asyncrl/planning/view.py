@@ -21,8 +21,7 @@ def plan_answer_view(answer: PlanAnswer) -> RenderableType:
     shown.append(_details(every) if len(answer.points) <= FEW else _table(answer))
     best = max(answer.points, key=lambda each: each.trajectories_per_s.mean)
     lines = [Text(f"{best.name}: {best.bottleneck}"), Text(answer.verdict, "bold")]
-    notes = dict.fromkeys(note for each in answer.points for note in each.notes)
-    lines += [Text(f"Note: {note}", "yellow") for note in notes]
+    lines += [Text(f"Note: {note}", "yellow") for note in answer.notes]
     lines += [Text(f"Refused: {each.name}: {each.why}", "yellow") for each in answer.refused]
     return Group(*shown, *lines, Text(), _rates(answer))
 

@@ -13,6 +13,7 @@ from asyncrl.core.measures.step_moments import PAIRS, StepMoments, add_step
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.episodes.schema import SCHEMA
+from asyncrl.planning.dry_run import expected
 from asyncrl.planning.fit import fit_run
 from asyncrl.planning.prediction import predict
 from asyncrl.run.folder.run_folder import RunFolder
@@ -146,6 +147,21 @@ def test_a_prediction_says_what_it_extrapolates(tmp_path: Path):
     notes = "\n".join(predict(other, basis, seeds=1, steps=4).notes)
     assert "2 data-parallel ranks were foreseen from 1" in notes
     assert "section sampling" in notes
+
+
+def test_a_dry_run_finds_a_run_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    keys = [f"run_dir={tmp_path}", "generators.count=1", "buffer.pipeline_depth=2"]
+    recipe = compose("quickstart", keys)
+    assert expected(recipe) is None
+    run = made_run(tmp_path)
+    said = expected(recipe)
+    assert said is not None
+    assert run.path.name in said
+    assert "trajectories/s" in said
+    assert expected(compose("quickstart", [*keys, "environment.max_turns=3"])) is None
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    assert expected(recipe) is None, "it ran on another machine"
 
 
 def test_a_run_of_few_steps_is_refused_and_a_torn_line_left_out(tmp_path: Path):

@@ -49,6 +49,13 @@ def test_points_that_are_refused_are_listed_with_the_reason():
         planned("buffer.pipeline_depth=8,9")
 
 
+def test_notes_that_differ_in_numbers_alone_are_one():
+    found = planned("generators.count=1,2")
+    said = [("4 ranks of 1,200", "other"), ("8 ranks of 3.5",)]
+    points = tuple(msgspec.structs.replace(point, notes=notes) for point, notes in zip(found.points, said, strict=True))
+    assert msgspec.structs.replace(found, points=points).notes == ["4 ranks of 1,200, and 1 more such", "other"]
+
+
 def test_the_same_plan_is_the_same_to_the_byte():
     assert msgspec.json.encode(planned()) == msgspec.json.encode(planned())
 
