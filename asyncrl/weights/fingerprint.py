@@ -186,8 +186,12 @@ def _coordinate_weights(name: str, dimension: int, first: int, extent: int) -> n
     return numbers
 
 
+@lru_cache(maxsize=1 << 17)  # they take about a hundredth of the weights' memory, and most of the kernels of a fingerprint
 def device_weights(name: str, dimension: int, first: int, extent: int, device: torch.device) -> torch.Tensor:
-    """The numbers of :func:`_coordinate_weights`, computed on the device itself, so that nothing is copied there."""
+    """The numbers of :func:`_coordinate_weights`, computed on the device itself, so that nothing is copied there.
+
+    Whoever asks first waits for the device before another stream asks, as :meth:`Fingerprints.each` does.
+    """
     index = torch.arange(first + 1, first + extent + 1, device=device)
     number = index * _signed(STEP) + _signed(_seed(name, dimension))
     # `mixed`, in signed integers.

@@ -157,7 +157,6 @@ REACHES = (
             "vllm.model_executor.model_loader.reload",
         ),
         why="make a model's new parameters beside those in use, so that the pause is only for exchanging them",
-        device="CPU",
         test="tests/weights/vllm/test_load_plan.py::test_a_plan_makes_what_the_loaders_make_and_touches_nothing_before_the_exchange",
         needless="vLLM loads weights beside those in use",
     ),

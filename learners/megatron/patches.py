@@ -131,9 +131,16 @@ TORCH = (
             *("._cdata", "._schema"),
         ),
         why="note what vLLM's loaders copy where, and exchange parameters of a layer without a copy",
-        device="CPU",
         test="tests/weights/vllm/test_load_plan.py::test_a_plan_makes_what_the_loaders_make_and_touches_nothing_before_the_exchange",
         needless="vLLM loads weights beside those in use",
+    ),
+    Reach(
+        files=("asyncrl/weights/vllm/staged_weights.py",),
+        names=("torch._foreach_copy_", "torch.nn.Module._parameters", ".[_parameters]"),
+        why="copy new weights over those in use in one call, so that an engine on a GPU is paused for milliseconds",
+        device="GPU",
+        test="tests/gpu/test_graph_safety.py::test_publications_are_written_where_the_weights_are_that_graphs_have_seen",
+        needless="torch copies lists of tensors by a public name",
     ),
 )
 """What is reached in torch 2.10 and later."""

@@ -26,8 +26,11 @@ from asyncrl.weights.vllm import engine_weights
 from asyncrl.weights.vllm.adapter_slots import AdapterSlots
 from asyncrl.weights.vllm.engine_weights import InitInfo, PublicationTransfer, PublicationWorker
 from asyncrl.weights.vllm.load_plan import LoadPlan
+from asyncrl.weights.vllm.slice_reader import WHOLE, SliceReader
+from asyncrl.weights.vllm.staged_weights import StagedWeights
 
 PUBLICATIONS = 5
+made_plan = LoadPlan.of
 SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -120,6 +123,47 @@ def engine(name: str, folder: Path) -> Iterator[tuple[torch.nn.Module, Worker]]:
         transfer.shutdown()
 
 
+FULL = 3 << 30
+"""Bytes that are free when weights are about to be staged, and taken by somebody else meanwhile."""
+
+
+class OtherStream:
+    """A GPU's memory and streams, for tensors on a CPU.
+
+    Args:
+        free: bytes.
+    """
+
+    def __init__(self, free: int) -> None:
+        self.free, self.staging, self.waits = free, False, 0
+
+    def memory(self) -> tuple[int, int]:
+        return self.free, 80 << 30
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        self.staging = True
+        try:
+            yield
+            if self.free == FULL:
+                raise torch.OutOfMemoryError
+        finally:
+            self.staging = False
+
+    def wait(self) -> None:
+        assert not self.staging
+        self.waits += 1
+
+
+def stage_beside(worker: Worker, gpu: OtherStream, share: float = 0.85) -> None:
+    """Have the worker's transfer stage weights as on a GPU."""
+    transfer = worker.weight_transfer_engine
+    plan = made_plan(transfer.model, transfer._checkpoint.shapes, transfer._tied, in_place=True)
+    assert plan is not None
+    transfer._staged = StagedWeights(plan, torch.device("cpu"), share, gpu)
+    transfer._slices = SliceReader(plan.targets, WHOLE)
+
+
 def load(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """What vLLM does with a checkpoint."""
     model.load_weights(tensors.items())
@@ -129,27 +173,77 @@ def load(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
             method.process_weights_after_loading(module)
 
 
+def copies(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
 def tensors_of(name: str, version: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(version)
     return {each.name: torch.randn(each.shape, generator=generator) for each in ARCHITECTURES[name].tensors()}
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["loaded in the pause", "staged beside"])
 @pytest.mark.parametrize("name", MODELS)
-def test_publications_are_written_where_the_weights_are_that_graphs_have_seen(name: str, tmp_path: Path) -> None:
+def test_publications_are_written_where_the_weights_are_that_graphs_have_seen(name: str, staged: bool, tmp_path: Path) -> None:
+    gpu = OtherStream(40 << 30)
     with closing(SharedMemory("graphs", 0, str(tmp_path))) as file, engine(name, tmp_path / "model") as (model, worker):
         seen = addresses(model)
         held = {each: tensor for each, tensor in model.named_parameters()}  # noqa: C416 - no memory is freed and taken again
+        if staged:
+            stage_beside(worker, gpu)
         for version in range(1, PUBLICATIONS + 1):
             tensors = tensors_of(name, version)
             shards = [Shard(each, tuple(tensor.shape), (0,) * tensor.dim(), tensor) for each, tensor in tensors.items()]
             publication = file.write(PolicyVersion(version), shards)
-            assert worker.load_publication(msgspec.msgpack.encode(publication), 0) == publication.fingerprint
+            encoded, before = msgspec.msgpack.encode(publication), copies(model)
+            worker.weight_transfer_engine.prepare(encoded)
+            assert all(torch.equal(tensor, before[each]) for each, tensor in model.named_parameters()), "they are in use"
+            assert worker.load_publication(encoded, 0) == publication.fingerprint
             assert addresses(model) == seen
+        assert gpu.waits == (PUBLICATIONS if staged else 0)
         assert all(tensor is held[each] for each, tensor in model.named_parameters())
     with as_on_a_gpu(), vllm_model(MODELS[name], tmp_path / "model", 0, 1) as expected:
         load(expected, tensors)
     for each, tensor in expected.named_parameters():
         assert torch.equal(held[each], tensor), each
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "staged"), [(1 << 30, 0.85, 0), (FULL, 0.85, 0), (2 << 30, 0.85, 2), (2 << 30, 0.4, 0), (12 << 30, 0.4, 2)]
+)
+def test_weights_are_staged_where_memory_allows(free: int, share: float, staged: int, tmp_path: Path) -> None:
+    gpu = OtherStream(free)
+    with closing(SharedMemory("graphs", 0, str(tmp_path))) as file, engine("tied", tmp_path / "model") as (model, worker):
+        stage_beside(worker, gpu, share)
+        for version in (1, 2):
+            publish(file, worker, "tied", version)
+        assert gpu.waits == staged
+        assert torch.equal(model.model.norm.weight, tensors_of("tied", 2)["model.norm.weight"])
+
+
+def test_a_plan_that_makes_other_weights_than_vllm_is_given_up(tmp_path: Path) -> None:
+    gpu = OtherStream(40 << 30)
+
+    def turned(*_: object, w13_weight: torch.Tensor, w2_weight: torch.Tensor, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
+        return w13_weight.flip(1), w2_weight
+
+    with closing(SharedMemory("graphs", 0, str(tmp_path))) as file, engine("experts", tmp_path / "model") as (model, worker):
+        stage_beside(worker, gpu)
+        with mock.patch.object(moe, "convert_to_unquantized_kernel_format", turned):
+            for version in (1, 2):
+                publish(file, worker, "experts", version)
+        assert gpu.waits == 0
+        experts = model.model.layers[1].mlp.experts.routed_experts.w13_weight
+        assert torch.equal(experts[0, -1], tensors_of("experts", 2)["model.layers.1.mlp.experts.0.gate_proj.weight"][0])
+
+
+def publish(file: SharedMemory, worker: Worker, name: str, version: int) -> None:
+    tensors = tensors_of(name, version)
+    shards = [Shard(each, tuple(tensor.shape), (0,) * tensor.dim(), tensor) for each, tensor in tensors.items()]
+    publication = file.write(PolicyVersion(version), shards)
+    encoded = msgspec.msgpack.encode(publication)
+    worker.weight_transfer_engine.prepare(encoded)
+    assert worker.load_publication(encoded, 0) == publication.fingerprint
 
 
 ADAPTERS = AdapterSettings(rank=4, alpha=8.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "down_proj"), versions=2)

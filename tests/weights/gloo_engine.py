@@ -20,5 +20,5 @@ def has_room(size, device):
 
 
 engine_weights.BroadcastReceiver = partial(engine_weights.BroadcastReceiver, collective=Gloo(), has_room=has_room)
-engine_weights.LoadPlan.of = classmethod(lambda *arguments: None)
+engine_weights.LoadPlan.of = classmethod(lambda *_, **__: None)
 multiproc_executor.get_mp_context = lambda: WITH_GLOO_ENGINE  # the engine's workers

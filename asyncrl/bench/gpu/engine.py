@@ -32,6 +32,8 @@ NEEDED = ("vllm", "ray", "mlflow", "hydra")
 """What a machine must have beside the learner's packages."""
 COMPARED = 8
 """How many completions' log-probabilities are compared."""
+VERSIONS = 4
+"""How many publications are loaded. The first finds files and memory that nobody has touched yet."""
 
 
 class EngineOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,22 +43,27 @@ class EngineOutcome(msgspec.Struct, frozen=True, kw_only=True):
         dtype: of its weights.
         start_seconds: until it was warm.
         tokens_per_s: sampled tokens, all requests together.
-        load_seconds, pause_seconds: of the second publication, while requests ran; the pause is the part of it in which
+        first_pause_seconds: for which the first publication paused the engine, which ran nothing then.
+        load_seconds, pause_seconds: of each later publication, while requests ran; the pause is the part of it in which
             nothing was sampled.
-        fingerprint_equal: whether the engine acknowledged what was published.
+        fingerprints_equal: whether the engine acknowledged what was published, each time.
         versions_within_a_request: the most policy versions that sampled one completion.
         logprob_gap_mean, logprob_gap_max: absolute differences, in nats, to Hugging Face's model in the same data type.
+        published_gap_mean, published_gap_max: the same after the last publication, to a model with the weights of that.
     """
 
     dtype: str
     start_seconds: float
     tokens_per_s: float
-    load_seconds: float
-    pause_seconds: float
-    fingerprint_equal: bool
+    first_pause_seconds: float
+    load_seconds: tuple[float, ...]
+    pause_seconds: tuple[float, ...]
+    fingerprints_equal: bool
     versions_within_a_request: int
     logprob_gap_mean: float
     logprob_gap_max: float
+    published_gap_mean: float
+    published_gap_max: float
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,50 +143,66 @@ async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
         began = time.perf_counter()
         completions = await all_requests()
         took = time.perf_counter() - began
-        gaps = await asyncio.to_thread(_gaps, folder, dtype, prompts[:COMPARED], completions[:COMPARED])
-        with tempfile.TemporaryDirectory() as files, closing(SharedMemory("bench", 0, files)) as transport:
-            await engine.load_publication(merge([_publish(transport, folder, 1)]))
-            publication = merge([_publish(transport, folder, 2)])
-            running = asyncio.ensure_future(all_requests())
-            await asyncio.sleep(took / 4)
-            began = time.perf_counter()
-            acknowledged = await engine.load_publication(publication)
-            loaded = time.perf_counter() - began
-            spans = max(len(completion.spans) for completion in await running)
+        gaps = await asyncio.to_thread(_gaps, folder, dtype, 0, prompts[:COMPARED], completions[:COMPARED])
+        acknowledged, loads, pauses, spans = [], [], [], 0
+        # The memory of `folder_for` is that which a run publishes through, where there is room for it.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as files, closing(SharedMemory("bench", 0, files)) as transport:
+            for version in range(1, VERSIONS + 1):
+                publication = merge([await asyncio.to_thread(_publish, transport, folder, version)])
+                running = asyncio.ensure_future(all_requests()) if version > 1 else None
+                await asyncio.sleep(took / 4 if running else 0)
+                began = time.perf_counter()
+                acknowledged.append(await engine.load_publication(publication) == publication.fingerprint)
+                loads.append(time.perf_counter() - began)
+                pauses.append(engine.use().last_pause_seconds)
+                if running:
+                    spans = max(spans, *(len(completion.spans) for completion in await running))
+            published = (await all_requests())[:COMPARED]
+        published_gaps = await asyncio.to_thread(_gaps, folder, dtype, VERSIONS, prompts[:COMPARED], published)
     finally:
         await engine.close()
     return EngineOutcome(
         dtype=dtype,
         start_seconds=started,
         tokens_per_s=sum(len(completion.token_ids) for completion in completions) / took,
-        load_seconds=loaded,
-        pause_seconds=engine.use().last_pause_seconds,
-        fingerprint_equal=acknowledged == publication.fingerprint,
+        first_pause_seconds=pauses[0],
+        load_seconds=tuple(loads[1:]),
+        pause_seconds=tuple(pauses[1:]),
+        fingerprints_equal=all(acknowledged),
         versions_within_a_request=spans,
         logprob_gap_mean=float(gaps.mean()),
         logprob_gap_max=float(gaps.max()),
+        published_gap_mean=float(published_gaps.mean()),
+        published_gap_max=float(published_gaps.max()),
     )
 
 
 def _publish(transport: "SharedMemory", folder: Path, version: int) -> Publication:
-    """Publish the folder's weights, each a little larger than in the version before."""
+    """Publish the folder's weights, each larger than in the version before."""
     from safetensors import safe_open
 
     shards = []
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                tensor = tensors.get_tensor(name) * (1 + version / 64)
-                shards.append(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor.to(device())))
+                tensor = tensors.get_tensor(name).to(device()) * _growth(version)
+                shards.append(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
     return transport.write(PolicyVersion(version), shards)
 
 
+def _growth(version: int) -> float:
+    """How much larger the weights of a version are than those of version 0, so that their log-probabilities differ much."""
+    return 1 + version / 16
+
+
 @torch.no_grad()
-def _gaps(folder: Path, dtype: str, prompts: list[list[int]], completions: "list[Completion]") -> np.ndarray:
-    """Absolute differences of log-probabilities between the engine and Hugging Face's model."""
+def _gaps(folder: Path, dtype: str, version: int, prompts: list[list[int]], completions: "list[Completion]") -> np.ndarray:
+    """Absolute differences of log-probabilities between the engine and Hugging Face's model with the weights of a version."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device())
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16) * _growth(version))  # rounded as what was published
     gaps = []
     for prompt, completion in zip(prompts, completions, strict=True):
         sampled = torch.from_numpy(completion.token_ids.astype(np.int64)).to(device())

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -165,10 +166,12 @@ def describe(name: str, found: Any) -> list[str]:
             f"first {times.first_seconds:.1f} s; fingerprints {'equal' if times.fingerprints_equal else 'DIFFER'}"
         )
     if isinstance(found, EngineResult):
-        if found.engine is not None:
+        if (it := found.engine) is not None:
             lines.append(
-                f"{found.engine.tokens_per_s:,.0f} tokens/s; new weights in {found.engine.load_seconds:.2f} s, paused for "
-                f"{found.engine.pause_seconds:.3f} s; log-probabilities differ by {found.engine.logprob_gap_mean:.1e} on average"
+                f"{it.tokens_per_s:,.0f} tokens/s; new weights in {median(it.load_seconds):.2f} s, paused for "
+                f"{median(it.pause_seconds):.4f} s, at first {it.first_pause_seconds:.2f} s; log-probabilities differ by "
+                f"{it.logprob_gap_mean:.1e} on average, after a publication by {it.published_gap_mean:.1e}; fingerprints "
+                f"{'equal' if it.fingerprints_equal else 'DIFFER'}"
             )
         if found.run is not None:
             lines.append(f"quickstart: exit code {found.run.exit_code} after {found.run.seconds:.0f} s")

@@ -34,7 +34,8 @@ from asyncrl.weights.vllm.adapter_slots import AdapterSlots
 from asyncrl.weights.vllm.load_plan import LoadPlan, PreparedLayer
 from asyncrl.weights.vllm.publication_calls import load_publication, prepare_publication
 from asyncrl.weights.vllm.rounding_log import explain_rounding
-from asyncrl.weights.vllm.slice_reader import SliceReader
+from asyncrl.weights.vllm.slice_reader import WHOLE, SliceReader
+from asyncrl.weights.vllm.staged_weights import Cuda, StagedWeights
 from asyncrl.weights.vllm.worker_answers import Answer
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class _Prepared(NamedTuple):
-    """A publication that is ready to be put into use: its encoding, its layers, and the fingerprint of its tensors."""
+    """A publication that is ready to be put into use: its encoding, its layers unless they are staged, and the fingerprint of its
+    tensors."""
 
     publication: bytes
     layers: list[PreparedLayer]
@@ -107,10 +109,17 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.broadcasts = BroadcastReceiver(init_info.engine, worker, init_info.ranks * parallel.world_size, self.device)
-        on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
-        planned = on_cpu and self.adapters is None
-        self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if planned else None
-        self._slices = None if self._load_plan is None else SliceReader(self._load_plan.targets)
+        in_place = self.device.type != "cpu"
+        planned = self.adapters is None and not self.model_config.use_mla
+        plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied, in_place=in_place) if planned else None
+        self._load_plan = None if in_place else plan
+        self._staged: StagedWeights | None = None
+        if plan is not None and in_place:
+            share = self.vllm_config.cache_config.gpu_memory_utilization
+            self._staged = StagedWeights(plan, self.device, share, Cuda(self.device))
+        self._slices: SliceReader | None = None
+        if plan is not None:
+            self._slices = SliceReader(plan.targets, WHOLE, self._mappings) if in_place else SliceReader(plan.targets)
         # vLLM warns of every layer that a reload leaves untouched. For tied layers that is right; for any other, we raise.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
@@ -139,6 +148,10 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             reading = self._slices.read(publication)
             layers = self._load_plan.prepare(reading.fill)
             self._prepared = _Prepared(encoded, layers, reading.total())
+        elif self._staged is not None and self._slices is not None and not publication.senders:
+            self._checkpoint.check(publication.shards)
+            found = self._staged.stage(self._slices.read(publication))
+            self._prepared = None if found is None else _Prepared(encoded, [], found)
 
     def exchange(self, encoded: bytes, slot: int) -> bool:
         """Put the weights that were prepared for this publication into use; return False if none were.
@@ -146,9 +159,14 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         Args:
             slot: where to put adapters.
         """
-        prepared, self._prepared = self._prepared, None
+        prepared = self._prepared
+        if prepared is not None and prepared.publication == encoded and self._staged is not None and not self._staged.proven:
+            return False  # vLLM's own loaders are asked first, and what they make proves what was staged
+        self._prepared = None
         if prepared is None or prepared.publication != encoded:
             return False
+        if self._staged is not None:
+            self._staged.exchange()
         for layer in prepared.layers:
             layer.exchange()
         if self.adapters is not None:
@@ -224,6 +242,9 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             method: Any = layer.quant_method
             method.process_weights_after_loading(layer)
         self.fingerprint, self._loaded = self._loaded, None
+        if self._staged is not None and self._prepared is not None:
+            self._staged.prove()
+        self._prepared = None
 
     def shutdown(self) -> None:
         """Leave the ranks' groups, and unpin the mapped files; they are unmapped with the last tensor that views them."""

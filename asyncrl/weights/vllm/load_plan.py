@@ -2,13 +2,14 @@
 
 vLLM's own way to replace weights takes the model apart, and the engine must be paused for all of it. A plan is made once, before
 the first publication: the model's loaders run on tensors without data, and each copy that they make is noted. With the plan, the
-new parameters of each layer are filled from slices of the publication (:mod:`asyncrl.weights.vllm.slice_reader`) and packed for
-the kernels beside those in use; the pause is only for exchanging them.
+new parameters of each layer are filled from slices of the publication (:mod:`asyncrl.weights.vllm.slice_reader`) beside those in
+use. On a CPU they are packed for the kernels, and the pause is only for exchanging them; on a GPU, whose graphs know where the
+parameters are, it is only for copying the new ones over the old ones.
 
 What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from rectangles of the
 checkpoint's tensors, none of them twice, and padding. Otherwise no plan is made, and vLLM's own way is taken, with whole tensors:
-for loaders that compute or transpose, for parameters that something other than their layer holds, for quantized layers with
-layouts of their own, and on devices other than the CPU.
+for loaders that compute or transpose, for parameters that something other than their layer holds, and for quantized layers with
+layouts of their own.
 """
 
 import copy
@@ -67,6 +68,7 @@ class LoadPlan:
 
     Attributes:
         targets: which parts of the checkpoint's tensors become which parts of the parameters.
+        templates: parameters without data, by layer and name in it.
     """
 
     def __init__(
@@ -78,31 +80,44 @@ class LoadPlan:
         names: Mapping[torch.nn.Module, str],
     ) -> None:
         self.targets = targets
-        self._paddings, self._templates, self._tied, self._names = paddings, templates, tied, names
+        self.templates, self._paddings, self._tied, self._names = templates, paddings, tied, names
 
     @classmethod
-    def of(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan | None":
+    def of(
+        cls,
+        model: torch.nn.Module,
+        shapes: Mapping[str, tuple[int, ...]],
+        tied: list[torch.nn.Module],
+        *,
+        in_place: bool = False,
+    ) -> "LoadPlan | None":
         """Make the plan of a model without touching any weight; return None if there can be none for this model.
 
         Args:
             model: a model that vLLM has loaded.
             shapes: the shape of each tensor of the checkpoint.
             tied: layers whose parameters all belong to a layer before them.
+            in_place: whether new parameters are copied over those in use, instead of taking their place.
         """
         try:
-            return cls._recorded(model, shapes, tied)
+            plan = cls._recorded(model, shapes, tied, in_place)
+            if in_place:
+                plan._check_layouts()
+            return plan
         except _NoPlan as reason:
             logger.info("no load plan, so weights are loaded while the engine is paused: %s", reason)
             return None
 
     @classmethod
-    def _recorded(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan":
+    def _recorded(
+        cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module], in_place: bool
+    ) -> "LoadPlan":
         layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
         owners = {parameter: layer for layer in layers for parameter in layer._parameters.values() if parameter is not None}
         tied_to = {layer: owners[next(layer.parameters(recurse=False))] for layer in tied}
-        if not all(map(_packs_by_itself, [*layers, *tied])):
+        if not all(_packs_by_itself(layer, in_place) for layer in [*layers, *tied]):
             raise _NoPlan("a layer does not pack its weights by itself")
-        if _held_elsewhere(model, owners):
+        if not in_place and _held_elsewhere(model, owners):
             raise _NoPlan("something else than its layer holds a parameter")
         if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
             raise _NoPlan("a tied layer has other parameters than the layer before it")
@@ -150,26 +165,46 @@ class LoadPlan:
             fill: fills parameters, by their names, as :attr:`targets` says.
         """
         prepared = []
-        for layer, templates in self._templates.items():
-            tensors = {
-                name: torch.empty_strided(like.size(), like.stride(), dtype=like.dtype) for name, like in templates.items()
-            }
-            named = {self._names[layer] + name: tensor for name, tensor in tensors.items()}
-            for name, tensor in named.items():
-                for padding in self._paddings[name]:
-                    torch.as_strided(tensor, *padding.target).fill_(padding.value)
-            fill(named)
+        for layer, templates in self.templates.items():
+            tensors = empty_like(templates)
+            self.fill_layer(layer, tensors, fill)
             made: dict[str, torch.nn.Parameter | None] = dict.fromkeys(layer._parameters)
             made |= {name: _as_parameter(tensor, templates[name]) for name, tensor in tensors.items()}
             # Layers are packed one by one: unpacked parameters that a layer's kernels do not need are freed before the next one.
             of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
             prepared += [_packed(each, made) for each in [layer, *of_owner]]
-            del tensors, named, made
+            del tensors, made
         return prepared
+
+    def fill_layer(
+        self, layer: torch.nn.Module, tensors: Mapping[str, torch.Tensor], fill: Callable[[Mapping[str, torch.Tensor]], None]
+    ) -> None:
+        """Fill the parameters of one layer, by their names in it, as :meth:`prepare` does."""
+        named = {self._names[layer] + name: tensor for name, tensor in tensors.items()}
+        for name, tensor in named.items():
+            for padding in self._paddings[name]:
+                torch.as_strided(tensor, *padding.target).fill_(padding.value)
+        fill(named)
+
+    def _check_layouts(self) -> None:
+        """Refuse a model whose parameters in use have another layout than the loaders write."""
+        for layer, templates in self.templates.items():
+            for name, like in templates.items():
+                used = layer._parameters[name]
+                assert used is not None
+                if (used.size(), used.stride(), used.dtype) != (like.size(), like.stride(), like.dtype):
+                    raise _NoPlan(f"{self._names[layer]}{name} is not in the layout in which it was loaded")
 
 
 class _NoPlan(Exception):
     """There can be no plan for a model; says why."""
+
+
+def empty_like(templates: Mapping[str, torch.Tensor], device: torch.device | None = None) -> dict[str, torch.Tensor]:
+    """Allocate tensors of the templates' layouts."""
+    return {
+        name: torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device) for name, like in templates.items()
+    }
 
 
 def _names(layer: torch.nn.Module) -> list[str]:
@@ -187,14 +222,15 @@ def _held_elsewhere(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) 
     return False
 
 
-def _packs_by_itself(layer: torch.nn.Module) -> bool:
+def _packs_by_itself(layer: torch.nn.Module, in_place: bool) -> bool:
     """Return whether what vLLM does to a layer's parameters after loading is known, and concerns that layer alone."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
     method: Any = getattr(layer, "quant_method", None)
-    if _experts(layer) is not None:
+    if _experts(layer) is not None or (in_place and type(method) is UnquantizedFusedMoEMethod):
         return not method.moe.has_bias  # the kernel gets weights with each call, but would keep old biases
     if isinstance(method, QuantizeMethodBase):
         return type(method) in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)

@@ -25,8 +25,10 @@ from asyncrl.weights.vllm.slice_plan import Slice, plan_slices
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 1 << 21
-"""How many elements a thread takes at once, at most, so that all threads end at about the same time."""
+AT_ONCE = 1 << 21
+"""How many elements a thread of a CPU takes at once, at most, so that all threads end at about the same time."""
+WHOLE = 1 << 62
+"""Elements at once where nothing is divided, because a GPU copies everything as it likes."""
 
 
 class _Move(NamedTuple):
@@ -50,11 +52,13 @@ class SliceReader:
 
     Args:
         targets: which parts of tensors become which parts of the worker's parameters; no part of a tensor twice.
+        at_once: how many elements are read at once, at most.
+        mappings: keeps the files mapped, and pinned for a GPU; by default they are not pinned.
     """
 
-    def __init__(self, targets: Sequence[Target]) -> None:
-        self._targets = targets
-        self._mappings = PinnedFiles(NoPinning())
+    def __init__(self, targets: Sequence[Target], at_once: int = AT_ONCE, mappings: PinnedFiles | None = None) -> None:
+        self._targets, self._at_once = targets, at_once
+        self._mappings = mappings or PinnedFiles(NoPinning())
         self._planned: tuple[ShardRecord, ...] = ()
         self._moves: dict[str, list[_Move]] = {}
 
@@ -65,9 +69,9 @@ class SliceReader:
             WeightMismatch: a tensor is not covered exactly once, or one that is needed is not there.
         """
         if publication.shards != self._planned:
-            self._moves = _plan(publication.shards, self._targets)
+            self._moves = _plan(publication.shards, self._targets, self._at_once)
             self._planned = publication.shards
-        return Reading(publication, self._moves, SharedMemory.read_shards(publication, self._mappings))
+        return Reading(publication, self._moves, SharedMemory.read_shards(publication, self._mappings), self._at_once)
 
     def close(self) -> None:
         """Let go of the files. They are unmapped with the last tensor that views them."""
@@ -77,16 +81,20 @@ class SliceReader:
 class Reading:
     """One publication on its way into a worker's parameters."""
 
-    def __init__(self, publication: Publication, moves: Mapping[str, Sequence[_Move]], shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, publication: Publication, moves: Mapping[str, Sequence[_Move]], shards: Sequence[Shard], at_once: int
+    ) -> None:
+        self._at_once = at_once
         self._publication, self._moves, self._shards = publication, moves, shards
         self._sums = {move.shard: 0 for each in moves.values() for move in each}
         self._adding = threading.Lock()
+        self._whole, self._fingerprints = list[int](), Fingerprints()
 
     @torch.no_grad()
     def fill(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Fill parameters, by their names, from their slices. As many threads as torch uses share the work."""
         moves = deque((move, parameters[name]) for name in parameters for move in self._moves.get(name, ()))
-        threads = min(torch.get_num_threads(), sum(move.rectangle.elements for move, _ in moves) // _AT_ONCE)
+        threads = min(torch.get_num_threads(), sum(move.rectangle.elements for move, _ in moves) // self._at_once)
         if threads < 2:
             self._run(moves)
             return
@@ -95,6 +103,23 @@ class Reading:
             self._run(moves)
             for other in others:
                 other.result()
+
+    @torch.no_grad()
+    def fill_on_device(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Fill parameters on a GPU, by their names. Each shard is copied there as a whole, and added up and cut there.
+
+        Nothing waits for the GPU: what is launched afterwards on torch's current stream sees the parameters.
+        """
+        there: dict[int, torch.Tensor] = {}
+        for name, parameter in parameters.items():
+            for move in self._moves.get(name, ()):
+                shard = self._shards[move.shard]
+                if move.shard not in there:
+                    there[move.shard] = shard.tensor.to(parameter.device, non_blocking=True)
+                    self._whole.append(move.shard)
+                    self._fingerprints.add(Shard(shard.name, shard.shape, shard.start, there[move.shard]))
+                if move.to is not None:
+                    parameter[move.to].view(move.rectangle.extent).copy_(there[move.shard][move.inside])
 
     def _run(self, moves: "deque[tuple[_Move, torch.Tensor]]") -> None:
         fingerprints, done = Fingerprints(threads=1), []
@@ -116,6 +141,9 @@ class Reading:
 
         What it need not read counts as published. So it is the publication's own if what was read is what ranks wrote.
         """
+        for number, found in zip(self._whole, self._fingerprints.each(), strict=True):
+            if found != self._publication.fingerprints[number] or not self._sums[number]:  # of several copies, the wrong one
+                self._sums[number] = found
         total = 0
         for number, published in enumerate(self._publication.fingerprints):
             found = self._sums.get(number, published) % 2**64
@@ -126,7 +154,7 @@ class Reading:
         return total % 2**64
 
 
-def _plan(shards: Sequence[ShardRecord], targets: Sequence[Target]) -> dict[str, list[_Move]]:
+def _plan(shards: Sequence[ShardRecord], targets: Sequence[Target], at_once: int) -> dict[str, list[_Move]]:
     """Plan what to read for each parameter."""
     for name, records in by_tensor(shards).items():
         check_coverage(name, records)
@@ -142,8 +170,8 @@ def _plan(shards: Sequence[ShardRecord], targets: Sequence[Target]) -> dict[str,
         for part in parts:
             rest = [left for each in rest for left in each.without(part.source)]
             to = Target(part.source, part.parameter, part.at)
-            moves[part.parameter] += [_move(number, shard, piece, to) for piece in part.source.pieces(_AT_ONCE)]
-        moves[parts[0].parameter] += [_move(number, shard, piece, None) for each in rest for piece in each.pieces(_AT_ONCE)]
+            moves[part.parameter] += [_move(number, shard, piece, to) for piece in part.source.pieces(at_once)]
+        moves[parts[0].parameter] += [_move(number, shard, piece, None) for each in rest for piece in each.pieces(at_once)]
     return dict(moves)
 
 

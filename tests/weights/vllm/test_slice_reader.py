@@ -19,7 +19,7 @@ from asyncrl.core.rectangle import Rectangle
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
 from asyncrl.weights.vllm.engine_shards import EngineLayout, parameters, targets
-from asyncrl.weights.vllm.slice_reader import SliceReader
+from asyncrl.weights.vllm.slice_reader import AT_ONCE, WHOLE, SliceReader
 from learners.held_weights import held_weights
 from learners.rank import RankPlace
 
@@ -83,10 +83,12 @@ class Ranks:
 class Workers:
     """The workers of one engine."""
 
-    def __init__(self, layout: EngineLayout, stack: ExitStack, dtype: torch.dtype = torch.float32) -> None:
-        self.layout, self.dtype = layout, dtype
+    def __init__(
+        self, layout: EngineLayout, stack: ExitStack, dtype: torch.dtype = torch.float32, at_once: int = AT_ONCE
+    ) -> None:
+        self.layout, self.dtype, self.at_once = layout, dtype, at_once
         needed = [list(targets(MODEL, layout, worker)) for worker in range(layout.workers)]
-        self.readers = [stack.enter_context(closing(SliceReader(each))) for each in needed]
+        self.readers = [stack.enter_context(closing(SliceReader(each, at_once))) for each in needed]
 
     def load(self, publication: Publication) -> list[tuple[dict[str, torch.Tensor], int]]:
         """What each has in its parameters, with -1 for padding, and the fingerprint that it acknowledges."""
@@ -96,7 +98,8 @@ class Workers:
             filled = {name: torch.full(shape, -1.0, dtype=self.dtype) for name, shape in shapes.items()}
             reading = reader.read(publication)
             for name, tensor in filled.items():  # one after the other, as layers are packed
-                reading.fill({name: tensor})
+                fill = reading.fill_on_device if self.at_once == WHOLE else reading.fill
+                fill({name: tensor})
             loaded.append((filled, reading.total()))
         return loaded
 
@@ -122,11 +125,11 @@ def stack():
         yield stack
 
 
+@pytest.mark.parametrize("at_once", [500, WHOLE], ids=["pieces shared by threads", "as on a GPU"])
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("learner", LEARNERS.values(), ids=LEARNERS)
-def test_every_worker_gets_its_slices_of_version_after_version(learner, engine, stack, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("asyncrl.weights.vllm.slice_reader._AT_ONCE", 500)  # several pieces a slice, shared by threads
-    ranks, workers = Ranks(learner, tmp_path, stack), Workers(engine, stack)
+def test_every_worker_gets_its_slices_of_version_after_version(learner, engine, at_once, stack, tmp_path) -> None:
+    ranks, workers = Ranks(learner, tmp_path, stack), Workers(engine, stack, at_once=at_once)
     for version in range(1, 5):
         publication = ranks.publish(version, model(version))
         for (filled, acknowledged), expected in zip(workers.load(publication), workers.expected(model(version)), strict=True):
@@ -184,11 +187,12 @@ def stale(publication: Publication) -> None:
     )
 
 
+@pytest.mark.parametrize("at_once", [AT_ONCE, WHOLE], ids=["on a CPU", "as on a GPU"])
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("spoil", [flip, permute, swap, stale])
-def test_wrong_bytes_are_not_acknowledged_as_the_publication(spoil, engine, stack, tmp_path, caplog) -> None:
+def test_wrong_bytes_are_not_acknowledged_as_the_publication(spoil, engine, at_once, stack, tmp_path, caplog) -> None:
     """Whoever takes a part of the shard finds out, whichever part is wrong; the log names the tensor."""
-    ranks, workers = Ranks(LEARNERS["tensor"], tmp_path, stack), Workers(engine, stack)
+    ranks, workers = Ranks(LEARNERS["tensor"], tmp_path, stack), Workers(engine, stack, at_once=at_once)
     for version in range(1, 4):  # readers have mapped all files
         publication = ranks.publish(version, model(version))
         assert {acknowledged for _, acknowledged in workers.load(publication)} == {publication.fingerprint}
