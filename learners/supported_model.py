@@ -113,13 +113,13 @@ def _variants(source: "PreTrainedConfig", description: Description) -> dict[str,
     rope = source.rope_parameters.get("rope_type", "default")
     rotary = source.rope_parameters.get("partial_rotary_factor", 1.0)
     layers = set(getattr(source, "layer_types", None) or ()) - {"full_attention"}
-    scale = getattr(source, "logit_scale", 1.0)
-    mixture = description.mixture(source)
+    scale, groups = getattr(source, "logit_scale", 1.0), getattr(source, "n_group", 1)
+    mixture, architecture = description.mixture(source), description.architecture(source)
     windows = bool(getattr(source, "use_sliding_window", False))
     window = 0 if windows else getattr(source, "sliding_window", None) or 0
     return {
         f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
-        "attention_bias": not description.biases and bool(getattr(source, "attention_bias", False)),
+        "attention_bias": not architecture.biases and bool(getattr(source, "attention_bias", False)),
         "mlp_bias": bool(getattr(source, "mlp_bias", False)),
         **{key: not description.biases and bool(getattr(source, key, False)) for key in ("bias", "qkv_bias")},
         "qkv_bias false": description.biases and not getattr(source, "qkv_bias", True),
@@ -131,9 +131,11 @@ def _variants(source: "PreTrainedConfig", description: Description) -> dict[str,
         "dual_chunk_attention_config": getattr(source, "dual_chunk_attention_config", None) is not None,
         "is_causal false": not getattr(source, "is_causal", True),
         f"rope_type {rope}": rope not in ("default", *SCALED_ROPE),
-        f"partial_rotary_factor {rotary}": rotary not in (None, 1.0),
+        f"partial_rotary_factor {rotary}": rotary not in (None, 1.0) and (not description.partial_rotation or rope != "default"),
         f"logit_scale {scale}": scale != 1.0,
         "shared_expert_intermediate_size": not mixture.shared and bool(getattr(source, "shared_expert_intermediate_size", 0)),
+        f"n_group {groups}": mixture.sigmoid and groups not in (None, 1),
+        "norm_topk_prob false": mixture.sigmoid and not mixture.normalised,
         # The weight of the one expert would be 1 whatever the router computes, so the router would not learn.
         "norm_topk_prob with a single expert per token": any(mixture.layers) and mixture.normalised and mixture.per_token == 1,
     }

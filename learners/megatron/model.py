@@ -1,6 +1,6 @@
 """The policy on one rank: Megatron's GPT for packed rows, wrapped for data parallelism, with a distributed optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from megatron.core import parallel_state
@@ -8,6 +8,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from asyncrl.core.recipe.learner import LearnerConfig
@@ -58,6 +59,13 @@ class PolicyModel(GPTModel):
                 # ranks that hold them. It also decides which optimizer has the experts, and so their names in a
                 # checkpoint, which must not depend on the layout.
                 parameter.allreduce = False
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield parameters, and the weights that no gradient trains: the biases by which routers choose experts."""
+        yield from self.named_parameters()
+        for name, module in self.named_modules():
+            if isinstance(module, TopKRouter) and module.expert_bias is not None:
+                yield f"{name}.expert_bias", module.expert_bias
 
     def forward(
         self, token_ids: Tensor, packed: PackedRows, positions: Tensor, targets: Tensor, temperature: float

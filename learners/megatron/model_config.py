@@ -28,7 +28,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
         transformer: Megatron's configuration.
         architecture: the model's tensors.
         tied: whether the output layer is the embedding.
-        inverse_frequencies: float32 [head_dim / 2], of the rotary position embedding, with scaling applied.
+        inverse_frequencies: float32 [d / 2], of the rotary position embedding, with scaling applied; d channels of each head are
+            rotated.
         rotation_scale: factor of rotated queries and keys; 1 unless the embedding is YaRN's.
         max_positions: longest row that the model was made for.
     """
@@ -49,7 +50,7 @@ def product_shapes(config: PolicyConfig) -> ProductShapes:
     if transformer.num_moe_experts is not None:
         shared = config.architecture.shared_size
         per_token = transformer.moe_ffn_hidden_size * transformer.moe_router_topk + shared
-        mixture = hidden * (transformer.num_moe_experts + bool(shared) + 3 * per_token)
+        mixture = hidden * (transformer.num_moe_experts + (bool(shared) and transformer.moe_shared_expert_gate) + 3 * per_token)
     return ProductShapes(
         hidden=hidden,
         heads=transformer.num_attention_heads,
@@ -124,7 +125,7 @@ def _transformer_config(source: PreTrainedConfig, architecture: Architecture, le
         variable_seq_lengths=learner.pipeline_parallel > 1,
         # Read by dense models too: with variable lengths Megatron refuses the default.
         moe_token_dispatcher_type="alltoall",
-        **_expert_options(source, learner, grouped=on_engine),
+        **_expert_options(source, architecture, learner, grouped=on_engine),
         recompute_granularity=None if learner.recompute == "none" else learner.recompute,
         recompute_method="uniform" if learner.recompute == "full" else None,
         recompute_num_layers=1 if learner.recompute == "full" else None,
@@ -145,7 +146,9 @@ def _transformer_config(source: PreTrainedConfig, architecture: Architecture, le
     )
 
 
-def _expert_options(source: PreTrainedConfig, learner: LearnerConfig, *, grouped: bool) -> dict[str, Any]:
+def _expert_options(
+    source: PreTrainedConfig, architecture: Architecture, learner: LearnerConfig, *, grouped: bool
+) -> dict[str, Any]:
     """Options of a mixture of experts in which every token reaches all experts that it is routed to.
 
     There is no loss that balances the experts. It would be a function of all tokens of a micro-batch together, and a
@@ -159,11 +162,16 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig, *, grouped
         "moe_router_topk": mixture.per_token,
         "moe_ffn_hidden_size": mixture.channels,
         "moe_shared_expert_intermediate_size": mixture.shared or None,
-        "moe_shared_expert_gate": mixture.shared > 0,
+        "moe_shared_expert_gate": mixture.shared > 0 and bool(architecture.expert_names.shared_gate),
+        "moe_router_score_function": "sigmoid" if mixture.sigmoid else "softmax",
+        "moe_router_topk_scaling_factor": mixture.scale if mixture.scale != 1 else None,
+        "moe_router_enable_expert_bias": bool(architecture.expert_names.choice_bias),
+        # Nothing balances the experts; see above.
+        "moe_router_bias_update_rate": 0.0,
         # A single number if all layers are alike, because Megatron names a checkpoint's tensors differently for a list.
         "moe_layer_freq": 1 if all(mixture.layers) else [int(has) for has in mixture.layers],
         # The softmax over only the chosen experts equals the softmax over all experts, normalised again.
-        "moe_router_pre_softmax": not mixture.normalised,
+        "moe_router_pre_softmax": not mixture.normalised and not mixture.sigmoid,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         # All experts of a rank in one product, instead of one after another.
@@ -180,6 +188,7 @@ def _rotation(source: PreTrainedConfig, head_size: int) -> tuple[Tensor, float]:
     if rope.get("rope_type", "default") in SCALED_ROPE:
         scaled: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[rope["rope_type"]](source, torch.device("cpu"))
         return scaled
-    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
+    rotated = int(head_size * (rope.get("partial_rotary_factor") or 1.0))
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     base: float = rope["rope_theta"]
     return 1.0 / (base**exponents), 1.0

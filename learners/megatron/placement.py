@@ -90,14 +90,11 @@ _LAYER_RULES: dict[str, _Rule] = {
     "pre_mlp_layernorm.weight": _all_of("post_attention_layernorm.weight"),
     "mlp.linear_fc1.weight": _within("mlp.", _gate_up),
     "mlp.linear_fc2.weight": _all_of("mlp.down_proj.weight"),
-    "mlp.shared_experts.linear_fc1.weight": _within("mlp.shared_expert.", _gate_up),
-    "mlp.shared_experts.linear_fc2.weight": _all_of("mlp.shared_expert.down_proj.weight"),
-    "mlp.shared_experts.gate_weight": _all_of("mlp.shared_expert_gate.weight"),
     # TransformerEngine's layers hold the norm inside the linear layer that follows it.
     "self_attention.linear_qkv.layer_norm_weight": _all_of("input_layernorm.weight"),
     "mlp.linear_fc1.layer_norm_weight": _all_of("post_attention_layernorm.weight"),
 }
-_ROUTER = "mlp.router.weight"
+_ROUTER, _CHOICE_BIAS, _SHARED = "mlp.router.weight", "mlp.router.expert_bias", "mlp.shared_experts."
 _EXPERT_NAME = re.compile(
     r"mlp\.experts\.(?:local_experts\.(?P<alone>\d+)\.(?P<layer>linear_fc[12])\.weight"
     # TransformerEngine's grouped layer has a weight for each of the rank's experts.
@@ -157,7 +154,7 @@ def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
 def _parts(model: PolicyModel, spec: RankSpec) -> Iterator[TensorPart]:
     """Yield the parts of a chunk's parameters, with their Hugging Face names."""
     first_layer, names = get_transformer_layer_offset(model.config, model.vp_stage), model.architecture.expert_names
-    for parameter_name, parameter in model.named_parameters():
+    for parameter_name, parameter in model.weights():
         if f".{ADAPTERS}." in parameter_name:
             continue
         layer = _LAYER_NAME.fullmatch(parameter_name)
@@ -171,11 +168,17 @@ def _parts(model: PolicyModel, spec: RankSpec) -> Iterator[TensorPart]:
             rule = _within(f"{names.block}.experts.{number}.", of_expert)
         elif layer and layer[2] == _ROUTER:
             rule = _all_of(f"{names.block}.gate.weight")
+        elif layer and layer[2] == _CHOICE_BIAS:
+            rule = _all_of(names.choice_bias)
+        elif layer and layer[2].startswith(_SHARED):
+            shared = {"linear_fc1.weight": _gate_up, "linear_fc2.weight": _all_of("down_proj.weight")}
+            kind = layer[2].removeprefix(_SHARED)
+            rule = _within(f"{names.shared}.", shared[kind]) if kind in shared else _all_of(names.shared_gate)
         else:
             rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
         # In a tied model, the output layer is the last stage's copy of the embedding.
         is_copy = parameter_name == "output_layer.weight" and model.share_embeddings_and_output_weights
-        for name, local in rule(parameter.data, model.config):
+        for name, local in rule(parameter.detach(), model.config):
             yield TensorPart(EMBEDDING if is_copy else prefix + name, local)
 
 

@@ -16,17 +16,17 @@ from asyncrl.device.pinning import HostArena
 
 
 class ReferenceWeights:
-    """A copy of the parameters as they are at construction.
+    """A copy of the weights as they are at construction.
 
     Args:
-        parameters: the parameters of this rank's part of the model, which the optimizer writes to.
+        weights: those of this rank's part of the model, most of which the optimizer writes to.
         bits: the sum of the bits of the whole model's weights, if it is known.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, bits: int = 0) -> None:
-        self._parameters, self.bits = parameters, bits
+    def __init__(self, weights: Sequence[torch.Tensor], *, bits: int = 0) -> None:
+        self._weights, self.bits = weights, bits
         self._arena = HostArena()
-        self._held = self._arena.copies(parameters)
+        self._held = self._arena.copies(weights)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -45,7 +45,7 @@ class ReferenceWeights:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for parameter, held in zip(self._parameters, self._held, strict=True):
-            current = parameter.detach().clone()
-            parameter.copy_(held, non_blocking=True)
+        for weight, held in zip(self._weights, self._held, strict=True):
+            current = weight.detach().clone()
+            weight.copy_(held, non_blocking=True)
             held.copy_(current, non_blocking=True)

@@ -128,8 +128,7 @@ class Trainer:
             # With adapters, the frozen weights without them are the reference, or those of a named one in their place.
             self._references = [each for each in (self._lora, other) if each is not None]
             if not self._references:
-                parameters = [each for chunk in self._chunks for each in chunk.parameters()]
-                self._references = [ReferenceWeights(parameters)]
+                self._references = [ReferenceWeights(self._weights())]
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int) -> TrainedStep:
         """Take one optimizer step over this data-parallel slice's micro-batches, equally many on every slice.
@@ -277,12 +276,14 @@ class Trainer:
         waiting."""
         return parallel.named_wait(self._spec, activity, self._seconds)
 
+    def _weights(self) -> list[Tensor]:
+        return [weight for chunk in self._chunks for _, weight in chunk.weights()]
+
     def _loaded_reference(self, path: Path) -> ReferenceWeights:
         """Load the weights of a reference policy, which the policy's own weights are to replace in the model."""
         with hugging_face.HuggingFaceTensors(path) as tensors:
             placement.load(self._chunks, self._spec, tensors)
-        parameters = [each for chunk in self._chunks for each in chunk.parameters()]
-        return ReferenceWeights(parameters, bits=lora.bit_sum(self._chunks, self._spec))
+        return ReferenceWeights(self._weights(), bits=lora.bit_sum(self._chunks, self._spec))
 
     def _shape(self, config: PolicyConfig, *, with_critic: bool, reference_weights: int) -> CheckpointShape:
         """What a model must have in common with this one to load its checkpoint: sizes, and the frozen weights, which a

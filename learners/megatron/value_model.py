@@ -42,11 +42,11 @@ class ValueModel(PolicyModel):
                 device=torch.cuda.current_device(),
             )
             torch.nn.init.zeros_(self.value_head.weight)
-        theirs = dict(policy.named_parameters())
+        theirs = dict(policy.weights())
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
+            for name, weight in self.weights():
                 if name != "value_head.weight":
-                    parameter.copy_(theirs[name])
+                    weight.copy_(theirs[name])
 
     def forward(self, token_ids: Tensor, packed: PackedRows, positions: Tensor, *rest: Any) -> Tensor:
         """Pass one micro-batch through this stage. Arguments as in :meth:`.model.PolicyModel.forward`.

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from loss_samples import decoupled_ppo
 from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -54,6 +56,20 @@ YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "origina
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 
 
+GLM = {
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "num_mtp_layers": 0,
+}
+
+
 def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overrides: Any) -> Path:
     """A random model of 4 layers, saved as Hugging Face does."""
     config_class, model_class, special = {
@@ -64,6 +80,7 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
         "qwen3_yarn": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_parameters": YARN_ROPE}),
         "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
         "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM),
         "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, EXPERTS | {"shared_expert_intermediate_size": 40}),
     }[architecture]
     torch.manual_seed(seed)
@@ -81,6 +98,9 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
         # Norm weights and biases start at ones and zeros, which would hide a mistake in where they go.
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     return folder
 

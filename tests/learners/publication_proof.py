@@ -36,13 +36,14 @@ MODELS = {
     "qwen3-yarn": ("qwen3_yarn", COMMON),
     "mistral": ("mistral", COMMON),
     "mixtral": ("mixtral", COMMON),
+    "glm4-moe": ("glm4_moe", COMMON | {"moe_intermediate_size": 64}),
     "qwen2-moe": (
         "qwen2_moe",
         {"hidden_size": 128, "intermediate_size": 64, "vocab_size": 200}
         | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
     ),
 }
-WITH_EXPERTS = ("qwen3-moe", "mixtral", "qwen2-moe")
+WITH_EXPERTS = ("qwen3-moe", "mixtral", "glm4-moe", "qwen2-moe")
 LAYOUTS: dict[str, dict[str, int]] = {
     "tp2-pp2": {"tensor": 2, "pipeline": 2},
     "ep2": {"data": 2, "expert": 2},

@@ -64,7 +64,7 @@ def test_a_pass_is_what_torch_counts(request, name, shapes):
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("architecture", ["mistral", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("architecture", ["mistral", "mixtral", "qwen2_moe", "glm4_moe"])
 def test_the_shapes_of_an_architecture_are_those_that_torch_counts(tmp_path, architecture):
     folder = make_model(tmp_path, architecture)
     shapes = product_shapes(policy_config(folder, LearnerConfig(micro_batch_tokens=64, lr=1e-3)))

@@ -43,12 +43,23 @@ class ModelTensor(NamedTuple):
 
 
 class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
-    """How a layer names its router (``BLOCK.gate``) and the projections of an expert (``BLOCK.experts.NUMBER.PROJECTION``)."""
+    """What the tensors of a mixture of experts are called within a layer.
+
+    Attributes:
+        block: where its router is (``BLOCK.gate``), and its experts (``BLOCK.experts.NUMBER.PROJECTION``).
+        gate, up, down: an expert's projections.
+        shared: where the projections of the expert are that every token goes to; they are called as in a layer without experts.
+        shared_gate: the gate of that expert; empty if it has none.
+        choice_bias: what is added to the router's scores for choosing experts, and not for weighing them; empty if nothing is.
+    """
 
     block: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "mlp.shared_expert"
+    shared_gate: str = "mlp.shared_expert_gate.weight"
+    choice_bias: str = ""
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +126,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         else:
             names = self.expert_names
             shapes[f"{names.block}.gate.weight"] = (self.experts, hidden)
+            if names.choice_bias:
+                shapes[names.choice_bias] = (self.experts,)
             if self.shared_size:
-                shapes |= _feed_forward("mlp.shared_expert.", ExpertNames(), hidden, self.shared_size)
-                shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
+                shapes |= _feed_forward(f"{names.shared}.", ExpertNames(), hidden, self.shared_size)
+            if self.shared_size and names.shared_gate:
+                shapes[names.shared_gate] = (1, hidden)
         for name, shape in shapes.items():
             yield ModelTensor(prefix + name, shape, layer)
         for expert in range(self.experts if self.with_experts[layer] else 0):

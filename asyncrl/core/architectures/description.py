@@ -15,7 +15,9 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
         experts: experts of such a layer.
         per_token: experts that a token goes to.
         channels: feed-forward channels of an expert.
-        normalised: whether the weights of a token's own experts add up to 1.
+        normalised: whether the weights of a token's own experts add up to 1, before they are scaled.
+        scale: factor of those weights.
+        sigmoid: whether a router's scores are sigmoids of its logits, and not their softmax.
         shared: feed-forward channels of the expert that every token goes to; 0 if there is none.
     """
 
@@ -24,6 +26,8 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
     per_token: int = 0
     channels: int = 0
     normalised: bool = True
+    scale: float = 1.0
+    sigmoid: bool = False
     shared: int = 0
 
 
@@ -35,7 +39,10 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
             expert's feed-forward channels.
         normalised: whether the weights of a token's own experts add up to 1; None if the key ``norm_topk_prob`` says so.
         some_layers: whether the keys ``decoder_sparse_step`` and ``mlp_only_layers`` leave layers without experts.
+        first_dense: key of the number of layers at the beginning that have no experts; empty if there is none.
         shared: key of the feed-forward channels of the expert that every token goes to; empty if there is none.
+        shared_experts: key of how many experts of the others' size it stands for, if its channels have no key.
+        sigmoid: whether scores are sigmoids, and their weights scaled by ``routed_scaling_factor``.
         names: what the tensors are called.
     """
 
@@ -43,7 +50,10 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
     channels: str
     normalised: bool | None = None
     some_layers: bool = False
+    first_dense: str = ""
     shared: str = ""
+    shared_experts: str = ""
+    sigmoid: bool = False
     names: ExpertNames = ExpertNames()
 
 
@@ -53,16 +63,18 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: what ``config.json`` has in ``architectures``; Hugging Face's class and vLLM's.
         model_type: what it has in ``model_type``.
-        biases: whether queries, keys and values have biases.
-        head_norms: whether each head's queries and keys are normalised.
+        biases: whether queries, keys and values have biases, or the key that says so.
+        head_norms: whether each head's queries and keys are normalised, or the key that says so.
+        partial_rotation: whether the rotary embedding may be that of a part of each head only.
         needed: keys that ``config.json`` must have: where one is missing, transformers takes a number that no model has.
         experts: of the mixtures among its layers; None if it has none.
     """
 
     name: str
     model_type: str
-    biases: bool = False
-    head_norms: bool = False
+    biases: bool | str = False
+    head_norms: bool | str = False
+    partial_rotation: bool = False
     needed: tuple[str, ...] = ()
     experts: ExpertsDescription | None = None
 
@@ -78,13 +90,21 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             return Mixture(layers=(False,) * layers)
         experts = next((count for key in keys.count if (count := getattr(config, key, 0))), 0)
         step, dense = (config.decoder_sparse_step, config.mlp_only_layers or ()) if keys.some_layers else (1, ())
+        if keys.first_dense:
+            dense = range(getattr(config, keys.first_dense))
+        channels = getattr(config, keys.channels)
+        shared = getattr(config, keys.shared) if keys.shared else 0
+        if keys.shared_experts:
+            shared = channels * (getattr(config, keys.shared_experts) or 0)
         return Mixture(
             layers=tuple(experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
             experts=experts,
             per_token=config.num_experts_per_tok or 0,
-            channels=getattr(config, keys.channels),
+            channels=channels,
             normalised=config.norm_topk_prob if keys.normalised is None else keys.normalised,
-            shared=getattr(config, keys.shared) if keys.shared else 0,
+            scale=config.routed_scaling_factor if keys.sigmoid else 1.0,
+            sigmoid=keys.sigmoid,
+            shared=shared,
         )
 
     def architecture(self, config: Any) -> Architecture:
@@ -99,11 +119,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             intermediate_size=config.intermediate_size,
             vocabulary=config.vocab_size,
             tied=config.tie_word_embeddings,
-            biases=self.biases,
-            head_norms=self.head_norms,
+            biases=_says(config, self.biases),
+            head_norms=_says(config, self.head_norms),
             with_experts=mixture.layers,
             experts=mixture.experts,
             expert_size=mixture.channels,
             expert_names=ExpertNames() if self.experts is None else self.experts.names,
             shared_size=mixture.shared,
         )
+
+
+def _says(config: Any, told: bool | str) -> bool:
+    return bool(getattr(config, told)) if isinstance(told, str) else told

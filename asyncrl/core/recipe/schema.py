@@ -26,8 +26,8 @@ class ModelConfig(Section, frozen=True):
     """The model that is trained.
 
     Attributes:
-        path: a Hugging Face folder (Qwen2, Qwen3, Qwen3-MoE, Llama); an id on the hub such as ``Qwen/Qwen3-0.6B``, with
-            ``@revision`` if it is not to be the newest; or ``tiny`` for a model made and warmed up on this machine.
+        path: a Hugging Face folder of an architecture that docs/models.md lists; an id on the hub such as ``Qwen/Qwen3-0.6B``,
+            with ``@revision`` if it is not to be the newest; or ``tiny`` for a model made and warmed up on this machine.
         max_context: the most tokens of an episode, prompt and all turns together.
         tool_parser: name of the vLLM tool-call parser that reads the model's own format. ``auto`` follows from the model's chat
             template; docs/episodes.md has the table.

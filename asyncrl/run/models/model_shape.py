@@ -52,6 +52,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     mlp_only_layers: tuple[int, ...] | None = None
     norm_topk_prob: bool = False
     shared_expert_intermediate_size: Count = 0
+    n_routed_experts: Count = 0
+    n_shared_experts: int | None = 0
+    first_k_dense_replace: Count = 0
+    routed_scaling_factor: float = 1.0
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    num_nextn_predict_layers: Count = 0
     architectures: tuple[str, ...] | None = None
 
     @property
@@ -158,10 +165,19 @@ def read_shape(path: str) -> ModelShape:
     description = check_architecture(shape.architectures, None)  # what is quantised will be dequantised, or the plan refuses it
     check_routing(description, shape.mixture)
     for key in description.needed:
-        if key not in read:
+        if key not in read | rope_of(read):
             problem = f"{config} has no {key}, for which Hugging Face transformers has a default that is no model's own"
             raise RecipeError("model.path", problem, f"write the model's true {key} there")
     return msgspec.structs.replace(shape, max_position_embeddings=positions_of(read) or shape.max_position_embeddings)
+
+
+def rope_of(config: Mapping[str, object]) -> dict[str, object]:
+    """Return what a ``config.json`` says of the rotary embedding, under the name that its release of transformers has for it."""
+    found: dict[str, object] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := config.get(key), dict):
+            found |= rope
+    return found
 
 
 def positions_of(config: Mapping[str, object]) -> int | None:

@@ -1,10 +1,11 @@
 """Checks the weights of a recipe's policies by the headers of their files, before anything loads them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.weight_files import check_present, check_weights, stored_tensors
+from asyncrl.core.files.weight_files import StoredTensor, check_present, check_weights, stored_tensors
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import folder_with_weights
@@ -26,7 +27,7 @@ def check_model_weights(recipe: Recipe) -> None:
 
 def check_folder(folder: Path, shape: ModelShape, place: str) -> None:
     """Check the weights of one model, by the headers of their files. Raises as :func:`check_model_weights`."""
-    stored = stored_tensors(folder, place)
+    stored = _without_predictors(stored_tensors(folder, place), shape)
     if not quantisation(folder):
         check_weights(stored, shape.architecture.tensors(), folder, place)
         return
@@ -34,6 +35,14 @@ def check_folder(folder: Path, shape: ModelShape, place: str) -> None:
     for tensor in shape.architecture.tensors():
         if tensor.name.rpartition(".")[0] not in parts:  # a method of quantisation names what it makes of a weight as it likes
             raise RecipeError(place, f"{folder} lacks tensor {tensor.name}, quantised or not", "download the model again")
+
+
+def _without_predictors(stored: Mapping[str, StoredTensor], shape: ModelShape) -> dict[str, StoredTensor]:
+    """Leave out the layers that predict further tokens, which lie behind the model's own. Engines that sample without them do not
+    read them, and nothing trains them."""
+    first = shape.num_hidden_layers
+    prefixes = tuple(f"model.layers.{layer}." for layer in range(first, first + shape.num_nextn_predict_layers))
+    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
 
 
 def check_played(folder: Path) -> None:

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from learners.megatron.layers.context import SplitRows
+from learners.megatron.layers.elementwise import rotate_beginning
 from learners.megatron.layers.kernels import UsesKernels
 from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.layers.prefix_attention import continue_prefixes
@@ -40,7 +41,7 @@ class PackedAttention(UsesKernels, MegatronModule):
         """
         assert packed_seq_params.rotation is not None
         cosine, sine = packed_seq_params.rotation
-        query, key = (self.kernels.rotate(tensor, cosine, sine) for tensor in (query, key))
+        query, key = (rotate_beginning(self.kernels.rotate, tensor, cosine, sine) for tensor in (query, key))
         dtype = value.dtype
         value = value.to(query.dtype)
         if isinstance(packed_seq_params, SplitRows):

@@ -4,6 +4,7 @@ The formulas are the textbook ones, here by torch's operators. Each of these pas
 may compute the pieces (:mod:`learners.megatron.cpu.elementwise`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,6 +50,16 @@ def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """
     rotated: Tensor = _Rotate.apply(values, cosine.to(values.dtype), sine.to(values.dtype))
     return rotated if values.is_cuda else rotated.float()
+
+
+def rotate_beginning(rotate: Callable[[Tensor, Tensor, Tensor], Tensor], values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate the first channels of each head, as many as ``cosine`` and ``sine`` are for, by ``rotate``, a function as
+    :func:`rotate`; the others stay as they are."""
+    rotated = 2 * cosine.size(-1)
+    if rotated == values.size(-1):
+        return rotate(values, cosine, sine)
+    first = rotate(values[..., :rotated].contiguous(), cosine, sine)
+    return torch.cat([first, values[..., rotated:].to(first.dtype)], -1)
 
 
 class _RMSNorm(torch.autograd.Function):

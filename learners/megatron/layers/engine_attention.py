@@ -7,6 +7,7 @@ from megatron.core.extensions.transformer_engine import TEDotProductAttention
 from torch import Tensor
 
 from learners.megatron.layers.compiled import rotate
+from learners.megatron.layers.elementwise import rotate_beginning
 from learners.megatron.layers.packed_rows import PackedRows
 from learners.megatron.layers.prefix_attention import continue_prefixes
 
@@ -25,7 +26,7 @@ class EngineAttention(TEDotProductAttention):
         """Compute attention of each token over its row. Arguments as in :meth:`.attention.PackedAttention.forward`,
         except that query and key are already rotated if there is no rotation."""
         if packed_seq_params.rotation is not None:
-            query, key = (rotate(tensor, *packed_seq_params.rotation) for tensor in (query, key))
+            query, key = (rotate_beginning(rotate, tensor, *packed_seq_params.rotation) for tensor in (query, key))
         if packed_seq_params.prefixes:
             return continue_prefixes(query, key, value, packed_seq_params, self._scale)
         output: Tensor = super().forward(query, key, value, *rest, packed_seq_params=packed_seq_params, **options)

@@ -51,14 +51,13 @@ class Experts(UsesKernels, SequentialMLP):
 
 
 class SharedExpert(UsesKernels, SharedExpertMLP):
-    """The expert that every token goes to, by a gate of its own: Megatron's, with gated SiLU and no biases."""
+    """The expert that every token goes to: Megatron's, with gated SiLU and no biases."""
 
     def __init__(self, config: TransformerConfig, **options: Any) -> None:
         super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear), **options)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Compute the expert's output times its gate, from [t, 1, hidden] to the same shape."""
+        """Compute the expert's output, times its gate if it has one, from [t, 1, hidden] to the same shape."""
         gate_up, _ = self.linear_fc1(hidden_states)
-        output, _ = self.linear_fc2(self.kernels.gated_silu(gate_up))
-        gated: Tensor = output * F.linear(hidden_states, self.gate_weight).sigmoid()
-        return gated
+        output: Tensor = self.linear_fc2(self.kernels.gated_silu(gate_up))[0]
+        return output if self.gate_weight is None else output * F.linear(hidden_states, self.gate_weight).sigmoid()

@@ -1,11 +1,16 @@
 """Every architecture that can be trained: Hugging Face's gradients in every layout, and the same bits in its folder."""
 
+import json
+import math
+
+import msgspec
 import numpy as np
 import pytest
 import rank_side
 import torch
 from learner_samples import EXPERTS, assemble, make_batch, make_model
 from ranks import run_ranks
+from safetensors.torch import save_file
 from test_experts import load_and_train, train_and_save
 from test_layouts import assert_same_gradients, gradients, hugging_face_gradients, recipe_and_grid
 from test_learner_checkpoint import assert_identical
@@ -16,8 +21,12 @@ from transformers import AutoModelForCausalLM
 from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.models.model_weights import check_folder
+from learners.megatron.model_config import policy_config
 from learners.supported_model import supported_config
 
+LEARNER = LearnerConfig(micro_batch_tokens=64, lr=1e-3)
 DENSE = {"tensor": 2, "pipeline": 2}
 MIXED = {"tensor": 2, "data": 2, "expert": 2}
 NEW = {
@@ -25,6 +34,8 @@ NEW = {
     "qwen3_yarn": ({}, DENSE),
     "mixtral": ({}, MIXED),
     "qwen2_moe": ({}, MIXED),
+    "glm4_moe": ({}, MIXED),
+    "glm4_moe-without-biases": ({"attention_bias": False, "use_qk_norm": False}, {"tensor": 2, "expert_tensor": 2}),
     "qwen2_moe-some-dense": ({"mlp_only_layers": [1], "norm_topk_prob": False}, {"pipeline": 2, "data": 2, "expert": 2}),
 }
 
@@ -38,8 +49,13 @@ def case(request, tmp_path):
 def test_gradients_are_those_of_plain_hugging_face_on_one_rank_and_on_several(case):
     folder, layout = case
     expected = hugging_face_gradients(folder)
-    assert_same_gradients(gradients(folder)[1], expected)
-    assert_same_gradients(gradients(folder, **layout)[1], expected)
+    assert_same_gradients(trained(gradients(folder)[1]), expected)
+    assert_same_gradients(trained(gradients(folder, **layout)[1]), expected)
+
+
+def trained(gradients):
+    """Without the weights that no gradient trains."""
+    return {name: values for name, values in gradients.items() if not name.endswith("e_score_correction_bias")}
 
 
 def test_what_is_loaded_is_what_is_published_and_saved(case, tmp_path):
@@ -68,8 +84,29 @@ def test_another_layout_goes_on_from_a_checkpoint(case, tmp_path):
 
 
 def test_every_architecture_is_one_that_a_test_trains(tmp_path):
-    trained = {"qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "mixtral", "qwen2_moe"}
+    trained = {"qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "mixtral", "qwen2_moe", "glm4_moe"}
     assert {description.model_type for description in KNOWN.values()} == trained
+
+
+def test_the_plan_reads_of_a_folder_what_the_learner_reads(case):
+    folder, _ = case
+    shape, config = read_shape(str(folder)), policy_config(folder, LEARNER)
+    check_folder(folder, shape, "model.path")
+    assert shape.architecture == config.architecture
+    matrices = [tensor.shape for tensor in shape.architecture.tensors() if len(tensor.shape) > 1 and tensor.shape[0] > 1]
+    assert shape.parameters == sum(map(math.prod, matrices))
+
+
+def test_layers_that_predict_further_tokens_are_left_alone(tmp_path):
+    folder = make_model(tmp_path, "glm4_moe")
+    weights = stored(folder) | {"model.layers.4.eh_proj.weight": torch.ones(32, 64)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"has tensor model\.layers\.4\.eh_proj\.weight"):
+        check_folder(folder, read_shape(str(folder)), "model.path")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    check_folder(folder, read_shape(str(folder)), "model.path")
+    assert_same_gradients(trained(gradients(folder)[1]), hugging_face_gradients(folder))
 
 
 def test_yarn_is_not_the_plain_embedding(tmp_path):
@@ -87,22 +124,24 @@ def test_yarn_is_not_the_plain_embedding(tmp_path):
         ("mistral", {"sliding_window": 64}, "sliding_window 64 of 128 positions"),
         ("mixtral", {"sliding_window": 64}, "sliding_window 64 of 128 positions"),
         ("qwen3", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
+        ("glm4_moe", {"n_group": 2}, "n_group 2"),
+        ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob false"),
         ("qwen2_moe", {"qkv_bias": False}, "qkv_bias false"),
     ],
 )
 def test_what_the_learner_does_not_compute_is_refused(tmp_path, architecture, overrides, text):
     folder = make_model(tmp_path, architecture, **overrides)
     with pytest.raises(RecipeError, match=text):
-        supported_config(folder, LearnerConfig(micro_batch_tokens=64, lr=1e-3))
+        supported_config(folder, LEARNER)
 
 
 def test_a_window_that_no_row_is_longer_than_is_full_attention(tmp_path):
     folder = make_model(tmp_path, "mistral", sliding_window=128)
-    supported_config(folder, LearnerConfig(micro_batch_tokens=64, lr=1e-3))
+    supported_config(folder, LEARNER)
     assert_same_gradients(gradients(folder)[1], hugging_face_gradients(folder))
 
 
 def test_ranks_that_cannot_divide_the_shared_expert_are_refused(tmp_path):
     folder = make_model(tmp_path, "qwen2_moe", **EXPERTS | {"shared_expert_intermediate_size": 41})
     with pytest.raises(RecipeError, match="2 does not divide the model's 41 channels of the shared expert"):
-        supported_config(folder, LearnerConfig(micro_batch_tokens=64, lr=1e-3, tensor_parallel=2))
+        supported_config(folder, msgspec.structs.replace(LEARNER, tensor_parallel=2))

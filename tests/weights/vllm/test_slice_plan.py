@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import Glm4MoeConfig, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm_models import vllm_model
 
-from asyncrl.core.architectures.architecture import Architecture, ExpertNames
+from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
@@ -77,7 +78,23 @@ MODELS |= {
                 "with_experts": (True, True),
                 "experts": 4,
                 "expert_size": 96,
-                "expert_names": ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
+                "expert_names": KNOWN["MixtralForCausalLM"].experts.names,
+            }
+        ),
+    ),
+    "glm4-moe": (
+        Glm4MoeConfig(
+            **named("Glm4MoeForCausalLM"),
+            **{"head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+            **{"n_shared_experts": 2, "first_k_dense_replace": 1, "attention_bias": True, "use_qk_norm": True},
+            num_mtp_layers=0,
+        ),
+        Architecture(
+            **OF_SIZES
+            | {
+                **{"biases": True, "head_norms": True, "with_experts": (False, True)},
+                **{"experts": 4, "expert_size": 32, "shared_size": 64},
+                "expert_names": KNOWN["Glm4MoeForCausalLM"].experts.names,
             }
         ),
     ),
