@@ -92,7 +92,7 @@ TORCH = (
         ),
         why="let Megatron run where there is no GPU, and import it without torch's compiler",
         device="CPU",
-        test="tests/learners/test_learner_import.py::test_on_a_cpu_megatron_is_imported_without_the_compiler_of_torch",
+        test="tests/learners/test_bare_machine.py::test_the_learner_does_without_what_engines_and_runs_need",
         needless="Megatron asks torch.accelerator, and compiles nothing when it is imported",
     ),
     Reach(

@@ -1,6 +1,6 @@
 """Two training steps on a CPU in a process of its own, with the plain layers, or with TransformerEngine's from an unpacked wheel.
 
-Arguments: a folder for the model, whether its embeddings are tied (``tied`` or ``untied``), and the wheel, or nothing.
+Arguments: a folder for models, and the wheel, or nothing. One model has tied embeddings, another one has not.
 """
 
 import json
@@ -37,9 +37,7 @@ def use_engine(wheel: Path) -> None:
 
 
 def main() -> None:
-    folder, kind, *wheel = sys.argv[1:]
-    size = msgspec.structs.replace(settings.TINY, tied=kind == "tied")
-    subject.make_model(Path(folder), size)
+    folder, *wheel = sys.argv[1:]
     if wheel:
         use_engine(Path(*wheel))
         from learners.megatron.cpu import compat
@@ -49,16 +47,25 @@ def main() -> None:
         from transformer_engine.pytorch.attention import DotProductAttention
 
         DotProductAttention.forward = engine_stand_ins.attention
+    print(json.dumps([trained(Path(folder) / str(tied), tied, bool(wheel)) for tied in (True, False)]), flush=True)
+    os._exit(0)  # what imitates a GPU is not there to be closed
+
+
+def trained(folder: Path, tied: bool, with_engine: bool) -> dict[str, object]:
+    """Losses and gradient norms of the steps, and how often each of TransformerEngine's functions was called."""
+    calls = sys.modules["engine_stand_ins"].CALLS if with_engine else {}
+    calls.clear()
+    size = msgspec.structs.replace(settings.TINY, tied=tied)
+    folder.mkdir()
+    subject.make_model(folder, size)
     batch, rows = subject.rows_of(LENGTHS, size.vocabulary)
-    learner = subject.make_learner(Path(folder), 512, dtype="float32")
+    learner = subject.make_learner(folder, 512, dtype="float32")
     found = []
     for version in range(STEPS):
         values = subject.values_of(learner.step(subject.at_version(batch, version), rows))
         found.append([values["loss/policy"], values["learner/grad_norm"]])
     learner.close()
-    calls = dict(sys.modules["engine_stand_ins"].CALLS) if wheel else {}
-    print(json.dumps({"steps": found, "calls": calls}), flush=True)
-    os._exit(0)  # what imitates a GPU is not there to be closed
+    return {"steps": found, "calls": dict(calls)}
 
 
 if __name__ == "__main__":

@@ -32,9 +32,14 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 
 LEARNER = """
+import torch
+compiling = torch.compile
 import learners.learner, learners.megatron.rendezvous, learners.megatron.cpu.compat
 learners.megatron.cpu.compat.install()
 import learners.megatron.trainer, learners.megatron.state.export
+from megatron.core.fusions import fused_bias_geglu, fused_bias_swiglu
+assert torch.compile is compiling, "Megatron is imported without the compiler of torch, which takes seconds"
+assert not {"torch._inductor.compile_fx", "sklearn"} & sys.modules.keys()
 import asyncrl.bench.gpu.run, asyncrl.weights.shm.shared_memory
 missing = (LACKING | {"numba", "llvmlite"}) & {name.partition(".")[0] for name in sys.modules}
 assert not missing, missing
