@@ -10,6 +10,7 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, RankLost
 from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
@@ -33,6 +35,7 @@ from asyncrl.run.models.chat_template import write_templates
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.certificates import keys_of
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
+from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.nodes.node_files import model_for_all_nodes
 from asyncrl.run.nodes.node_watch import SHARE_OF_LEASE, NodeWatch
 from asyncrl.run.nodes.placed_processes import find_places
@@ -93,57 +96,67 @@ class Cluster:
         transport = transport_of(recipe, on_gpus=on_gpus)
         note(f"Weights: {transport.describe(Routes(recipe, ranks_on, engines_on, folder.path, on_gpus=on_gpus))}")
         self._engines_wait = on_gpus and recipe.learner.gpu == "shared"
-        logs, on_node = folder.logs, places.on_node
-        # On the driver's node: the run folder holds the journal and need not be on a shared file system.
-        where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
-        options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
         tls = keys_of(recipe.network)
-        buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log", tls, too_long)
-        self._buffer_actor = buffer
+        self._buffer_actor: Any = self._make_buffer(tls, too_long)
         self._buffer: BufferClient | None = None
-
         model = model_for_all_nodes(Path(model_path))
         self._shards_on: set[str] = set()
         self.far_files = FarFiles(folder, lambda: places.others | self._shards_on)
-
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelRewardConfig):
-            where_to = places.take(REWARD_MODEL, REWARD_MODEL)
-            self._reward_model = RemoteRewardModel.options(**where_to.options).remote(
-                recipe.reward,
-                model_for_all_nodes(Path(recipe.reward.path)),
-                model,
-                on_node[where_to.node] - 1,
-                logs / "reward-model.log",
-            )
-
-        def generator(pool: str, number: int) -> GeneratorHandle:
-            return make_generator(recipe, model, pool, number, folder, places, buffer, self._reward_model)
-
-        async def report_lost(worker: WorkerId, with_node: bool) -> None:
-            places.leave(worker)
-            await (self.buffer.hand_back(worker, "was lost with its node") if with_node else self.buffer.lost(worker))
-
+            self._reward_model = self._make_reward_model(recipe.reward, model)
         self.transport = transport.for_run(TransportRun(recipe, folder, secrets.token_bytes(SECRET_BYTES), tls))
-
-        def learner(rank: int) -> Any:
-            where_to = self._ranks[rank]
-            return RemoteLearner.options(**where_to.options).remote(
-                recipe, model, buffer, rank, on_node[where_to.node], folder, folder.run_id, transport.ranks_broadcast
-            )
-
         self.generators = GeneratorPool(
             recipe.generators.by_pool,
-            GeneratorSupply(generator, report_lost, places.check_memory),
+            GeneratorSupply(partial(self._make_generator, model), self._report_lost, places.check_memory),
             recipe.deadlines,
             note,
             self.transport,
             nodes=self._nodes,
         )
-        self._learners: list[Any] = [learner(rank) for rank in range(layout.ranks)]
+        self._learners: list[Any] = [
+            RemoteLearner.options(**place.options).remote(
+                recipe,
+                model,
+                self._buffer_actor,
+                rank,
+                places.on_node[place.node],
+                folder,
+                folder.run_id,
+                transport.ranks_broadcast,
+            )
+            for rank, place in enumerate(self._ranks)
+        ]
         self._calls = count()
         scorers = [REWARD_MODEL] if self._reward_model is not None else []
         self._coming_up = ComingUp([LEARNER, *self.generators.workers, *scorers], advance)
+
+    def _make_buffer(self, tls: TlsKeys | None, too_long: Mapping[str, Sequence[int]]) -> Any:
+        """Make the buffer on the driver's node: the run folder holds the journal and need not be on a shared file system."""
+        where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
+        folder = self._folder
+        return RemoteBuffer.options(num_cpus=0, scheduling_strategy=where).remote(
+            self._recipe, folder.path, folder.run_id, folder.logs / "buffer.log", tls, too_long
+        )
+
+    def _make_reward_model(self, reward: ModelRewardConfig, model: ModelFolder) -> Any:
+        place = self.places.take(REWARD_MODEL, REWARD_MODEL)
+        return RemoteRewardModel.options(**place.options).remote(
+            reward,
+            model_for_all_nodes(Path(reward.path)),
+            model,
+            self.places.on_node[place.node] - 1,
+            self._folder.logs / "reward-model.log",
+        )
+
+    def _make_generator(self, model: ModelFolder, pool: str, number: int) -> GeneratorHandle:
+        return make_generator(
+            self._recipe, model, pool, number, self._folder, self.places, self._buffer_actor, self._reward_model
+        )
+
+    async def _report_lost(self, worker: WorkerId, with_node: bool) -> None:
+        self.places.leave(worker)
+        await (self.buffer.hand_back(worker, "was lost with its node") if with_node else self.buffer.lost(worker))
 
     async def start(self) -> None:
         """See which nodes have the run folder, start the buffer, then all other processes side by side.

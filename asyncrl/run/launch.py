@@ -188,25 +188,29 @@ async def _run(
             await evaluator.evaluate(begin)
         view.phase(f"Training steps {begin + 1} to {recipe.steps}")
         await recorder.begin()
+        log = StepLog(folder.steps)
+        log.append(Launched(begin, resolved_yaml(own_recipe)))
+        learning = Learning(buffer, cluster, publisher, checkpointer, Probe(recipe, cluster, generators), log)
         try:
             async with asyncio.TaskGroup() as pumps, controlled(folder, RunControl(generators, own_recipe, folder)):
                 generating = pumps.create_task(generators.generate(), name="generation pump")
-                probe = Probe(recipe, cluster, generators)
-                log = StepLog(folder.steps)
-                log.append(Launched(begin, resolved_yaml(own_recipe)))
-                learning = Learning(buffer, cluster, publisher, checkpointer, probe, log)
                 await train_pump(begin, recipe, learning, evaluator, recorder)
                 await generators.stop()
-                seconds = STOP_S + max(member.tool_timeout_s for member in recipe.environment.by_member.values())
-                remedy = "an environment ignores its cancellation; see their logs"
-                async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
-                    await generating
+                await _until_stopped(recipe, generating)
         finally:
             checkpointer.note()
         view.phase("Evaluating the last version and saving the model")
         await cluster.write_trajectories()
         await evaluator.evaluate(PolicyVersion(recipe.steps))
         await cluster.save_model()
+
+
+async def _until_stopped(recipe: Recipe, generating: "asyncio.Task[None]") -> None:
+    """Wait for the generators, which have been told to stop."""
+    seconds = STOP_S + max(member.tool_timeout_s for member in recipe.environment.by_member.values())
+    remedy = "an environment ignores its cancellation; see their logs"
+    async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
+        await generating
 
 
 @asynccontextmanager
