@@ -109,8 +109,9 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.broadcasts = BroadcastReceiver(init_info.engine, worker, init_info.ranks * parallel.world_size, self.device)
-        in_place = self.device.type != "cpu"
-        planned = self.adapters is None and not self.model_config.use_mla
+        in_place = self.device.type == "cuda"
+        known = in_place or self.device.type == "cpu"
+        planned = known and self.adapters is None and not self.model_config.use_mla
         plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied, in_place=in_place) if planned else None
         self._load_plan = None if in_place else plan
         self._staged: StagedWeights | None = None
