@@ -24,21 +24,22 @@ UNENDING = 8000
 """Tokens of a request that a test cancels: the engine samples them for many seconds."""
 
 
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": LONGEST,
+    "initializer_range": 0.2,
+    "dtype": "float32",
+}
+
+
 def small_model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        intermediate_size=96,
-        max_position_embeddings=LONGEST,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        dtype="float32",
-    )
+    config = Qwen3Config(**SIZES, intermediate_size=96, tie_word_embeddings=True)
     model = Qwen3ForCausalLM(config).eval()
     rule_out_stopping(model)
     return model
