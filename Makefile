@@ -10,6 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-dep
 TORCH := $(shell grep '^torch==' requirements/cpu.txt)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_FOR_GPUS := $(subst +cpu,,$(TORCH))
+TESTERS := $(shell awk '/^MemAvailable/ { print ($$2 >= 14000000 ? 3 : 2) }' /proc/meminfo 2>/dev/null || echo 2)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
@@ -21,11 +22,12 @@ PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-ch
 quickstart: setup
 	$(BIN)/asyncrl launch quickstart
 
-# Two at a time: many tests wait for processes that start. Each process takes a half, and the one that is done helps the other.
+# Three at a time where there is memory for it: many tests wait, for processes that start and for deadlines. Each process takes a
+# third, the first of them all whole runs, and the one that is done helps the others.
 # Each imports the package in dozens of processes, which would compile it anew where PYTHONDONTWRITEBYTECODE is set.
 test: setup-dev
 	@$(BIN)/python -m compileall -q asyncrl buffers generators learners
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist worksteal
 
 check: setup-dev
 	$(BIN)/ruff format --check .

@@ -9,7 +9,7 @@ from whole_run import Run, lives
 
 from asyncrl.run.measures.summary import Status
 
-STEPS = 11
+STEPS = 9
 
 pytestmark = pytest.mark.timeout(560)
 
