@@ -146,7 +146,7 @@ def test_a_value_beyond_its_clip_has_no_gradient_towards_its_return():
 
 
 def test_the_critic_learns_what_rows_bring(folder):
-    readings, _ = train(folder, GAE, [make_batch()] * 25, lr=1e-9)
+    readings, _ = train(folder, GAE, [make_batch()] * 25, lr=1e-9, micro_batch_tokens=1000)
     assert readings[0]["critic/value_mean"] == 0.0
     assert readings[-1]["critic/loss"] < 0.3 * readings[0]["critic/loss"]
     assert readings[0]["critic/explained_variance"] < 0.1
