@@ -154,10 +154,14 @@ class RecordingEngine:
 
 
 class Measured:
-    """A scripted model, its engine, and what episodes are played with. :meth:`start` makes it, :meth:`close` ends it."""
+    """A scripted model, its engine, and what episodes are played with. :meth:`start` makes it, :meth:`close` ends it.
+
+    Attributes:
+        limits: of each episode.
+    """
 
     def __init__(self, engine: VllmEngine, chat: ChatFormat, limits: EpisodeLimits) -> None:
-        self._engine, self._chat, self._limits = engine, chat, limits
+        self.engine, self.chat, self.limits = engine, chat, limits
         self._reader = ToolCallReader(chat.tokenizer, "hermes")
 
     @classmethod
@@ -181,7 +185,7 @@ class Measured:
 
     async def close(self) -> None:
         """End the engine."""
-        await self._engine.close()
+        await self.engine.close()
 
     async def episodes(self, count: int, wait_s: float, seed: int, lag: LoopLag | None = None) -> tuple[Cost, list[Request]]:
         """Play ``count`` episodes at once; returns what it cost, and the requests made.
@@ -189,18 +193,18 @@ class Measured:
         Raises:
             ComponentFailed: an episode did not follow the script, so that it measures nothing.
         """
-        await self._llm.reset_prefix_cache()
-        engine = RecordingEngine(self._engine)
-        tools = EpisodeTools(engine, self._chat, self._reader, lambda task: Waiting(wait_s))
+        await self.llm.reset_prefix_cache()
+        engine = RecordingEngine(self.engine)
+        tools = EpisodeTools(engine, self.chat, self._reader, lambda task: Waiting(wait_s))
         tasks = [HeldOutTask(task, "bench", GROUP_SIZE) for task in make_tasks(count // GROUP_SIZE, seed)]
-        before = await self._cpu_seconds()
+        before = await self.cpu_seconds()
         began = time.perf_counter()
         with nullcontext() if lag is None else lag.probing():
-            played = await evaluate(tasks, {"": self._limits}, tools, at_once=count, attempts=1)
+            played = await evaluate(tasks, {"": self.limits}, tools, at_once=count, attempts=1)
         seconds = time.perf_counter() - began
-        cost = _cost(engine.requests, seconds, before, await self._cpu_seconds())
+        cost = cost_of(engine.requests, seconds, before, await self.cpu_seconds())
         for each in played:
-            if not isinstance(each, Episode) or each.metrics.get("tool_calls") != self._limits.max_turns:
+            if not isinstance(each, Episode) or each.metrics.get("tool_calls") != self.limits.max_turns:
                 raise ComponentFailed(f"an episode of the scripted model did not follow its script: {each}")
         return cost, engine.requests
 
@@ -209,21 +213,21 @@ class Measured:
 
         The requests of an episode follow each other as they did, since each prompt contains the turn before it.
         """
-        await self._llm.reset_prefix_cache()
+        await self.llm.reset_prefix_cache()
         episodes: dict[int, list[Request]] = {}
         for request in requests:
             episodes.setdefault(request.episode, []).append(request)
-        before = await self._cpu_seconds()
+        before = await self.cpu_seconds()
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for episode, turns in episodes.items():
                 group.create_task(self._ask(f"bare-{began}-{episode}", turns))
         seconds = time.perf_counter() - began
-        return _cost(requests, seconds, before, await self._cpu_seconds())
+        return cost_of(requests, seconds, before, await self.cpu_seconds())
 
-    async def _cpu_seconds(self) -> tuple[float, float]:
+    async def cpu_seconds(self) -> tuple[float, float]:
         """Processor time so far of the engine's processes, and of this one."""
-        return (await self._engine.report_load()).cpu_seconds, time.process_time()
+        return (await self.engine.report_load()).cpu_seconds, time.process_time()
 
     async def _ask(self, name: str, turns: Sequence[Request]) -> None:
         from vllm import SamplingParams
@@ -240,17 +244,19 @@ class Measured:
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            async for output in self._llm.generate(tokens_input(request.prompt), sampling, f"{name}-{number}"):
+            async for output in self.llm.generate(tokens_input(request.prompt), sampling, f"{name}-{number}"):
                 found = len(output.outputs[0].token_ids)
             if found != request.sampled:
                 raise ComponentFailed(f"the bare engine sampled {found} tokens where {request.sampled} were asked for")
 
     @property
-    def _llm(self) -> "AsyncLLMEngine":
-        return self._engine.llm
+    def llm(self) -> "AsyncLLMEngine":
+        """vLLM's engine."""
+        return self.engine.llm
 
 
-def _cost(requests: Sequence[Request], seconds: float, before: tuple[float, float], after: tuple[float, float]) -> Cost:
+def cost_of(requests: Sequence[Request], seconds: float, before: tuple[float, float], after: tuple[float, float]) -> Cost:
+    """Return what some requests cost, of processor times before and after them."""
     engine_cpu_s, front_end_cpu_s = (late - early for early, late in zip(before, after, strict=True))
     return Cost(sum(request.sampled for request in requests), seconds, engine_cpu_s, front_end_cpu_s)
 

@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from asyncrl.bench.generators.gateway_runs import Through, play_through
 from asyncrl.bench.generators.generator_runs import Cost, Measured, make_model, tool_overhead_ms
 from asyncrl.bench.loop.loop_lag import LoopLag
 from asyncrl.bench.own_process import in_own_process
@@ -64,6 +65,11 @@ class GeneratorFigures(msgspec.Struct, frozen=True):
         event_loop_lag_p50_ms, event_loop_lag_max_ms: the median, and the longest.
         many_tokens_per_s: completion tokens per second of the many episodes.
         tool_overhead_ms: what a call costs beside the tool itself.
+        gateway_ratio, gateway_openai_ratio: completion tokens per second of episodes that a client in another process plays
+            through the gateway, over those of the bare engine with the same requests: a client that writes HTTP by hand, and
+            that of OpenAI's library (medians).
+        gateway_cpu_ms: processor time that the gateway adds to a request of the bare client, beside the bare engine's (median).
+        gateway_p50_ms, gateway_p99_ms: what such a request takes in the gateway beside the sampling.
     """
 
     ratio_to_bare_engine: float
@@ -78,6 +84,11 @@ class GeneratorFigures(msgspec.Struct, frozen=True):
     event_loop_lag_max_ms: float
     many_tokens_per_s: float
     tool_overhead_ms: float
+    gateway_ratio: float
+    gateway_openai_ratio: float
+    gateway_cpu_ms: float
+    gateway_p50_ms: float
+    gateway_p99_ms: float
 
 
 class GeneratorBenchResult(GeneratorFigures, frozen=True, kw_only=True):
@@ -151,6 +162,7 @@ async def _measure(settings: GeneratorBenchSettings, model: Path) -> GeneratorFi
             cost, requests = await measured.episodes(settings.episodes, 0.0, repetition)
             played.append(cost)
             bare.append(await measured.bare(requests))
+        through = await _through_gateway(measured, settings)
         lag = LoopLag()
         many, _ = await measured.episodes(settings.many_episodes, settings.wait_s, settings.repetitions + 1, lag)
     finally:
@@ -170,6 +182,37 @@ async def _measure(settings: GeneratorBenchSettings, model: Path) -> GeneratorFi
         event_loop_lag_max_ms=lag.percentile_ms(100),
         many_tokens_per_s=many.tokens_per_s,
         tool_overhead_ms=overhead_ms,
+        **msgspec.structs.asdict(through),
+    )
+
+
+class _Gateway(msgspec.Struct, frozen=True):
+    gateway_ratio: float
+    gateway_openai_ratio: float
+    gateway_cpu_ms: float
+    gateway_p50_ms: float
+    gateway_p99_ms: float
+
+
+async def _through_gateway(measured: Measured, settings: GeneratorBenchSettings) -> _Gateway:
+    """Measure episodes through the gateway, in turn with the bare engine."""
+    bare_client, openai_client, bare = list[Through](), list[Through](), list[Cost]()
+    for repetition in range(settings.repetitions + 1):
+        seed = settings.repetitions + 2 + repetition
+        bare_client.append(await play_through(measured, "bare", settings.episodes, seed))
+        bare.append(await measured.bare(bare_client[-1].requests))
+        openai_client.append(await play_through(measured, "openai", settings.episodes, seed))
+    del bare_client[0], openai_client[0], bare[0]
+    speed = statistics.median(each.tokens_per_s for each in bare)
+    added = (
+        (each.front_end_cpu_s - cost.front_end_cpu_s) / len(each.requests) for each, cost in zip(bare_client, bare, strict=True)
+    )
+    return _Gateway(
+        gateway_ratio=statistics.median(each.tokens_per_s for each in bare_client) / speed,
+        gateway_openai_ratio=statistics.median(each.tokens_per_s for each in openai_client) / speed,
+        gateway_cpu_ms=statistics.median(added) * 1e3,
+        gateway_p50_ms=statistics.median(each.percentile_ms(50) for each in bare_client),
+        gateway_p99_ms=statistics.median(each.percentile_ms(99) for each in bare_client),
     )
 
 
@@ -189,6 +232,10 @@ def view(result: GeneratorBenchResult) -> RenderableType:
     lags = (result.event_loop_lag_p50_ms, result.event_loop_lag_p99_ms, result.event_loop_lag_max_ms)
     table.add_row(f"event loop lag, {settings.many_episodes} episodes", "{:.1f} p50, {:.1f} p99, {:.1f} max ms".format(*lags))
     table.add_row("one call of a tool", f"{result.tool_overhead_ms:.3f} ms beside the tool")
+    ratios = (result.gateway_ratio, result.gateway_openai_ratio)
+    table.add_row("gateway, to the bare engine", "{:.2f} bare client, {:.2f} openai".format(*ratios))
+    times = (result.gateway_cpu_ms, result.gateway_p50_ms, result.gateway_p99_ms)
+    table.add_row("a request in the gateway", "{:.1f} ms of processor time; {:.1f} p50, {:.1f} p99 ms".format(*times))
     ran = "no sandbox here" if result.sandbox_ms is None else f"{result.sandbox_ms:.1f} ms"
     table.add_row("one run of Python in the sandbox", ran)
     table.add_row("one step on a server", f"{result.remote_step_ms:.2f} ms")
