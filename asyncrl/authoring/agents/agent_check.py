@@ -27,6 +27,7 @@ from asyncrl.core.trajectory import StopReason
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import check_members, load_members
 from asyncrl.envs.secrets import read_secrets
+from asyncrl.run.models.model_shape import check_sizes, read_shape
 from generators.calls.reader import ToolCallReader
 from generators.calls.reasoning import Reasoning
 from generators.chat_format import ChatFormat
@@ -154,6 +155,7 @@ def check_agents(recipe: Recipe, script: Callable[[], Script], episodes: int, no
     if not agents:
         raise RecipeError("environment.kind", "the recipe has no agent", "use `asyncrl env check` for other environments")
     check_members(recipe.environment, os.environ)
+    check_sizes(read_shape(recipe.model.path), recipe.model, recipe.learner, recipe.generators.by_pool)
     note("reading the model's tokenizer and template, and importing vLLM")
     with folder_without_weights(recipe) as folder:
         return asyncio.run(_check_all(recipe, agents, folder, script, episodes, note))

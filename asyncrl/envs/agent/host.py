@@ -104,9 +104,17 @@ def _remarks() -> list[str]:
             f"importing it started threads ({', '.join(threads)}), which episodes lack: they have forks of the process"
         )
     of_clients = (each for each in gc.get_objects() if str(type(each).__module__).partition(".")[0] in _CLIENTS)
-    made = {type(each).__module__.partition(".")[0] for each in of_clients if NO_MODEL_YET in str(getattr(each, "base_url", ""))}
+    made = {type(each).__module__.partition(".")[0] for each in of_clients if NO_MODEL_YET in _address(each)}
     clients = (f"importing it made a client of {package}, which reaches no model: make it in the function" for package in made)
     return [*remarks, *sorted(clients)]
+
+
+def _address(client: object) -> str:
+    """Return the base URL that an object holds if it is a client; asks only what lies there, as libraries have lazy objects."""
+    try:
+        return str(object.__getattribute__(client, "__dict__").get("_base_url", ""))
+    except AttributeError:
+        return ""
 
 
 class _Host:

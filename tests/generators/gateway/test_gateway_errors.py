@@ -29,7 +29,17 @@ async def by_anthropic(play: Clients, **asked: Any) -> Any:
     return await play.anthropic.messages.create(**{"model": "main", "messages": [USER], "max_tokens": 99, **asked})
 
 
-BOTH = pytest.mark.parametrize(("ask", "library"), [(by_openai, openai), (by_anthropic, anthropic)], ids=["openai", "anthropic"])
+async def by_responses(play: Clients, **asked: Any) -> Any:
+    tools = [{"type": "function", **tool["function"]} for tool in asked.pop("tools", ())]
+    settings = {"model": "main", "input": asked.pop("messages", [USER]), **asked, **({"tools": tools} if tools else {})}
+    return await play.openai.responses.create(**settings)
+
+
+ALL = pytest.mark.parametrize(
+    ("ask", "library"),
+    [(by_openai, openai), (by_responses, openai), (by_anthropic, anthropic)],
+    ids=["chat", "responses", "anthropic"],
+)
 
 
 def limits(**changed: Any) -> GatewayLimits:
@@ -107,6 +117,39 @@ async def test_what_anthropic_s_library_is_refused(protocols, asked: dict[str, A
         await goes_on(play)
 
 
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: nothing is kept for it"),
+        ({"conversation": "conv_1"}, "conversation is not supported: nothing is kept for it"),
+        ({"prompt": {"id": "p"}}, "prompt is not supported"),
+        ({"background": True}, "background is not supported: a turn is answered by its own request"),
+        ({"top_logprobs": 3}, "only sampled tokens have log-probabilities"),
+        ({"messages": [USER, {"role": "assistant", "content": "Y"}]}, "ends with a message of the assistant"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}]},
+            "content of type input_image is not supported: the policy reads text alone",
+        ),
+        (
+            {"messages": [USER, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
+            "content of type input_image is not supported",
+        ),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "input"),
+        ({"messages": 5}, "input"),
+        ({"max_output_tokens": "many"}, "max_output_tokens"),
+        ({"max_output_tokens": 0}, "a turn needs at least one token"),
+    ],
+    ids=str,
+)
+async def test_what_the_responses_protocol_is_refused(protocols, asked: dict[str, Any], what: str) -> None:
+    async with clients(protocols, yes) as play:
+        with pytest.raises(openai.BadRequestError) as raised:
+            await by_responses(play, **asked)
+        assert what in raised.value.message
+        assert raised.value.type == "invalid_request_error"
+        await goes_on(play)
+
+
 async def goes_on(play: Clients) -> None:
     """The episode is not over, and has nothing of the requests before."""
     await by_openai(play)
@@ -115,7 +158,7 @@ async def goes_on(play: Clients) -> None:
     assert len(play.engine.prompts) == 1
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_too_long_a_prompt_is_told_in_the_words_by_which_agents_compact(protocols, ask, library, stream: bool) -> None:
     async with clients(protocols, yes, limits(max_context=300)) as play:
@@ -130,7 +173,7 @@ async def test_too_long_a_prompt_is_told_in_the_words_by_which_agents_compact(pr
         await goes_on(play)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -167,7 +210,7 @@ async def test_requests_at_once_keep_to_a_limit(protocols, changed, answered: in
     assert (sum(len(each.turns) for each in sampled), sum(int(each.loss_mask.sum()) for each in sampled)) == (turns, tokens)
 
 
-@BOTH
+@ALL
 async def test_requests_of_an_episode_that_ended_and_of_none(protocols, ask, library) -> None:
     async with clients(protocols, yes) as play:
         play.engine.gate.clear()
@@ -185,7 +228,7 @@ async def test_requests_of_an_episode_that_ended_and_of_none(protocols, ask, lib
         assert raised.value.status_code == 410
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_dead_engine(protocols, ask, library, stream: bool) -> None:
     async with clients(protocols, yes, retries=2) as play:
@@ -208,7 +251,16 @@ async def read_anthropic(play: Clients) -> None:
         pass
 
 
-@pytest.mark.parametrize(("read", "library"), [(read_openai, openai), (read_anthropic, anthropic)], ids=["openai", "anthropic"])
+async def read_responses(play: Clients) -> None:
+    async for event in await by_responses(play, stream=True):
+        assert event.type != "error", event
+
+
+@pytest.mark.parametrize(
+    ("read", "library"),
+    [(read_openai, openai), (read_responses, openai), (read_anthropic, anthropic)],
+    ids=["chat", "responses", "anthropic"],
+)
 async def test_an_engine_that_dies_after_a_stream_has_begun(protocols, read, library) -> None:
     async with clients(protocols, yes, keep_alive_s=0.02) as play:
         play.engine.gate.clear()
@@ -221,7 +273,7 @@ async def test_an_engine_that_dies_after_a_stream_has_begun(protocols, read, lib
             await reading
 
 
-@BOTH
+@ALL
 async def test_a_path_that_there_is_not(protocols, ask, library) -> None:
     async with clients(protocols, yes) as play:
         await ask(play)
@@ -271,7 +323,7 @@ async def test_sampling_is_the_recipe_s_and_what_is_asked_in_vain_is_counted(pro
         }
 
 
-@BOTH
+@ALL
 async def test_a_recipe_can_have_constrained_requests_refused(protocols, ask, library) -> None:
     async with clients(protocols, yes, GatewayLimits(LIMITS, constrained="refuse")) as play:
         choice: Any = "required" if library is openai else {"type": "any"}
