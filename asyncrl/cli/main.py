@@ -8,7 +8,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
-from asyncrl.cli import bench, buffer, doctor, evaluate, export, launch, logs, plan, replay, report, scale, show, tiny
+from asyncrl.cli import (
+    bench,
+    buffer,
+    doctor,
+    evaluate,
+    export,
+    launch,
+    logs,
+    plan,
+    replay,
+    report,
+    scale,
+    show,
+    tiny,
+    train_offline,
+)
 from asyncrl.cli.authors import agent, env
 from asyncrl.cli.completion import SHELLS, PrintCompletion
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
@@ -49,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_command(commands)
     report.add_command(commands)
     replay.add_command(commands)
+    train_offline.add_command(commands)
     scale.add_command(commands)
     arguments, left = parser.parse_known_args(argv)
     # argparse takes only the first unbroken series of positional arguments; those after an option are left over.

@@ -44,7 +44,7 @@ def add_command(commands: Commands) -> None:
     parser = command(commands, "replay", summary, _DESCRIPTION, run, epilog=_EXAMPLES)
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what would have happened with this in the recipe")
-    parser.add_argument("--step", metavar="N[:M]", type=_steps, required=True, help="the step, or the first and the last")
+    parser.add_argument("--step", metavar="N[:M]", type=steps_of, required=True, help="the step, or the first and the last")
     parser.add_argument("--hook", metavar="MODULE:FUNCTION", help="call this with every micro-batch and its tensors")
     parser.add_argument(
         "--top", metavar="N", type=count, nargs="?", const=20, default=0, help="the rows and tokens that carried it"
@@ -97,7 +97,8 @@ def _show(done: Replay, console: Console, *, with_text: bool) -> ExitCode:
     return ExitCode.COMPLETED if all(each.holds for each in compared) else ExitCode.FAILED
 
 
-def _steps(text: str) -> tuple[int, int]:
+def steps_of(text: str) -> tuple[int, int]:
+    """The numbers of a step, or of the first and the last: ``12`` or ``12:20``."""
     first, colon, last = text.partition(":")
     steps = whole_number(first, 1), whole_number(last if colon else first, 1)
     if steps[0] > steps[1]:

@@ -21,7 +21,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         payload: the folders of the payload shards.
         threads: CPU threads of each rank.
         meeting: the file in which the ranks meet.
-        saved: where a checkpoint of the last version is written; None for none.
+        saved: where checkpoints are written, by version.
+        renamed: batches name episodes anew that other runs have recorded; see :mod:`asyncrl.replay.recorded_groups`.
         hook: ``module:function`` that sees every micro-batch; None for none.
         top: how many tokens and rows to tell of; 0 for none.
         code, beside: the folders in which modules are looked for that the recipe names, and that the command names.
@@ -37,7 +38,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     meeting: str
     code: Path
     beside: Path
-    saved: Path | None = None
+    saved: dict[int, Path] = {}
+    renamed: bool = False
     hook: str | None = None
     top: int = 0
 

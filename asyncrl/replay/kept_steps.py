@@ -73,21 +73,21 @@ class KeptSteps(msgspec.Struct, frozen=True):
         asked = f"step {first}" if first == last else f"steps {first} to {last}"
         if last > trained:
             return RecipeError(
-                "--step", f"{self.folder.path} has trained {trained} steps, so there is no step {last}", self._there()
+                "--step", f"{self.folder.path} has trained {trained} steps, so there is no step {last}", self.there()
             )
         missing = [version + 1 for version in range(first - 1, last) if version not in self.batches]
         if missing:
             problem = f"the batch of step {_spans(missing)} is no longer kept in {self.folder.path}"
-            return RecipeError("--step", problem, self._there())
+            return RecipeError("--step", problem, self.there())
         before = [start for start in self.starts if start.version < first]
         needed = [version + 1 for version in range(before[-1].version, first - 1) if version not in self.batches]
         problem = (
             f"{asked} cannot begin from a checkpoint: the newest before it is of version {before[-1].version}, and the batch of "
             f"step {_spans(needed)} is no longer kept"
         )
-        return RecipeError("--step", problem, self._there())
+        return RecipeError("--step", problem, self.there())
 
-    def _there(self) -> str:
+    def there(self) -> str:
         """Say which steps can be computed again, or what would have had to be kept."""
         reach = []
         for start in self.starts:

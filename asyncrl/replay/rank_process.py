@@ -23,6 +23,7 @@ from asyncrl.core.plug_ins.plug_in_function import FunctionBroken, UserFunction,
 from asyncrl.core.text import describe_error
 from asyncrl.replay.job import Answer, Failed, Job, Loaded, Replayed, Stopped, encoder, jobs
 from asyncrl.replay.odd_rewards import odd_rewards
+from asyncrl.replay.recorded_groups import as_of
 from buffers.payload import PayloadReader
 from learners.rank import FileMeeting, RankSpec
 
@@ -59,7 +60,8 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
             if step >= job.first and (hook is not None or job.top):
                 watch = Watching(step, rank, hook, job.top, odd_rewards(batch), reports=spec.is_slice_reporter)
             try:
-                report = learner.step(batch, episodes_of(batch, learner.rows_needed(batch), job.payload), watch=watch)
+                episodes = episodes_of(batch, learner.rows_needed(batch), job.payload, renamed=job.renamed)
+                report = learner.step(batch, episodes, watch=watch)
             except StopReplay as stop:
                 say(Stopped(step, str(stop)))
                 return
@@ -71,12 +73,12 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
             proof = Fingerprints()
             for shard in learner.shards():
                 proof.add(shard)
+            if (saved := job.saved.get(step)) is not None:
+                learner.start_checkpoint(saved)
+                learner.finish_checkpoint()
             rows, tokens = ((), ()) if watch is None else watch.carried()
             readings, moved = combine(report.readings), report.weights_moved
             say(Replayed(step, readings, report.hardware, proof.total(), moved, peak_bytes(), rows, tokens))
-        if job.saved is not None:
-            learner.start_checkpoint(job.saved)
-            learner.finish_checkpoint()
 
 
 def hook_of(name: str) -> UserFunction:
@@ -90,16 +92,20 @@ def hook_of(name: str) -> UserFunction:
     return UserFunction("--hook", name, os.path.abspath(code.co_filename), code.co_firstlineno, found)
 
 
-def episodes_of(batch: Batch, names: Iterable[RowName], payload: dict[int, Path]) -> dict[SampleName, Episode]:
-    """Read the episodes of a batch that rows called ``names`` are in. Raises what :meth:`PayloadReader.read` does."""
-    lying: dict[SampleName, PayloadRef] = {episode.name: episode.payload for episode in batch.episodes}
+def episodes_of(
+    batch: Batch, names: Iterable[RowName], payload: dict[int, Path], *, renamed: bool = False
+) -> dict[SampleName, Episode]:
+    """Read the episodes of a batch that rows called ``names`` are in; ``renamed`` if the batch calls them otherwise than their
+    payload does. Raises what :meth:`PayloadReader.read` does."""
+    records = {episode.name: episode for episode in batch.episodes}
+    lying: dict[SampleName, PayloadRef] = {name: episode.payload for name, episode in records.items()}
     wanted = list(dict.fromkeys(name[:2] for name in names))
     found: dict[SampleName, Episode] = {}
     for shard, folder in payload.items():
         here = [name for name in wanted if lying[name].shard == shard]
         with closing(PayloadReader(folder)) as reader:
             found |= {name: decode(each) for name, each in zip(here, reader.read([lying[name] for name in here]), strict=True)}
-    return found
+    return {name: as_of(each, records[name], batch.version) for name, each in found.items()} if renamed else found
 
 
 def peak_bytes() -> int:

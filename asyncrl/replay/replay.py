@@ -194,7 +194,7 @@ class _Group:
             meeting=str(folder / "meeting"),
             code=Path.cwd(),
             beside=self._beside,
-            saved=saved,
+            saved={} if saved is None else {int(version_after(leg)): saved},
             hook=None if what else request.hook,
             top=request.top,
         )

@@ -10,6 +10,7 @@ from asyncrl.core.recipe.custom import CustomLossConfig
 from asyncrl.core.recipe.loss import (
     CispoLossConfig,
     ClipCovLossConfig,
+    CrossEntropyLossConfig,
     DivergenceMaskLossConfig,
     GmpoLossConfig,
     GspoLossConfig,
@@ -152,6 +153,8 @@ def _surrogate(
             return Surrogate(log_ratio.exp() * advantages - penalty, torch.zeros_like(tokens.mask))
         case ReinforceLossConfig():
             return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
+        case CrossEntropyLossConfig():
+            return Surrogate(logp, torch.zeros_like(tokens.mask))
         case CustomLossConfig():
             custom = call_loss(loaded(config), _inputs(log_ratio, logp, tokens, kept))
             return Surrogate(-custom.losses, custom.clipped)
@@ -160,7 +163,9 @@ def _surrogate(
 def _cut_by_the_guard(moved: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor:
     """bool [n], tokens that would have a gradient, had their log-ratio not been clamped."""
     match config:
-        case CispoLossConfig() | DivergenceMaskLossConfig() | ReinforceLossConfig() | CustomLossConfig():
+        case (
+            CispoLossConfig() | DivergenceMaskLossConfig() | ReinforceLossConfig() | CrossEntropyLossConfig() | CustomLossConfig()
+        ):
             # Their gradient does not pass through the ratio; a function of the user's says itself what it cut.
             return torch.zeros_like(tokens.mask)
         case KlCovLossConfig():

@@ -7,7 +7,7 @@ from msgspec import Meta
 from asyncrl.core.recipe.advantage import AdvantageConfig, GdpoAdvantageConfig, GrpoAdvantageConfig, RemaxAdvantageConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.custom import CustomAdvantageConfig, CustomAggregationConfig, CustomLossConfig
-from asyncrl.core.recipe.loss import ClipCovLossConfig, DivergenceMaskLossConfig, KlCovLossConfig, LossConfig, ReinforceLossConfig
+from asyncrl.core.recipe.loss import ClipCovLossConfig, DivergenceMaskLossConfig, KlCovLossConfig, LossConfig
 from asyncrl.core.recipe.section import Count, Penalty, Positive, Section, UpToOne
 
 
@@ -193,7 +193,7 @@ class AlgorithmConfig(Section, frozen=True):
         """Whether the update uses the probabilities with which tokens were sampled, as the anchor of its ratio, in weights or in
         criteria. A loss of the user's own counts as one that does, because it may."""
         correction, loss = self.correction, self.loss
-        anchored = correction.anchor != "proximal_recomputed" and not isinstance(loss, ReinforceLossConfig)
+        anchored = correction.anchor != "proximal_recomputed" and loss.has_ratio
         looks_at_it = isinstance(loss, ClipCovLossConfig | KlCovLossConfig | CustomLossConfig)
         return anchored or looks_at_it or correction.weight != "none" or bool(correction.reject)
 

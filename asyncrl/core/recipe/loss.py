@@ -143,6 +143,16 @@ class KlCovLossConfig(LossSection, frozen=True, tag_field="kind", tag="kl_cov"):
 class ReinforceLossConfig(LossSection, frozen=True, tag_field="kind", tag="reinforce"):
     """The log-probability times the advantage, without ratio or clip (Williams 1992)."""
 
+    has_ratio: ClassVar[bool] = False
+
+
+class CrossEntropyLossConfig(LossSection, frozen=True, tag_field="kind", tag="cross_entropy"):
+    """The log-probability, whatever the advantage: every sampled token is imitated. For ``asyncrl train-offline`` alone, on
+    episodes that are worth it."""
+
+    has_ratio: ClassVar[bool] = False
+    imitates: ClassVar[bool] = True
+
 
 LossConfig = (
     PpoClipLossConfig
@@ -154,5 +164,6 @@ LossConfig = (
     | ClipCovLossConfig
     | KlCovLossConfig
     | ReinforceLossConfig
+    | CrossEntropyLossConfig
     | CustomLossConfig
 )

@@ -51,10 +51,14 @@ class LossSection(Section, frozen=True):
     Attributes:
         ratio_keys: its keys that only act where the ratio of policy and anchor is not 1.
         has_clip_range: whether ``algorithm.correction.trust_region_decay`` has a range of ratios to narrow.
+        has_ratio: whether it compares the policy with an anchor.
+        imitates: whether it raises the probability of every token, whatever its reward.
     """
 
     ratio_keys: ClassVar[tuple[str, ...]] = ()
     has_clip_range: ClassVar[bool] = False
+    has_ratio: ClassVar[bool] = True
+    imitates: ClassVar[bool] = False
 
 
 def is_usual(section: inspect.StructType) -> bool:

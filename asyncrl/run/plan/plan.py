@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.adapters import AdapterSettings
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.generators import MAIN_POOL
@@ -209,6 +210,10 @@ def make_plan(
 
 def _check_recipe(recipe: Recipe, *, resumed: bool) -> tuple[list[str], ModelShape]:
     """Check what does not depend on the machine; return what is remarked of the classes that the recipe names, and the model."""
+    if recipe.algorithm.loss.imitates:
+        problem = "cross_entropy imitates every episode that is played, good or bad"
+        remedy = "train on chosen episodes with `asyncrl train-offline`, or set another loss"
+        raise RecipeError("algorithm.loss.kind", problem, remedy)
     check_tracking(recipe, resumed=resumed)
     check_further_trackers(recipe.tracking)
     check_megatron()

@@ -21,6 +21,7 @@ from asyncrl.core.recipe.correction import (
 from asyncrl.core.recipe.loss import (
     CispoLossConfig,
     ClipCovLossConfig,
+    CrossEntropyLossConfig,
     DivergenceMaskLossConfig,
     GmpoLossConfig,
     GspoLossConfig,
@@ -302,6 +303,17 @@ def test_where_the_policy_is_its_anchor_every_loss_is_plain_reinforce(rows, name
         gradients.append(theta.grad.tolist())
         assert not outcome.clipped.any()
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-4, abs=1e-6)
+
+
+def test_cross_entropy_imitates_whatever_the_advantage():
+    rows = [
+        Row((Token(-1.0, -2.0, -3.0, True, 0, 0), Token(-2.0, -2.0, -2.0, False, 0, 0)), advantage) for advantage in (-3.0, 2.0)
+    ]
+    imitation = decoupled_ppo(loss=CrossEntropyLossConfig(), correction=decoupled(weight="none"))
+    theta, outcome = loss_of(rows, imitation, 4)
+    outcome.loss.backward()
+    assert outcome.loss.item() == pytest.approx(2 * 1.0 / 4)
+    assert theta.grad.tolist() == [-0.25, 0.0, -0.25, 0.0]
 
 
 HIGH, LOW, INSIDE = -1.0 + math.log(1.5), -1.0 + math.log(0.5), -1.0 + math.log(1.25)

@@ -20,7 +20,6 @@ from asyncrl.core.recipe.loss import (
     ClipCovLossConfig,
     GmpoLossConfig,
     PpoClipLossConfig,
-    ReinforceLossConfig,
 )
 from asyncrl.core.recipe.schema import Recipe
 
@@ -30,7 +29,7 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
     stale, correction = recipe.buffer.max_staleness, recipe.algorithm.correction
-    if stale > 0 and correction.weight == "none" and correction.anchor != "behaviour":
+    if stale > 0 and not recipe.algorithm.loss.imitates and correction.weight == "none" and correction.anchor != "behaviour":
         yield RecipeError(
             "algorithm.correction.weight",
             f"none with buffer.max_staleness {stale} would train stale tokens as if they were fresh",
@@ -70,12 +69,23 @@ def _a_mean_of_weights_does_not_move(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _an_anchor_needs_a_ratio(recipe: Recipe) -> Iterator[RecipeError]:
-    anchor = recipe.algorithm.correction.anchor
-    if isinstance(recipe.algorithm.loss, ReinforceLossConfig) and anchor != "proximal_recomputed":
+    anchor, loss = recipe.algorithm.correction.anchor, recipe.algorithm.loss
+    if not loss.has_ratio and anchor != "proximal_recomputed":
+        kind, weight = type(loss).__struct_config__.tag, "none" if loss.imitates else "token"
         yield RecipeError(
             "algorithm.correction.anchor",
-            f"{anchor} anchors a ratio, and algorithm.loss of kind reinforce has none, so it would correct for nothing",
-            "set it to proximal_recomputed and algorithm.correction.weight to token, or algorithm.loss.kind to cispo",
+            f"{anchor} anchors a ratio, and algorithm.loss of kind {kind} has none, so it would correct for nothing",
+            f"set it to proximal_recomputed and algorithm.correction.weight to {weight}, or algorithm.loss.kind to cispo",
+        )
+
+
+def _who_imitates_corrects_nothing(recipe: Recipe) -> Iterator[RecipeError]:
+    correction = recipe.algorithm.correction
+    if recipe.algorithm.loss.imitates and (correction.weight != "none" or correction.reject):
+        yield RecipeError(
+            "algorithm.correction",
+            "cross_entropy imitates what it is given, whoever sampled it, so there is nothing to weigh or to reject",
+            "set algorithm.correction={anchor: proximal_recomputed, weight: none}",
         )
 
 
@@ -300,6 +310,7 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_bound_bounds_a_weight,
     _a_mean_of_weights_does_not_move,
     _an_anchor_needs_a_ratio,
+    _who_imitates_corrects_nothing,
     _a_decaying_trust_region_is_a_clip_range,
     _one_advantage_for_a_loss_of_whole_rows,
     _a_critic_values_every_token,

@@ -1,0 +1,157 @@
+"""Trains from the trajectories that runs have recorded, without generating any: the learner's ranks alone, as in a replay.
+
+What always holds: what cannot be trained rightly is refused before anything starts, and what is only doubtful is said. The run's
+folder has the recipe, the record of its steps and checkpoints, from which its versions are exported and evaluated.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import pluralize
+from asyncrl.replay.job import Answer, Job, Replayed
+from asyncrl.replay.kept_steps import KeptSteps
+from asyncrl.replay.legs import fitted
+from asyncrl.replay.rank_group import run_ranks
+from asyncrl.replay.recorded_groups import Best, Recorded
+from asyncrl.run.folder.config_yaml import resolved_yaml
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.step_log import Launched, StepLog, StepRecord, in_digits
+from asyncrl.run.models.model_sources import with_local_reference
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.resolve_model import resolve_model
+from asyncrl.run.views.live_view import LiveView
+from learners.checkpointing import checkpoints
+from learners.metrics import GRAD_NORM, POLICY_LOSS
+
+
+class Offline(msgspec.Struct, frozen=True, kw_only=True):
+    """What to train from: the steps ``first`` to ``last`` (None for all later ones) of ``runs``, and which of their episodes."""
+
+    recipe: Recipe
+    runs: tuple[Path, ...]
+    first: int = 1
+    last: int | None = None
+    best: Best = Best()
+
+
+def plan_offline(offline: Offline) -> tuple[Recorded, tuple[str, ...]]:
+    """Gather what is to be trained; return it, and remarks on what is doubtful.
+
+    Raises:
+        RecipeError: it cannot be trained rightly.
+    """
+    recipe = offline.recipe
+    runs = [KeptSteps.of(RunFolder.find(path)) for path in offline.runs]
+    for run in runs:
+        _check_fits(recipe, compose(str(run.folder.recipe)), run)
+    recorded = Recorded.of(runs, offline.first, offline.last).chosen(recipe, offline.best)
+    return recorded, tuple(_remarks(recipe, recorded))
+
+
+def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:
+    """Refuse a run whose episodes the recipe would train on wrong numbers."""
+    where, algorithm = run.folder.path, recipe.algorithm
+    if recorded.sampling.temperature != recipe.sampling.temperature:
+        problem = f"is {recipe.sampling.temperature:g}, and {where} sampled at {recorded.sampling.temperature:g}"
+        remedy = f"set it to {recorded.sampling.temperature:g}: log-probabilities are of that temperature"
+        raise RecipeError("sampling.temperature", problem, remedy)
+    if recorded.sampling.sampling.truncated and algorithm.uses_behaviour:
+        problem = f"{where} sampled with top-p, top-k or min-p, so its log-probabilities are not of the whole distribution"
+        remedy = "train it with a loss that uses none: algorithm.loss={kind: cross_entropy}"
+        raise RecipeError("algorithm.correction", problem, remedy)
+    if recorded.algorithm.reward_names != algorithm.reward_names:
+        problem = (
+            f"compares the rewards {list(algorithm.reward_names)}, and {where} recorded {list(recorded.algorithm.reward_names)}"
+        )
+        raise RecipeError("algorithm.advantage.rewards", problem, "name those that were recorded")
+    if recorded.algorithm.greedy_sample != algorithm.greedy_sample:
+        problem = f"of this kind needs a greedy episode in each group, or none, and {where} is not like that"
+        raise RecipeError("algorithm.advantage.kind", problem, "take another advantage, such as grpo")
+    if recorded.model.path != recipe.model.path and not _same_tokenizer(run.folder, recipe):
+        problem = (
+            f"is another model than that of {where} ({recorded.model.path}), and no equal tokenizer.json shows that ids agree"
+        )
+        raise RecipeError("model.path", problem, "train a model with the tokenizer of the episodes")
+
+
+def _same_tokenizer(folder: RunFolder, recipe: Recipe) -> bool:
+    files = [Path(each) / "tokenizer.json" for each in (compose(str(folder.recipe)).model.path, folder.model, recipe.model.path)]
+    theirs = [file.read_bytes() for file in files[:2] if file.is_file()]
+    return files[2].is_file() and files[2].read_bytes() in theirs
+
+
+def _remarks(recipe: Recipe, recorded: Recorded) -> Iterator[str]:
+    algorithm, size = recipe.algorithm, recipe.batch.groups_per_step
+    if not algorithm.uses_behaviour and not algorithm.loss.imitates:
+        yield (
+            "nothing corrects for other policies having sampled the episodes: algorithm.correction has neither a weight nor the "
+            "behaviour policy as anchor (docs/replay.md shows what that does)"
+        )
+    passes = recipe.steps * size / len(recorded.groups)
+    if passes > 1:
+        yield f"the {len(recorded.groups)} recorded groups are trained {passes:.1f} times, because steps is {recipe.steps}"
+    if algorithm.loss.imitates and min(episode.reward for group in recorded.groups for episode in group) <= 0:
+        yield "cross_entropy imitates every episode, and some have no reward: --least-reward leaves these out"
+
+
+def train_offline(offline: Offline, recorded: Recorded, folder: RunFolder, view: LiveView) -> list[PolicyVersion]:
+    """Train all steps of the recipe, and return the versions that checkpoints were written of: those to be evaluated.
+
+    Raises:
+        ReplayFailed, ComponentFailed, DeadlineExceeded: it could not go on; what was trained is recorded in ``folder``.
+    """
+    own = offline.recipe
+    machine = Machine.here()
+    recipe = asyncio.run(with_local_reference(fitted(own, machine, ())))
+    model_path = asyncio.run(resolve_model(recipe, view))
+    log, layout = StepLog(folder.steps), recipe.learner.layout
+    log.append(Launched(0, resolved_yaml(own)))
+    versions = [PolicyVersion(step) for step in range(1, own.steps + 1) if step % own.evaluation.every == 0 or step == own.steps]
+    folder.checkpoints.mkdir()
+    parts: dict[int, list[Replayed]] = {}
+    view.phase(f"Starting {pluralize(layout.ranks, 'rank')}")
+
+    def seen(rank: int, answer: Answer) -> None:
+        if not isinstance(answer, Replayed):
+            if rank == 0:
+                view.phase(f"Training steps 1 to {own.steps}")
+            return
+        of_step = parts.setdefault(answer.step, [])
+        of_step.append(answer)
+        if len(of_step) == layout.ranks:
+            made = _record(answer.step, of_step)
+            log.append(made)
+            loss, norm = (made.readings.get(metric.name, 0.0) for metric in (POLICY_LOSS, GRAD_NORM))
+            view.advance(answer.step / own.steps, f"step {answer.step}, loss {loss:.4g}, gradient norm {norm:.3g}")
+
+    with TemporaryDirectory(prefix="asyncrl-offline-") as made:
+        job = Job(
+            recipe=recipe,
+            model_path=model_path,
+            checkpoint=None,
+            batches=tuple(recorded.batches(own)),
+            first=own.steps + 1,
+            payload=recorded.payload,
+            threads=max(1, machine.cores // layout.ranks),
+            meeting=str(Path(made, "meeting")),
+            code=Path.cwd(),
+            beside=Path.cwd(),
+            saved={int(version): checkpoints.path_of(folder.checkpoints, version) for version in versions},
+            renamed=True,
+        )
+        run_ranks(job, Path(made), seen)
+    return versions
+
+
+def _record(step: int, of_ranks: Sequence[Replayed]) -> StepRecord:
+    reporter = next((each for each in of_ranks if each.hardware is not None), of_ranks[0])
+    fingerprint = in_digits(sum(each.fingerprint for each in of_ranks) % 2**64)
+    return StepRecord(step, reporter.readings, reporter.hardware, fingerprint)

@@ -1,0 +1,106 @@
+"""Training from recorded trajectories: what is gathered, what is refused, and that the learner trains it."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from learner_samples import make_model
+from made_run import make_run, small_recipe
+from rich.console import Console
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.replay.offline import Offline, plan_offline, train_offline
+from asyncrl.replay.rank_process import episodes_of
+from asyncrl.replay.recorded_groups import Best, as_of
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.step_log import RecordedSteps, StepLog
+from asyncrl.run.views.live_view import LiveView
+from learners.checkpointing import checkpoints
+
+IMITATE = ["algorithm.loss={kind: cross_entropy}", "algorithm.correction={anchor: proximal_recomputed, weight: none}"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of 6 steps of 2 groups of 4 episodes, half of them rewarded."""
+    parent = tmp_path_factory.mktemp("recorded")
+    return make_run(small_recipe(make_model(parent / "model"), parent))
+
+
+def offline(recorded: RunFolder, parent: Path, *overrides: str, **options: object) -> Offline:
+    model = recorded.path.parent / "model"
+    return Offline(recipe=small_recipe(model, parent, *overrides), runs=(recorded.path,), **options)
+
+
+def test_groups_come_in_their_order_and_then_in_another_with_all_that_was_recorded(recorded: RunFolder, tmp_path: Path):
+    asked = offline(recorded, tmp_path, "steps=12")
+    groups, remarks = plan_offline(asked)
+    assert remarks == ("the 12 recorded groups are trained 2.0 times, because steps is 12",)
+    batches = list(groups.batches(asked.recipe))
+    first, second = ([each.payload.offset for batch in part for each in batch.episodes] for part in (batches[:6], batches[6:]))
+    assert sorted(first) == sorted(second), "every pass trains everything once"
+    assert first != second
+    batch = batches[7]
+    episodes = episodes_of(batch, [row.name for row in batch.rows], groups.payload, renamed=True)
+    for record in batch.trained:
+        episode = episodes[record.name]
+        (trajectory,) = episode.trajectories
+        assert set(trajectory.versions()[trajectory.loss_mask]) == {7}
+        assert record.trainable_tokens(batch.oldest_version) == trajectory.loss_mask.sum()
+        assert episode.reward == record.reward
+
+
+@pytest.mark.parametrize(("best", "left"), [(Best(2), 2), (Best(3, 1.0), 2), (Best(None, 0.0), 4), (Best(1, 0.5), 1)])
+def test_the_best_of_each_group_are_taken(recorded: RunFolder, tmp_path: Path, best: Best, left: int):
+    asked = offline(recorded, tmp_path, *IMITATE, best=best)
+    groups, _ = plan_offline(asked)
+    assert {len(group) for group in groups.groups} == {left}
+    assert best.least is None or all(each.reward >= best.least for group in groups.groups for each in group)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "problem"),
+    [
+        (["sampling.temperature=0.7"], {}, "sampling.temperature: is 0.7, and .* sampled at 1"),
+        ([], {"first": 9}, "keeps no batch of steps from 9 on; steps 1 to 6 can be replayed"),
+        (["batch.groups_per_step=13", "steps=1"], {}, "12 of 12 recorded groups are left, and a step trains 13"),
+        (IMITATE, {"best": Best(None, 2.0)}, "0 of 12 recorded groups are left"),
+        (["model.path=tiny"], {}, "model.path: is not the model of"),
+    ],
+)
+def test_what_cannot_be_trained_rightly_is_refused(recorded, tmp_path, overrides, options, problem):
+    with pytest.raises(RecipeError, match=problem):
+        plan_offline(offline(recorded, tmp_path, *overrides, **options))
+
+
+def test_no_correction_and_imitation_of_failures_are_told(recorded: RunFolder, tmp_path: Path):
+    plain = ["algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: proximal_recomputed, weight: none}"]
+    _, remarks = plan_offline(offline(recorded, tmp_path, *plain, "buffer.max_staleness=0"))
+    assert "nothing corrects for other policies having sampled the episodes" in remarks[0]
+    _, remarks = plan_offline(offline(recorded, tmp_path, *IMITATE))
+    assert "--least-reward leaves these out" in remarks[0]
+
+
+def test_imitating_good_episodes_makes_them_likelier(recorded: RunFolder, tmp_path: Path):
+    asked = offline(recorded, tmp_path, *IMITATE, "steps=6", "evaluation.every=4", best=Best(1, 1.0))
+    groups, _ = plan_offline(asked)
+    folder = RunFolder.create(asked.recipe)
+    with LiveView(Console(file=io.StringIO()), "offline") as view:
+        assert train_offline(asked, groups, folder, view) == [4, 6]
+    assert sorted(checkpoints.versions(folder.checkpoints)) == [4, 6]
+    steps = RecordedSteps(StepLog(folder.steps).read())
+    losses = [steps[step].readings["loss/policy"] for step in range(1, 7)]
+    assert losses[-1] < losses[0]
+    assert "cross_entropy" in steps.recipe_of(6)
+
+
+def test_a_renamed_episode_is_the_same_but_for_its_name_and_versions(recorded: RunFolder, tmp_path: Path):
+    asked = offline(recorded, tmp_path)
+    groups, _ = plan_offline(asked)
+    batch = next(iter(groups.batches(asked.recipe)))
+    (plain,) = episodes_of(batch, [batch.rows[0].name], groups.payload).values()
+    renamed = as_of(plain, batch.episodes[0], batch.version)
+    back = msgspec.structs.replace(renamed, group_id=plain.group_id, sample_index=plain.sample_index)
+    assert back.trajectories[0].logprobs.tolist() == plain.trajectories[0].logprobs.tolist()
+    assert msgspec.structs.replace(back, trajectories=()) == msgspec.structs.replace(plain, trajectories=())
