@@ -50,6 +50,9 @@ def add_command(commands: Commands) -> None:
         "--top", metavar="N", type=count, nargs="?", const=20, default=0, help="the rows and tokens that carried it"
     )
     parser.add_argument(
+        "--gap", metavar="N", type=count, nargs="?", const=20, default=0, help="the tokens where learner and engine differ most"
+    )
+    parser.add_argument(
         "--without", metavar="ROW[,ROW...]", type=_rows, default=(), help="what would have happened without these: GROUP/SAMPLE"
     )
 
@@ -70,6 +73,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         without=arguments.without,
         hook=arguments.hook,
         top=arguments.top,
+        gap=arguments.gap,
     )
     logging.getLogger().addHandler(logging.NullHandler())
     try:
@@ -77,7 +81,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
             done = replay(request, view)
     except RecipeError as error:
         return show_refusal(error)
-    return _show(done, console, with_text=bool(arguments.top))
+    return _show(done, console, with_text=bool(arguments.top or arguments.gap))
 
 
 def _show(done: Replay, console: Console, *, with_text: bool) -> ExitCode:
@@ -87,7 +91,7 @@ def _show(done: Replay, console: Console, *, with_text: bool) -> ExitCode:
     from asyncrl.replay.view import Episodes, replay_view
 
     def episodes(step: ReplayedStep) -> Episodes:
-        names = [*(row.name for row in step.rows), *(token.row for token in step.tokens)]
+        names = [*(row.name for row in step.rows), *(token.row for token in (*step.tokens, *step.gaps))]
         return episodes_of(step.batch, names, done.payload)
 
     decode = decoder(done.model_path) if with_text else lambda ids: ""

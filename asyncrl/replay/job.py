@@ -25,6 +25,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         renamed: batches name episodes anew that other runs have recorded; see :mod:`asyncrl.replay.recorded_groups`.
         hook: ``module:function`` that sees every micro-batch; None for none.
         top: how many tokens and rows to tell of; 0 for none.
+        gap: how many tokens to tell of where learner and engine differ most; 0 for none.
         code, beside: the folders in which modules are looked for that the recipe names, and that the command names.
     """
 
@@ -42,6 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     renamed: bool = False
     hook: str | None = None
     top: int = 0
+    gap: int = 0
 
 
 class CarriedRow(msgspec.Struct, frozen=True):
@@ -103,6 +105,8 @@ class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
         moved: whether the optimizer moved weights of the rank.
         peak_bytes: the most memory that the process has had so far, on the host and on its GPU.
         rows, tokens: those of the rank's slice that carried the step; only asked for with ``top``.
+        gaps: tokens of the slice where learner and engine differ most; only asked for with ``gap``.
+        gap_by: sum of |learner - engine|, and tokens, by what the tokens have in common, such as ``staleness 2``.
     """
 
     step: int
@@ -113,6 +117,8 @@ class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
     peak_bytes: int
     rows: tuple[CarriedRow, ...] = ()
     tokens: tuple[CarriedToken, ...] = ()
+    gaps: tuple[CarriedToken, ...] = ()
+    gap_by: dict[str, tuple[float, int]] = {}
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):

@@ -57,8 +57,8 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
         say(Loaded())
         for batch in job.batches:
             step, watch = batch.version + 1, None
-            if step >= job.first and (hook is not None or job.top):
-                watch = Watching(step, rank, hook, job.top, odd_rewards(batch), reports=spec.is_slice_reporter)
+            if step >= job.first and (hook is not None or job.top or job.gap):
+                watch = Watching(step, rank, hook, job.top, job.gap, odd_rewards(batch), reports=spec.is_slice_reporter)
             try:
                 episodes = episodes_of(batch, learner.rows_needed(batch), job.payload, renamed=job.renamed)
                 report = learner.step(batch, episodes, watch=watch)
@@ -77,8 +77,9 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
                 learner.start_checkpoint(saved)
                 learner.finish_checkpoint()
             rows, tokens = ((), ()) if watch is None else watch.carried()
+            gaps, gap_by = ((), {}) if watch is None else watch.gaps()
             readings, moved = combine(report.readings), report.weights_moved
-            say(Replayed(step, readings, report.hardware, proof.total(), moved, peak_bytes(), rows, tokens))
+            say(Replayed(step, readings, report.hardware, proof.total(), moved, peak_bytes(), rows, tokens, gaps, gap_by))
 
 
 def hook_of(name: str) -> UserFunction:

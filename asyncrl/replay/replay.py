@@ -40,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         without: rows that the changed steps are computed without.
         hook: ``module:function`` that sees every micro-batch; None for none.
         top: how many rows and tokens to tell of; 0 for none.
+        gap: how many tokens to tell of where learner and engine differ most; 0 for none.
     """
 
     run: Path
@@ -49,6 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     without: tuple[Row, ...] = ()
     hook: str | None = None
     top: int = 0
+    gap: int = 0
 
 
 class ReplayedStep(msgspec.Struct, frozen=True):
@@ -61,6 +63,8 @@ class ReplayedStep(msgspec.Struct, frozen=True):
         comparison: both compared; None for a step with changes.
         peak_bytes: the most memory of a rank so far.
         rows, tokens: what carried it, most first.
+        gaps: tokens where learner and engine differ most, those first.
+        gap_by: mean of |learner - engine|, and tokens, by what the tokens have in common.
     """
 
     batch: Batch
@@ -70,6 +74,8 @@ class ReplayedStep(msgspec.Struct, frozen=True):
     peak_bytes: int
     rows: tuple[CarriedRow, ...]
     tokens: tuple[CarriedToken, ...]
+    gaps: tuple[CarriedToken, ...]
+    gap_by: dict[str, tuple[float, int]]
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -127,7 +133,7 @@ def replay(request: Request, view: LiveView) -> Replay:
             lead = start.checkpoint if start.version + 1 == request.first else group.saved[request.first - 1]
             changed = group.compute(changes, lead, " with the changes")
         remarks = _remarks(kept, planned, steps)
-        looked_at = bool(request.top) or request.hook is not None
+        looked_at = bool(request.top or request.gap) or request.hook is not None
         return Replay(start, steps, changed, group.stopped, model_path, kept.payload, tuple(remarks), looked_at)
 
 
@@ -197,6 +203,7 @@ class _Group:
             saved={} if saved is None else {int(version_after(leg)): saved},
             hook=None if what else request.hook,
             top=request.top,
+            gap=0 if what else request.gap,
         )
         ranks = pluralize(recipe.learner.layout.ranks, "rank")
         self._view.phase(f"Starting {ranks}{what}")
@@ -246,7 +253,21 @@ class _Group:
             peak_bytes=max(each.peak_bytes for each in of_ranks),
             rows=tuple(most_first([row for each in of_ranks for row in each.rows], top, odd_rewards(batch))),
             tokens=tuple(nlargest(top, [token for each in of_ranks for token in each.tokens], key=lambda token: token.pull)),
+            gaps=tuple(nlargest(self._request.gap, [token for each in of_ranks for token in each.gaps], key=_gap)),
+            gap_by=_means(of_ranks),
         )
+
+
+def _gap(token: CarriedToken) -> float:
+    return abs(token.learner - token.engine)
+
+
+def _means(of_ranks: Sequence[Replayed]) -> dict[str, tuple[float, int]]:
+    sums: dict[str, tuple[float, int]] = {}
+    for what, (total, count) in (item for each in of_ranks for item in each.gap_by.items()):
+        before, tokens = sums.get(what, (0.0, 0))
+        sums[what] = before + total, tokens + count
+    return {what: (total / count, count) for what, (total, count) in sums.items()}
 
 
 def _same_arithmetic(kept: KeptSteps, recipe: Recipe, step: int) -> bool:

@@ -1,5 +1,6 @@
 """Shows a replay: each step beside its record, and beside what it would have been, and the rows and tokens that carried it."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich import box
@@ -78,7 +79,10 @@ def replay_view(
                     f"The reward of row {called((*name, 0))}, {reward:g}, stands out from all others of the step", "bold red"
                 )
             yield _rows(step, of_step, decode)
-            yield _tokens(step.tokens, of_step, decode)
+            yield _tokens("Tokens that carried the step, by how hard the loss pulls at them", step.tokens, of_step, decode)
+        if step.gaps:
+            yield _tokens("Tokens where learner and engine differ most", step.gaps, episodes(step), decode)
+            yield _gap_by(step.gap_by)
     if done.steps:
         yield _sum(done)
     if done.stopped is not None:
@@ -190,8 +194,25 @@ def _rows(step: ReplayedStep, episodes: Episodes, decode: Callable[[list[int]], 
     return table
 
 
-def _tokens(tokens: Sequence[CarriedToken], episodes: Episodes, decode: Callable[[list[int]], str]) -> Table:
-    table = _table("Tokens that carried the step, by how hard the loss pulls at them", ("turn", "pull", "advantage"))
+def _gap_by(means: Mapping[str, tuple[float, int]]) -> Text:
+    """Where the gap is: by staleness, turn and place; and what that tells."""
+    lines = [f"mean gap by {what}: {mean:.4g} ({count})" for what, (mean, count) in sorted(means.items(), key=_by_number)]
+    fresh, stale = (
+        [value for what, value in means.items() if what.startswith("staleness") and (what == "staleness 0") is is_fresh]
+        for is_fresh in (True, False)
+    )
+    if fresh and stale and max(mean for mean, _ in stale) > 3 * fresh[0][0]:
+        lines.append("It grows with staleness: the weights have moved since, which the correction is for; the two compute alike")
+    return Text("\n".join(lines))
+
+
+def _by_number(item: tuple[str, tuple[float, int]]) -> tuple[str, int]:
+    what, number = re.match(r"(\D+)(\d+)", item[0]).groups()  # type: ignore[union-attr]
+    return what, int(number)
+
+
+def _tokens(title: str, tokens: Sequence[CarriedToken], episodes: Episodes, decode: Callable[[list[int]], str]) -> Table:
+    table = _table(title, ("turn", "pull", "advantage"))
     for token in tokens:
         trajectory = episodes[token.row[:2]].trajectories[token.row[2]]
         place = int(trajectory.loss_mask.nonzero()[0][token.number])

@@ -38,6 +38,7 @@ from generators.finished_episodes import FinishedEpisodes
 from learners.metrics import (
     EFFECTIVE_SAMPLE_SIZE,
     GRAD_NORM,
+    LOGPROB_GAP,
     STALENESS_MAX,
     STALENESS_MEAN,
     TOKENS_COMPUTED,
@@ -252,6 +253,7 @@ def _signs(values: Mapping[str, float], measured: MeasuredStep, finished: Finish
         zero_variance=values[metrics.ZERO_VARIANCE.name],
         grad_norm=values.get(GRAD_NORM.name),
         sample_size=values.get(EFFECTIVE_SAMPLE_SIZE.name),
+        gap=values.get(LOGPROB_GAP.name),
         filtered=measured.filtered,
         complete=measured.complete,
         finished=finished,

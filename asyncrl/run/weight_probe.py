@@ -15,9 +15,10 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.measures import metrics
+from asyncrl.run.measures.warnings import ROUNDING
 from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
 
-BOUNDS = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.03}
+BOUNDS = ROUNDING
 """The largest mean difference of log-probabilities, in nats, by the coarser type of both sides. Rounding gives about a tenth of
 it. In a trained model, one wrong matrix gives 1 or more; one layer's norm in a wrong order gives a few hundredths, which only
 float32 shows."""

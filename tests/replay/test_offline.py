@@ -66,7 +66,7 @@ def test_the_best_of_each_group_are_taken(recorded: RunFolder, tmp_path: Path, b
         ([], {"first": 9}, "keeps no batch of steps from 9 on; steps 1 to 6 can be replayed"),
         (["batch.groups_per_step=13", "steps=1"], {}, "12 of 12 recorded groups are left, and a step trains 13"),
         (IMITATE, {"best": Best(None, 2.0)}, "0 of 12 recorded groups are left"),
-        (["model.path=tiny"], {}, "model.path: is not the model of"),
+        (["model.path=tiny"], {}, "model.path: is another model than that of"),
     ],
 )
 def test_what_cannot_be_trained_rightly_is_refused(recorded, tmp_path, overrides, options, problem):

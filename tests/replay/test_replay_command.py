@@ -12,6 +12,8 @@ from asyncrl.cli.main import main
 from asyncrl.core.episode import Episode
 from asyncrl.run.folder.run_folder import RunFolder
 
+pytestmark = pytest.mark.timeout(900)  # each command starts processes that import Megatron
+
 POISONED = 5
 """The step in which one reward is not what the environment said."""
 
@@ -36,12 +38,14 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 def test_a_poisoned_reward_is_found_in_the_first_place_and_can_be_left_out(run: RunFolder, capsys):
-    text = printed(capsys, str(run.path), "--step", str(POISONED), "--top", "3")
+    text = printed(capsys, str(run.path), "--step", str(POISONED), "--top", "3", "--gap", "2")
     assert "Bit-equal: loss, gradient norm and weights of 1 step are those recorded" in text
     (row,) = re.findall(r"The reward of row (\S+), 40, stands out", text)
     assert text.partition("Rows that carried the step")[2].partition("stale gap text ")[2].startswith(f"{row} ")
     assert text.count("task-") == 3
     assert len(re.findall(r"Tokens that carried the step", text)) == 1
+    assert "Tokens where learner and engine differ most" in text
+    assert re.search(r"by staleness 0: [\d.]+ \(\d+\)", text)
     changed = printed(capsys, str(run.path), "--step", f"{POISONED}:6", "--without", row, "learner.lr=1e-9")
     assert "Bit-equal" in changed, "what is asked with changes does not change what is compared"
     assert changed.count("replayed with the changes") == 2

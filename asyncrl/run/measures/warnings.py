@@ -35,6 +35,10 @@ COLLAPSED = 0.3
 """Effective sample size, as a share of the sample, below which it has collapsed."""
 MOSTLY_FILTERED = 0.75
 """Share of the complete groups from which on they are mostly filtered. Filters are expected to leave out half of them."""
+GROWN = 3.0
+"""How many times its size at the run's beginning the gap between learner and engine must have, to have grown."""
+ROUNDING = {"float32": 2e-3, "float16": 0.03, "bfloat16": 0.1}
+"""The largest mean gap of log-probabilities, in nats, that rounding explains, by the coarser type of both sides."""
 STANDARD_ERRORS = 2.0
 """By how many standard errors an evaluation must be below the first one."""
 
@@ -54,6 +58,7 @@ class StepSigns(msgspec.Struct, frozen=True, kw_only=True):
         zero_variance: share of its groups whose rewards are all equal.
         grad_norm: gradient norm; None if nothing was trained.
         sample_size: effective sample size, as a share of the sample; None if it is not known.
+        gap: mean |learner - engine| log-probability of tokens that the version being trained sampled; None if there is none.
         filtered, complete: groups that filters left out, and all that were complete, since the step before.
         finished: the episodes that finished since the step before.
     """
@@ -62,6 +67,7 @@ class StepSigns(msgspec.Struct, frozen=True, kw_only=True):
     zero_variance: float
     grad_norm: float | None = None
     sample_size: float | None = None
+    gap: float | None = None
     filtered: int = 0
     complete: int = 0
     finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
@@ -73,6 +79,7 @@ class WarningSigns:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._window: deque[StepSigns] = deque(maxlen=min(WINDOW, recipe.steps))
+        self._first_gaps: list[float] = []
 
     def step(self, step: int, signs: StepSigns) -> Iterator[RunWarning]:
         """Take in training step number ``step``, and yield all that is wrong now."""
@@ -88,6 +95,7 @@ class WarningSigns:
             yield from self._empty(episodes)
         yield from self._calls(finished)
         yield from self._sample_size()
+        yield from self._gap()
         yield from self._filtered()
 
     def evaluation(self, first: float, rewards: Sequence[float]) -> Iterator[RunWarning]:
@@ -212,6 +220,30 @@ class WarningSigns:
                 f"the effective sample size was {percent(statistics.fmean(known))} of the sample in {self._steps}: the policy "
                 "has moved far from the one that sampled, and a few tokens outweigh all others; lower learner.lr, "
                 f"buffer.max_staleness = {staleness} or buffer.pipeline_depth, or bound the weights (algorithm.correction)",
+            )
+
+    def _gap(self) -> Iterator[RunWarning]:
+        """Warn of a gap that grows: fresh tokens are looked at alone, so stale weights do not explain it."""
+        known = [signs.gap for signs in self._window if signs.gap is not None]
+        if len(known) < len(self._window):
+            return
+        if not self._first_gaps:
+            self._first_gaps = known
+        engines, ours = {pool.dtype for pool in self._recipe.generators.training.values()}, self._recipe.learner.dtype
+        coarsest = max(engines | {ours}, key=ROUNDING.__getitem__)
+        first, now = statistics.fmean(self._first_gaps), statistics.fmean(known)
+        if now > GROWN * first and now > ROUNDING[coarsest]:
+            cause = (
+                f"learner ({ours}) and engines ({', '.join(sorted(engines))}) compute in unlike types, whose rounding grows with "
+                "the logits: set learner.dtype and generators.dtype alike"
+                if engines != {ours}
+                else f"both compute in {coarsest}, so look for what only one side does: temperature, experts that are chosen "
+                "otherwise on close scores, or kernels"
+            )
+            yield RunWarning(
+                "gap",
+                f"on tokens of the version being trained, learner and engines differ by {now:.3g} nats in {self._steps}, "
+                f"and by {first:.3g} in the run's first steps: {cause}; `asyncrl replay RUN --step N --gap` shows the tokens",
             )
 
     def _filtered(self) -> Iterator[RunWarning]:

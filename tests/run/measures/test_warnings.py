@@ -47,6 +47,26 @@ def test_equal_rewards_in_every_group_for_a_whole_window():
     assert "no_variance" in said(*ended), "it is the last steps that count"
 
 
+FLOAT32 = compose("quickstart", ["learner.dtype=float32", "generators.dtype=float32"])
+MIXED = compose("quickstart", ["learner.dtype=float32", "generators.dtype=bfloat16"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "first", "later", "cause"),
+    [
+        (FLOAT32, 1e-4, 1e-2, "both compute in float32"),
+        (FLOAT32, 1e-4, 1e-3, None),  # rounding explains it
+        (FLOAT32, 5e-3, 1e-2, None),  # it was there from the beginning: the probe's affair
+        (MIXED, 0.01, 0.2, "unlike types"),
+        (MIXED, 0.01, 0.09, None),
+        (FLOAT32, 1e-4, None, None),
+    ],
+)
+def test_a_gap_between_learner_and_engines_that_grows_is_told_with_a_cause(recipe, first, later, cause):
+    sentence = said(*[step(gap=first)] * WINDOW, *[step(gap=later)] * WINDOW, recipe=recipe).get("gap")
+    assert (sentence is None) if cause is None else (cause in sentence)
+
+
 @pytest.mark.parametrize("advantage", ["{kind: gae}", "{kind: reinforce_plus_plus}"])
 def test_where_groups_are_not_compared_equal_rewards_are_nothing_to_tell(advantage):
     recipe = compose("quickstart", [f"algorithm.advantage={advantage}"])
