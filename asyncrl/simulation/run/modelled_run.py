@@ -43,6 +43,8 @@ WARM_UP = 3
 LEAST_ENGINES, LEAST_EPISODES = 8, 256
 """A run with several times as many engines, and episodes in a batch, is modelled by one of so many: ``ModelledRun.scale``."""
 _NEVER = 1 << 40
+_MOST_FILTERED = 0.98
+"""The largest share of groups that filters leave out: with all of them, no batch would ever be full."""
 
 
 class ModelledRun:
@@ -70,7 +72,8 @@ class ModelledRun:
         batch = msgspec.structs.replace(recipe.batch, groups_per_step=max(1, round(groups * own / engines)))
         self.scale = groups / batch.groups_per_step
         self._groups = batch.groups_per_step
-        limits = msgspec.structs.replace(recipe.buffer, capacity_mb=max(1, round(recipe.buffer.capacity_mb / self.scale)))
+        capacity = max(1, round(recipe.buffer.capacity_mb / self.scale))
+        limits = msgspec.structs.replace(recipe.buffer, capacity_mb=capacity, max_failures=_NEVER)
         self._limits = limits
         self._first = max(WARM_UP, limits.first_depth + 2)
         tasks = simulated_tasks(min(20_000, 2 * self._groups * (steps + self._first + limits.largest_depth)), seed)
@@ -159,7 +162,7 @@ class ModelledRun:
     ) -> EpisodeRecord:
         """See :class:`.worker.Play`."""
         group, length, prompt = ticket.group_id, episode.length, episode.prompt
-        same = uniform(self._seed, group, 2) < self._rates.failures.filtered.value and self._filters
+        same = self._filters and uniform(self._seed, group, 2) < min(_MOST_FILTERED, self._rates.failures.filtered.value)
         checksums = (int(group) & 0xFFFFFFFF,) * len(checked_lengths(prompt))
         trajectory = TrajectoryRecord(length, sampled, (), prompt, checksums)
         reference = PayloadRef(0, "", next(self._offsets), 9 * length, 0)
