@@ -29,7 +29,7 @@ from buffers.heartbeats import Heartbeats
 from buffers.journal.journal import Journal
 from buffers.pauses import Pauses
 from buffers.replay_buffer import NOTHING_TRAINED, ReplayBuffer
-from buffers.waiters import Waiters
+from buffers.waiters import Waiters, fair_share
 from buffers.write_ahead import WriteAhead
 
 logger = logging.getLogger(__name__)
@@ -79,19 +79,31 @@ class BufferService:
         self._changes = WriteAhead(buffer, journal, pauses=self._pauses, applied=self._changed, failed=self._waiters.fail)
         self._heartbeats = Heartbeats(deadlines.lease, self._silent)
         self._losses: Counter[WorkerId] = Counter()
+        self._asking: Counter[PolicyVersion] = Counter()
         self._background: set[asyncio.Task[None]] = set()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         """Return up to ``limit`` tickets for a worker whose engine has ``version``; none if there are none within a few seconds.
 
-        A worker that is given up meanwhile gets no ticket: it may be dead already.
+        Workers that ask at the same time share what there is. A worker that is given up meanwhile gets no ticket: it may be dead
+        already.
         """
+        self._asking[version] += 1
+        try:
+            return await self._lease(worker, version, limit)
+        finally:
+            self._asking[version] -= 1
+            if not self._asking[version]:
+                del self._asking[version]
+
+    async def _lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         self._heartbeats.heard(worker)
         losses = self._losses[worker]
 
         def lease() -> Command | None:
             allowed = self._losses[worker] == losses and self._may_lease(version)
-            return commands.IssueTickets(worker, limit, self._clock()) if allowed else None
+            share = min(limit, fair_share(self._buffer.room(), self._asking[version]))
+            return commands.IssueTickets(worker, share, self._clock()) if allowed else None
 
         until = asyncio.get_running_loop().time() + LEASE_WAIT_S
         tickets: list[Ticket] | None = None

@@ -77,3 +77,12 @@ class Waiters:
         for woken in (*self._taking, *(woken for waiting in self._leasing.values() for woken in waiting)):
             if not woken.done():
                 woken.set_exception(error)
+
+
+def fair_share(room: int, asking: int) -> int:
+    """Return how many tickets one of ``asking`` workers may have where there is room for ``room``.
+
+    A publication makes room for a whole batch at once. If the first worker took all of it, the others would wait for the next
+    publication while its engine played what all could play side by side.
+    """
+    return -(-room // asking)

@@ -211,6 +211,20 @@ class TestLease:
 
         either(scenario)
 
+    def test_those_who_ask_at_once_share_what_a_publication_makes_room_for(self, either):
+        async def scenario(bench):
+            held = await bench.service.lease(A, 0, 4)
+            asking = [asyncio.ensure_future(bench.service.lease(WorkerId(f"w{n}"), 1, 100)) for n in range(2)]
+            await asyncio.sleep(0.001)
+            await bench.service.commit(finished(*held[:2]))
+            await bench.service.take(0)
+            await bench.service.trained(0)
+            await bench.service.advance(1)
+            assert [len(await each) for each in asking] == [1, 1]
+            assert now() < LEASE_WAIT_S
+
+        either(scenario)
+
     def test_one_who_gives_up_waiting_passes_the_room_on(self, either):
         async def scenario(bench):
             held = await bench.service.lease(A, 0, 4)
@@ -429,7 +443,8 @@ class TestLostWorkers:
             await asyncio.sleep(0.001)
             await bench.service.hand_back(A, "is out of reach")
             assert await ended == [], "its node may be gone, and its request may still wait"
-            again = {ticket.group_id: (ticket.samples, ticket.attempt) for ticket in await other}
+            given = [*await other, *await bench.service.lease(B, 0, 100)]  # the first time, the other's request has its share
+            again = {ticket.group_id: (ticket.samples, ticket.attempt) for ticket in given}
             assert again == {t.group_id: (t.samples[t is tickets[0] :], 0) for t in tickets}
             statistics = await bench.service.statistics()
             assert set(statistics.failures.values()) == {0}

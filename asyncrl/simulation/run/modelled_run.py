@@ -37,6 +37,7 @@ from asyncrl.simulation.run.rates import Rates
 from asyncrl.simulation.run.worker import ModelWorker
 from asyncrl.weights.delivery_protocol import Deliveries
 from buffers.replay_buffer import ReplayBuffer
+from buffers.waiters import fair_share
 
 WARM_UP = 3
 """Training steps that never count; more do not where the pipeline is deeper."""
@@ -208,7 +209,9 @@ class ModelledRun:
             if version > self._buffer.version:
                 later.append((worker, limit, version, name))
                 continue
-            worker.answered(self._buffer.lease(worker.worker_id, limit, self._events.now))
+            asking = 1 + sum(of_others == version for _, _, of_others, _ in self._asking)
+            share = min(limit, fair_share(self._buffer.room(), asking))
+            worker.answered(self._buffer.lease(worker.worker_id, share, self._events.now))
         self._asking.extendleft(reversed(later))
         self._settling = False
 
