@@ -1,0 +1,97 @@
+"""A modelled run does what a run does, and large ones agree with smaller ones of the same shape."""
+
+import pytest
+
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.recipe.compose import compose
+from asyncrl.simulation.run import modelled_run
+from asyncrl.simulation.run.episodes import Held, ModelEpisode, ModelEpisodes, ModelTurn, uniform
+from asyncrl.simulation.run.modelled_run import ModelledRun
+from asyncrl.simulation.run.outcome import Outcome
+from asyncrl.simulation.run.rates import EngineRates, FailureRates, LearnerRates, PublicationRates, Rate, Rates
+
+NO_FAILURES = FailureRates()
+EPISODES = ModelEpisodes(
+    [
+        [ModelEpisode((ModelTurn(40, 8 + int(200 * uniform(group, sample) ** 4), 0.3), ModelTurn(6, 12))) for sample in range(8)]
+        for group in range(64)
+    ]
+)
+
+
+def recipe(*keys: str) -> Recipe:
+    base = (
+        "batch.groups_per_step=8",
+        "batch.group_size=4",
+        "evaluation.every=1000",
+        "checkpoint.every=1000",
+        "generators.max_running=64",
+    )
+    return compose("quickstart", [*base, "buffer.pipeline_depth=1", *keys])
+
+
+def rate(value: float) -> Rate:
+    return Rate(value, "given")
+
+
+def run(
+    made: Recipe, *, steps: int = 12, seed: int = 0, failures: FailureRates = NO_FAILURES, held: Held | None = None
+) -> Outcome:
+    rates = Rates(
+        engine=EngineRates(step=rate(0.01), request=rate(2e-4), prompt_token=rate(1e-5), start=rate(3.0)),
+        learner=LearnerRates(step=rate(0.1), token=rate(2e-5)),
+        publication=PublicationRates(write=rate(0.05), move=rate(0.1), pause=rate(0.02), checkpoint=rate(1.0)),
+        failures=failures,
+    )
+    return ModelledRun(made, rates, EPISODES, seed=seed, steps=steps, held=held or Held()).run()
+
+
+def test_a_large_run_agrees_with_a_smaller_one_of_the_same_shape(monkeypatch: pytest.MonkeyPatch):
+    large = recipe("generators.count=32", "batch.groups_per_step=128", "generators.max_running=32")
+    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 64)
+    whole = run(large)
+    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 8)
+    monkeypatch.setattr(modelled_run, "LEAST_EPISODES", 64)
+    part = run(large)
+    assert (whole.scale, part.scale) == (1, 4)
+    assert part.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.08)
+    assert part.staleness_mean == pytest.approx(whole.staleness_mean, abs=0.1)
+
+
+def test_synchronous_training_has_no_staleness_and_waits_in_turn():
+    found = run(recipe("buffer.max_staleness=0", "buffer.pipeline_depth=0"))
+    assert set(found.staleness) == {0}
+    assert found.time.idle.learner > 0.5
+    assert found.time.trajectories_per_s < run(recipe()).time.trajectories_per_s
+
+
+@pytest.mark.parametrize("on_stale", ["mask", "wait", "drop"])
+def test_nothing_over_the_bound_is_trained(on_stale: str):
+    found = run(recipe("buffer.max_staleness=1", f"buffer.on_stale={on_stale}"), steps=20)
+    assert found.staleness_max <= 1
+    assert (found.expired > 0) <= (on_stale == "drop")
+
+
+def test_the_parts_of_a_step_add_up():
+    time = run(recipe(), steps=16).time
+    learner = time.learner
+    spent = learner.waiting + learner.training + learner.writing + learner.delivering + learner.checkpointing
+    assert spent == pytest.approx(time.seconds, rel=1e-6)
+    assert time.generators.wall == pytest.approx(time.slots, rel=1e-6)
+
+
+def test_checkpoints_and_evaluations_take_their_time():
+    plain = run(recipe())
+    assert run(recipe("checkpoint.every=3"), steps=12).time.learner.checkpointing == pytest.approx(4 * 1.0)
+    assert run(recipe("evaluation.every=2"), held=Held(EPISODES, 200)).step_mean > 1.1 * plain.step_mean
+
+
+def test_filtered_and_broken_episodes_and_dead_engines_cost_throughput():
+    filters = recipe("buffer.filters=[{kind: zero_variance}]")
+    plain = run(filters).trajectories_per_s
+    for failures in (
+        FailureRates(filtered=rate(0.5)),
+        FailureRates(broken=rate(0.2)),
+        FailureRates(engine_life=rate(8.0), lease=rate(1.0)),
+    ):
+        assert run(filters, failures=failures).trajectories_per_s < 0.97 * plain
