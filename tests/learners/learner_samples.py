@@ -133,7 +133,7 @@ def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarr
 
 
 def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int = 1, **learner: Any) -> Recipe:
-    options = {"lr": 1e-2, "micro_batch_tokens": 64} | learner
+    options = {"lr": 1e-2, "micro_batch_tokens": 96} | learner
     return Recipe(
         name="test",
         steps=10,

@@ -102,7 +102,8 @@ def graded(greedy):
 def trained(tmp_path_factory):
     folder = make_model(tmp_path_factory.mktemp("model"))
     recipes = {
-        name: msgspec.structs.replace(make_recipe(folder, lr=1e-3), algorithm=algorithm) for name, algorithm in ALGORITHMS.items()
+        name: msgspec.structs.replace(make_recipe(folder, lr=1e-3, micro_batch_tokens=64), algorithm=algorithm)
+        for name, algorithm in ALGORITHMS.items()
     }
     plain, greedy = {name: each for name, each in recipes.items() if name != "greedy"}, {"greedy": recipes["greedy"]}
     found = {}
