@@ -49,7 +49,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
             cpu_seconds=sum(load.cpu_seconds for load in loads),
             prefill_seconds=fmean(load.prefill_seconds for load in loads),
             decode_seconds=fmean(load.decode_seconds for load in loads),
-            moments=[sum(each) for each in zip(*(load.moments for load in loads), strict=True)],
+            moments=tuple(sum(each) for each in zip(*(load.moments for load in loads), strict=True)),
         )
 
 
