@@ -21,6 +21,7 @@ from asyncrl.replay.kept_steps import KeptSteps, Start
 from asyncrl.replay.legs import Leg, Row, check_rows, is_about_computing, legs, trained_by, version_after, without
 from asyncrl.replay.odd_rewards import odd_rewards
 from asyncrl.replay.rank_group import run_ranks
+from asyncrl.replay.rank_process import hook_of
 from asyncrl.replay.watching import most_first
 from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
@@ -110,6 +111,8 @@ def replay(request: Request, view: LiveView) -> Replay:
         ReplayFailed, ComponentFailed, DeadlineExceeded: it began and could not go on.
     """
     here = Path.cwd()
+    if request.hook is not None:
+        hook_of(request.hook)  # refused before anything is computed; the ranks load it themselves
     about = [override for override in request.overrides if is_about_computing(override)]
     differs = len(about) < len(request.overrides) or bool(request.without)
     folder = RunFolder.find(request.run)

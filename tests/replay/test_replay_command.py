@@ -48,7 +48,6 @@ def test_a_poisoned_reward_is_found_in_the_first_place_and_can_be_left_out(run: 
     assert re.search(r"by staleness 0: [\d.]+ \(\d+\)", text)
     changed = printed(capsys, str(run.path), "--step", f"{POISONED}:6", "--without", row, "learner.lr=1e-9")
     assert "Bit-equal" in changed, "what is asked with changes does not change what is compared"
-    assert changed.count("replayed with the changes") == 2
     assert changed.count("0.001 0.001 1e-09") == 2
 
 
