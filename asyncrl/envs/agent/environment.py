@@ -74,7 +74,7 @@ class AgentEnvironment(PlayedByAgent):
         task_file, result_file, room = folder / "task.json", folder / "result.json", folder / "work"
         room.mkdir()
         task_file.write_bytes(_told(self._task, self._spec.task_data))
-        variables = episode_variables(self._spec, self.secrets, endpoint, (task_file, result_file, room))
+        variables = _episode_variables(endpoint, (task_file, result_file, room))
         process = await self._started(task_file, room, variables)
         ended = await until_ended(process, limited, f"the agent of task {self._task.id}")
         if ended.status != 0 and not limited.done() and self._spec.on_agent_error == "fail":
@@ -100,12 +100,13 @@ class AgentEnvironment(PlayedByAgent):
     async def _started(self, task_file: Path, room: Path, variables: dict[str, str]) -> AgentProcess:
         """Start the process that plays the episode."""
         assert self._task is not None
+        lasting = lasting_variables(self._spec, self.secrets)
         if self._spec.function:
-            host: FunctionHost = self.provided.shared
-            return await host.play(task_file, room, variables)
+            host: FunctionHost = self.provided.shared  # which has the lasting variables
+            return await host.play(task_file, room, {name: variables[name] for name in variables.keys() - lasting.keys()})
         python = {"python": interpreter(self._spec)}
         command = [python.get(word, word).replace("{prompt}", self._task.question) for word in self._spec.command]
-        return await CommandProcess.start(command, room, variables)
+        return await CommandProcess.start(command, room, {**variables, **lasting})
 
 
 def interpreter(spec: AgentEnvironmentConfig) -> str:
@@ -119,10 +120,8 @@ def lasting_variables(spec: AgentEnvironmentConfig, secrets: Mapping[str, str]) 
     return {**passed, "OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY, **spec.variables, **secrets}
 
 
-def episode_variables(
-    spec: AgentEnvironmentConfig, secrets: Mapping[str, str], endpoint: Endpoint, files: tuple[Path, Path, Path]
-) -> dict[str, str]:
-    """Return all environment variables of an episode's agent.
+def _episode_variables(endpoint: Endpoint, files: tuple[Path, Path, Path]) -> dict[str, str]:
+    """Return the environment variables of an episode's own, which give way to those that last.
 
     Args:
         files: the task's file, the result's, and the working directory.
@@ -133,7 +132,6 @@ def episode_variables(
         **{"ASYNCRL_TASK": task_file, "ASYNCRL_RESULT": result_file},
         **{"OPENAI_BASE_URL": endpoint.openai_url, "OPENAI_API_BASE": endpoint.openai_url},
         "ANTHROPIC_BASE_URL": endpoint.anthropic_url,
-        **lasting_variables(spec, secrets),
     }
 
 

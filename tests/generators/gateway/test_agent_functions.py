@@ -189,6 +189,17 @@ async def test_an_interpreter_of_the_agent_s_own(protocols, tmp_path: Path, monk
         assert (await at.play()).result.reward == 1.0
 
 
+async def test_variables_of_the_recipe_come_before_an_episode_s_and_may_be_long(protocols, tmp_path: Path, monkeypatch) -> None:
+    code = """
+def solve(task):
+    ask("x")
+    return float(os.environ["HOME"] == "/mine" and len(os.environ["A"] + os.environ["B"]) == 200_000)
+"""
+    variables = {"HOME": "/mine", "A": "a" * 100_000, "B": "b" * 100_000}
+    async with stage(protocols, tmp_path, code, monkeypatch, variables=variables) as at:
+        assert (await at.play()).result.reward == 1.0
+
+
 async def test_a_host_that_ends_loses_its_episodes_and_tells_its_worker(protocols, tmp_path: Path, monkeypatch) -> None:
     code = "def solve(task):\n    ask('x'); os.kill(os.getppid(), 9); time.sleep(600)"
     (tmp_path / "own_agent.py").write_text(ASK + code)
