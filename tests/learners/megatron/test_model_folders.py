@@ -81,11 +81,11 @@ def refusal(folder, **recipe):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported; supported are Llama"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported; supported are "),
         ({"quantization_config": {"quant_method": "fp8"}}, "config.json has a quantization_config (fp8)"),
         ({"attention_bias": True}, "Qwen3ForCausalLM with attention_bias is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
     ],
 )
 def test_an_unsupported_model_says_so(tmp_path, change, message):
