@@ -6,6 +6,7 @@ of weights if these had been published before.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step"):
 
     Attributes:
         step: its number; it made the policy version of this number.
-        readings: the learner's readings, by name.
+        readings: the learner's readings, by name. The file lacks those that are not finite, which JSON cannot say.
         hardware: what the reporting rank computed on.
         fingerprint: of the weights it published, as hexadecimal digits; None if they were not published again.
     """
@@ -71,6 +72,9 @@ class StepLog:
 
     def append(self, line: Line) -> None:
         """Add a line. What the disk refuses is missing in the record, and the log says so: no reason to end a run."""
+        if isinstance(line, StepRecord):
+            finite = {name: value for name, value in line.readings.items() if math.isfinite(value)}
+            line = msgspec.structs.replace(line, readings=finite)
         try:
             with self._path.open("ab") as file:
                 # A torn line, which a killed process left, must not swallow this one.
@@ -100,10 +104,11 @@ class StepLog:
                 continue
             try:
                 lines.append(_decoder.decode(text))
-            except msgspec.DecodeError as error:
-                if text.endswith(b"}"):
-                    problem = f"has a line {number} that this version of asyncrl cannot read ({error})"
-                    raise UnknownFormat(self._path, problem) from error
+            except msgspec.ValidationError as error:
+                problem = f"has a line {number} that this version of asyncrl cannot read ({error})"
+                raise UnknownFormat(self._path, problem) from error
+            except msgspec.DecodeError:
+                logger.warning("line %d of %s is torn, and counts as none", number, self._path)
         return lines
 
 

@@ -1,5 +1,7 @@
+import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from asyncrl.core.files.file_formats import UnknownFormat
@@ -32,12 +34,18 @@ def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path):
     assert (steps[3], steps.last, steps.recipe_of(2)) == (None, 2, "steps: 3")
 
 
-def test_a_line_that_a_crash_has_torn_counts_as_none_and_swallows_no_other(tmp_path: Path):
+@pytest.mark.parametrize("end", [b'"fingerprint', b',"hardware'])  # the second leaves a line that ends like a whole one
+def test_a_line_that_a_crash_has_torn_counts_as_none_and_swallows_no_other(tmp_path: Path, end: bytes):
     written(tmp_path, record(1, 0.5, 7))
     path = tmp_path / "steps.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(path.read_bytes().partition(end)[0])
     assert written(tmp_path, record(2, 0.5, 8)).last == 2
     assert RecordedSteps(StepLog(path).read())[1] is None
+
+
+def test_readings_that_json_cannot_say_are_left_out_and_the_rest_is_read(tmp_path: Path):
+    odd = msgspec.structs.replace(record(1, 0.5, 7), readings={"a": math.inf, "b": math.nan, "c": 2.5})
+    assert written(tmp_path, odd)[1] == msgspec.structs.replace(odd, readings={"c": 2.5})
 
 
 @pytest.mark.parametrize(("again", "fingerprint"), [(0.5, "0" * 15 + "7"), (0.25, None)])
