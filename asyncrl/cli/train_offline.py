@@ -33,8 +33,8 @@ examples:
   asyncrl train-offline quickstart --from runs/ONE runs/OTHER --steps 10:40
   asyncrl train-offline quickstart algorithm.advantage.kind=rloo --from runs/NAME-TIME
   asyncrl train-offline quickstart --from runs/NAME-TIME --top-reward 1 --least-reward 1 \\
-    algorithm.loss={kind: cross_entropy} \\
-    algorithm.correction={anchor: proximal_recomputed, weight: none}
+    'algorithm.loss={kind: cross_entropy}' \\
+    'algorithm.correction={anchor: proximal_recomputed, weight: none}'
 
 A run keeps as many steps as buffer.journal.keep says: see docs/replay.md."""
 

@@ -1,5 +1,6 @@
 """Compares a replayed step with what the run recorded of it: to the bit where layout and hardware are the run's, else closely."""
 
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
@@ -48,14 +49,14 @@ class Comparison(msgspec.Struct, frozen=True):
         return {self.loss, self.grad_norm, self.weights} == {Verdict.EQUAL}
 
 
-def compare(recorded: StepRecord | None, replayed: StepRecord, *, exact: bool, dtype: str) -> Comparison:
+def compare(recorded: StepRecord | None, replayed: StepRecord, *, exact: bool, dtypes: Collection[str]) -> Comparison:
     """Compare a step with its record.
 
     Args:
         exact: layout and hardware are those of the run, so that everything must be equal to the bit.
-        dtype: type of the parameters.
+        dtypes: types of the parameters in the run and here; the coarser one says what is close.
     """
-    tolerance = None if exact else TOLERANCES[dtype]
+    tolerance = None if exact else max(TOLERANCES[dtype] for dtype in dtypes)
     if recorded is None:
         return Comparison(Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.UNKNOWN, tolerance)
 

@@ -1,8 +1,8 @@
 """What the hook of a replay sees: every micro-batch of the steps that were asked for, with its tensors.
 
 A hook is a function of the user's own, ``asyncrl replay RUN --step N --hook module:function``. It is called with a
-:class:`SeenMicroBatch` and may print, keep or change nothing of the step; it may raise :class:`StopReplay`. With one rank it has
-the terminal, so ``breakpoint()`` works in it.
+:class:`SeenMicroBatch`, may print and keep what it sees, and must change nothing of it; it may raise :class:`StopReplay`.
+With one rank it has the terminal, so ``breakpoint()`` works in it.
 """
 
 from collections.abc import Mapping
@@ -93,6 +93,6 @@ def seen(
         engine=batch.logp_behaviour,
         reference=batch.logp_reference,
         pull=pull,
-        gradient_norm=torch.tensor([norms.get(name, 0.0) for name in batch.names], dtype=torch.float64),
+        gradient_norm=torch.tensor([norms.get(name, 0.0) for name in batch.names], dtype=torch.float64, device=found.device),
         loss=outcome.loss.item(),
     )

@@ -1,11 +1,13 @@
 """What the ranks of a replay are asked, and what they answer: values that are written as MessagePack."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.batch import Batch, RowName
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder.step_log import StepRecord, in_digits
 from learners.step_report import Hardware
 
 
@@ -119,6 +121,13 @@ class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
     tokens: tuple[CarriedToken, ...] = ()
     gaps: tuple[CarriedToken, ...] = ()
     gap_by: dict[str, tuple[float, int]] = {}
+
+
+def record_of(of_ranks: Sequence[Replayed]) -> StepRecord:
+    """Make the record of a step of what all its ranks have answered, as a run writes it."""
+    reporter = next((each for each in of_ranks if each.hardware is not None), of_ranks[0])
+    fingerprint = in_digits(sum(each.fingerprint for each in of_ranks) % 2**64)
+    return StepRecord(reporter.step, reporter.readings, reporter.hardware, fingerprint)
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):

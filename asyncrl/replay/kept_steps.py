@@ -3,6 +3,7 @@
 What always holds: nothing of the run is changed, and what is no longer there is refused by its name before anything is computed.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -11,13 +12,12 @@ import msgspec
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.payload import PayloadRef
+from asyncrl.core.text import pluralize
 from asyncrl.run.buffer.inspect_buffer import recorded_buffer
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import RecordedSteps, StepLog
 from asyncrl.run.recipe.compose import compose
-from buffers.payload import check_there
 from learners.checkpointing import checkpoints
 
 
@@ -64,7 +64,7 @@ class KeptSteps(msgspec.Struct, frozen=True):
         usable = [start for start in self.starts if start.version < first]
         for start in reversed(usable):
             if all(version in self.batches for version in range(start.version, last)):
-                self._check_payload(range(start.version, last))
+                self.check_payload([PolicyVersion(version) for version in range(start.version, last)], "--step")
                 return start
         raise self._refused(first, last)
 
@@ -99,13 +99,26 @@ class KeptSteps(msgspec.Struct, frozen=True):
             return f"steps {_spans(sorted(set(reach)))} can be replayed"
         return "none can be replayed; launch with a larger checkpoint.keep, or with buffer.journal.keep (docs/replay.md)"
 
-    def _check_payload(self, versions: Collection[int]) -> None:
-        needed: dict[int, list[PayloadRef]] = {}
-        for version in versions:
-            for episode in self.batches[PolicyVersion(version)].episodes:
-                needed.setdefault(episode.payload.shard, []).append(episode.payload)
-        for shard, refs in needed.items():
-            check_there(self.payload[shard], refs)
+    def batches_of(self, first: int, last: int | None) -> list[PolicyVersion]:
+        """Return the versions whose batches are kept, of the steps ``first`` to ``last`` (None: all later ones), in order."""
+        return [version for version in sorted(self.batches) if first <= version + 1 <= (last or version + 1)]
+
+    def check_payload(self, versions: Collection[PolicyVersion], place: str) -> None:
+        """Refuse batches whose episodes lie in a shard that is not on this machine.
+
+        Args:
+            place: the option to blame.
+
+        Raises:
+            RecipeError: names the shard's folder.
+        """
+        needed = Counter(episode.payload.shard for version in versions for episode in self.batches[version].episodes)
+        for shard, episodes in needed.items():
+            if not self.payload[shard].is_dir():
+                problem = (
+                    f"{self.payload[shard]} is not there, and the payload of {pluralize(episodes, 'episode')} is needed from it"
+                )
+                raise RecipeError(place, problem, "copy that folder here, from the run's host that has it")
 
 
 def _spans(numbers: Sequence[int]) -> str:

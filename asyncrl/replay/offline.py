@@ -5,7 +5,7 @@ folder has the recipe, the record of its steps and checkpoints, from which its v
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,14 +15,14 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
-from asyncrl.replay.job import Answer, Job, Replayed
+from asyncrl.replay.job import Answer, Job, Replayed, record_of
 from asyncrl.replay.kept_steps import KeptSteps
-from asyncrl.replay.legs import fitted
+from asyncrl.replay.legs import fitted, trained_by
 from asyncrl.replay.rank_group import run_ranks
 from asyncrl.replay.recorded_groups import Best, Recorded
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.step_log import Launched, StepLog, StepRecord, in_digits
+from asyncrl.run.folder.step_log import Launched, StepLog
 from asyncrl.run.models.model_sources import with_local_reference
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.compose import compose
@@ -51,7 +51,11 @@ def plan_offline(offline: Offline) -> tuple[Recorded, tuple[str, ...]]:
     recipe = offline.recipe
     runs = [KeptSteps.of(RunFolder.find(path)) for path in offline.runs]
     for run in runs:
-        _check_fits(recipe, compose(str(run.folder.recipe)), run)
+        known: dict[str, Recipe] = {}
+        for version in run.batches_of(offline.first, offline.last):
+            trained_by(run, version + 1, known=known)
+        for each in known.values():  # a resume may have changed the recipe
+            _check_fits(recipe, each, run)
     recorded = Recorded.of(runs, offline.first, offline.last).chosen(recipe, offline.best)
     return recorded, tuple(_remarks(recipe, recorded))
 
@@ -65,7 +69,10 @@ def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:
         raise RecipeError("sampling.temperature", problem, remedy)
     if recorded.sampling.sampling.truncated and algorithm.uses_behaviour:
         problem = f"{where} sampled with top-p, top-k or min-p, so its log-probabilities are not of the whole distribution"
-        remedy = "train it with a loss that uses none: algorithm.loss={kind: cross_entropy}"
+        remedy = (
+            "train without them: algorithm.correction={anchor: proximal_recomputed, weight: none}, with buffer.max_staleness=0 "
+            "or algorithm.loss={kind: cross_entropy}"
+        )
         raise RecipeError("algorithm.correction", problem, remedy)
     if recorded.algorithm.reward_names != algorithm.reward_names:
         problem = (
@@ -93,7 +100,7 @@ def _remarks(recipe: Recipe, recorded: Recorded) -> Iterator[str]:
     if not algorithm.uses_behaviour and not algorithm.loss.imitates:
         yield (
             "nothing corrects for other policies having sampled the episodes: algorithm.correction has neither a weight nor the "
-            "behaviour policy as anchor (docs/replay.md shows what that does)"
+            "behaviour policy as anchor (docs/replay.md)"
         )
     passes = recipe.steps * size / len(recorded.groups)
     if passes > 1:
@@ -127,7 +134,7 @@ def train_offline(offline: Offline, recorded: Recorded, folder: RunFolder, view:
         of_step = parts.setdefault(answer.step, [])
         of_step.append(answer)
         if len(of_step) == layout.ranks:
-            made = _record(answer.step, of_step)
+            made = record_of(of_step)
             log.append(made)
             loss, norm = (made.readings.get(metric.name, 0.0) for metric in (POLICY_LOSS, GRAD_NORM))
             view.advance(answer.step / own.steps, f"step {answer.step}, loss {loss:.4g}, gradient norm {norm:.3g}")
@@ -149,9 +156,3 @@ def train_offline(offline: Offline, recorded: Recorded, folder: RunFolder, view:
         )
         run_ranks(job, Path(made), seen)
     return versions
-
-
-def _record(step: int, of_ranks: Sequence[Replayed]) -> StepRecord:
-    reporter = next((each for each in of_ranks if each.hardware is not None), of_ranks[0])
-    fingerprint = in_digits(sum(each.fingerprint for each in of_ranks) % 2**64)
-    return StepRecord(step, reporter.readings, reporter.hardware, fingerprint)

@@ -106,7 +106,7 @@ def _hear(job: Job, ranks: list[_Rank], seen: Callable[[int, Answer], None], *, 
             if done[rank] == steps:
                 del silent_since[rank]
     for rank, ending in enumerate(ranks):
-        if ending.process.wait(max(deadlines.step, deadlines.start)):  # it may still write a checkpoint
+        if _ended(rank, ending, max(deadlines.step, deadlines.start)):
             raise _died(rank, ending)
     return None
 
@@ -115,8 +115,17 @@ def _answer(rank: int, of: _Rank) -> Answer:
     try:
         return answers.decode(of.connection.recv_bytes())
     except EOFError:
-        of.process.wait(END_S)
+        _ended(rank, of, END_S)
         raise _died(rank, of) from None
+
+
+def _ended(rank: int, of: _Rank, seconds: float) -> int:
+    """Wait for the end of a rank that has nothing more to say, and return its exit code."""
+    try:
+        return of.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        remedy = f"its process hangs while it ends, and is killed{_tail(of)}"
+        raise DeadlineExceeded("the replay", f"the end of rank {rank}", seconds, remedy) from None
 
 
 def _died(rank: int, of: _Rank) -> ComponentFailed:

@@ -23,16 +23,20 @@ Group = tuple[BatchEpisode, ...]
 
 
 class Best(msgspec.Struct, frozen=True):
-    """Which episodes of a group are taken: the ``count`` with the highest rewards, none of them below ``least``."""
+    """Which episodes of a group are taken: the ``count`` with the highest rewards, none of them below ``least``.
+
+    A greedy episode, which nothing trains, is not among them, and stays for the others to be compared with.
+    """
 
     count: int | None = None
     least: float | None = None
 
     def of(self, group: Group) -> Group:
         """Choose from a group; the order stays."""
-        best = sorted(group, key=lambda episode: episode.reward, reverse=True)[: self.count]
+        sampled = [episode for episode in group if not episode.greedy]
+        best = sorted(sampled, key=lambda episode: episode.reward, reverse=True)[: self.count]
         taken = {episode.name for episode in best if self.least is None or episode.reward >= self.least}
-        return tuple(episode for episode in group if episode.name in taken)
+        return tuple(episode for episode in group if episode.greedy or episode.name in taken) if taken else ()
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -46,17 +50,18 @@ class Recorded(msgspec.Struct, frozen=True):
         """Gather the groups of the steps ``first`` to ``last`` of several runs.
 
         Raises:
-            RecipeError: a run keeps no batch of these steps.
+            RecipeError: a run keeps no batch of these steps, or their payload is not here.
         """
         payload: dict[int, Path] = {}
         found: list[tuple[int, Group]] = []
         for run in runs:
             base = len(payload)
             payload |= {base + shard: folder for shard, folder in run.payload.items()}
-            steps = [version for version in sorted(run.batches) if first <= version + 1 <= (last or version + 1)]
+            steps = run.batches_of(first, last)
             if not steps:
                 asked = f"steps {first} to {last}" if last else f"steps from {first} on"
                 raise RecipeError("--from", f"{run.folder.path} keeps no batch of {asked}", run.there())
+            run.check_payload(steps, "--from")
             seen: set[GroupId] = set()
             for version in steps:
                 for group in _groups_of(run.batches[version]):

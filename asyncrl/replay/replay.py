@@ -16,7 +16,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
 from asyncrl.replay.comparison import Comparison, compare
-from asyncrl.replay.job import Answer, CarriedRow, CarriedToken, Job, Replayed, Stopped
+from asyncrl.replay.job import Answer, CarriedRow, CarriedToken, Job, Replayed, Stopped, record_of
 from asyncrl.replay.kept_steps import KeptSteps, Start
 from asyncrl.replay.legs import Leg, Row, check_rows, is_about_computing, legs, trained_by, version_after, without
 from asyncrl.replay.odd_rewards import odd_rewards
@@ -25,7 +25,7 @@ from asyncrl.replay.rank_process import hook_of
 from asyncrl.replay.watching import most_first
 from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.step_log import StepRecord, in_digits
+from asyncrl.run.folder.step_log import StepRecord
 from asyncrl.run.models.model_sources import with_local_reference
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.resolve_model import resolve_model
@@ -205,7 +205,7 @@ class _Group:
             beside=self._beside,
             saved={} if saved is None else {int(version_after(leg)): saved},
             hook=None if what else request.hook,
-            top=request.top,
+            top=0 if what else request.top,
             gap=0 if what else request.gap,
         )
         ranks = pluralize(recipe.learner.layout.ranks, "rank")
@@ -241,13 +241,12 @@ class _Group:
 
     def _step(self, leg: Leg, batch: Batch, of_ranks: Sequence[Replayed], *, changed: bool) -> ReplayedStep:
         step, top = batch.version + 1, self._request.top
-        reporter = next((each for each in of_ranks if each.hardware is not None), of_ranks[0])
-        fingerprint = in_digits(sum(each.fingerprint for each in of_ranks) % 2**64)
-        made, recorded = StepRecord(step, reporter.readings, reporter.hardware, fingerprint), self._kept.record[step]
+        made, recorded = record_of(of_ranks), self._kept.record[step]
         comparison = None
         if not changed:
             exact = recorded is not None and recorded.hardware == made.hardware and _same_arithmetic(self._kept, leg.recipe, step)
-            comparison = compare(recorded, made, exact=exact, dtype=leg.recipe.learner.dtype)
+            dtypes = {leg.recipe.learner.dtype, trained_by(self._kept, step).learner.dtype}
+            comparison = compare(recorded, made, exact=exact, dtypes=dtypes)
         return ReplayedStep(
             batch=batch,
             made=made,

@@ -1,6 +1,7 @@
 """Training from recorded trajectories: what is gathered, what is refused, and that the learner trains it."""
 
 import io
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -10,11 +11,13 @@ from made_run import make_run, small_recipe
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.replay.offline import Offline, plan_offline, train_offline
 from asyncrl.replay.rank_process import episodes_of
 from asyncrl.replay.recorded_groups import Best, as_of
+from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.step_log import RecordedSteps, StepLog
+from asyncrl.run.folder.step_log import Launched, RecordedSteps, StepLog, StepRecord
 from asyncrl.run.views.live_view import LiveView
 from learners.checkpointing import checkpoints
 
@@ -57,6 +60,34 @@ def test_the_best_of_each_group_are_taken(recorded: RunFolder, tmp_path: Path, b
     groups, _ = plan_offline(asked)
     assert {len(group) for group in groups.groups} == {left}
     assert best.least is None or all(each.reward >= best.least for group in groups.groups for each in group)
+
+
+def test_a_greedy_episode_is_not_among_the_best_and_stays(recorded: RunFolder):
+    (first, *others) = [each for each in KeptSteps.of(recorded).batches[0].episodes if each.group_id == 0]
+    greedy = msgspec.structs.replace(first, greedy=True, reward=9.0)
+    (kept, best) = Best(1).of((greedy, *others))
+    assert (kept, best.reward) == (greedy, 1.0)
+    assert Best(1, 2.0).of((greedy, *others)) == (), "a greedy episode alone trains nothing"
+
+
+def test_what_other_hosts_have_is_refused_before_anything_is_trained(recorded: RunFolder, tmp_path: Path):
+    copy = Path(shutil.copytree(recorded.path, tmp_path / recorded.path.name))
+    shutil.rmtree(copy / "buffer" / "payload")
+    with pytest.raises(RecipeError, match=r"--from: .* is not there, and the payload of 48 episodes is needed from it"):
+        plan_offline(msgspec.structs.replace(offline(recorded, tmp_path), runs=(copy,)))
+
+
+def test_every_recipe_that_a_run_has_had_is_looked_at(recorded: RunFolder, tmp_path: Path):
+    copy = RunFolder(Path(shutil.copytree(recorded.path, tmp_path / recorded.path.name)))
+    asked = offline(recorded, tmp_path)
+    colder = msgspec.structs.replace(asked.recipe, sampling=msgspec.structs.replace(asked.recipe.sampling, temperature=0.5))
+    steps = [line for line in StepLog(copy.steps).read() if isinstance(line, StepRecord)]
+    copy.steps.unlink()
+    for line in (Launched(0, resolved_yaml(colder)), *steps[:3], Launched(3, resolved_yaml(asked.recipe)), *steps[3:]):
+        StepLog(copy.steps).append(line)
+    plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=4))
+    with pytest.raises(RecipeError, match=r"is 1, and .* sampled at 0.5"):
+        plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=3))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from replay_side import answers_of
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.replay.comparison import Comparison, Verdict, compare
-from asyncrl.replay.job import Job, Replayed
+from asyncrl.replay.job import Job, Replayed, record_of
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.step_log import StepRecord, in_digits
+from asyncrl.run.folder.step_log import StepRecord
 
 EXPERTS = ["learner.data_parallel=2", "learner.expert_parallel=2"]
 ADAPTERS = ["learner.lora={rank: 4}"]
@@ -45,11 +45,9 @@ def again(folder: RunFolder, recipe: Recipe, first: int, last: int, tmp_path: Pa
     of_ranks = run_ranks(answers_of, job, **msgspec.to_builtins(recipe.learner.layout))
     found = []
     for parts in zip(*([each for each in said if isinstance(each, Replayed)] for said in of_ranks), strict=True):
-        reporter = next(part for part in parts if part.hardware is not None)
-        fingerprint = in_digits(sum(part.fingerprint for part in parts) % 2**64)
-        made = StepRecord(parts[0].step, reporter.readings, reporter.hardware, fingerprint)
+        made = record_of(parts)
         if made.step >= first:
-            found.append(compare(kept.record[made.step], made, exact=exact, dtype=recipe.learner.dtype))
+            found.append(compare(kept.record[made.step], made, exact=exact, dtypes={recipe.learner.dtype}))
     return found
 
 
@@ -86,11 +84,22 @@ def test_two_ranks_on_one_are_close_but_not_the_same(dense: Path, tmp_path: Path
     assert Verdict.DIFFERENT in {each.weights for each in compared}, "the ranks' gradients are added in another order"
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "verdict"),
+    [({"float32"}, Verdict.DIFFERENT), ({"bfloat16"}, Verdict.CLOSE), ({"bfloat16", "float32"}, Verdict.CLOSE)],
+)
+def test_what_is_close_is_said_by_the_coarser_type(dtypes: set[str], verdict: Verdict):
+    recorded, made = (StepRecord(1, {"learner/grad_norm": norm}, None) for norm in (1.0, 1.05))
+    assert compare(recorded, made, exact=False, dtypes=dtypes).grad_norm is verdict
+
+
 def test_what_is_no_longer_there_is_refused_by_name(dense: Path, tmp_path: Path):
     folder = make_run(small_recipe(dense, tmp_path))
     kept = KeptSteps.of(folder)
     with pytest.raises(RecipeError, match=r"has trained 6 steps, so there is no step 7; steps 1 to 6 can be replayed"):
         kept.start_of(7, 7)
+    with pytest.raises(RecipeError, match=r"payload of 48 episodes is needed .* copy that folder here"):
+        msgspec.structs.replace(kept, payload={0: tmp_path / "elsewhere"}).start_of(1, 6)
     without = msgspec.structs.replace(kept, batches={v: b for v, b in kept.batches.items() if v > 1})
     with pytest.raises(RecipeError, match=r"the batch of step 1 to 2 is no longer kept .* steps 3 to 6 can be replayed"):
         without.start_of(1, 2)
