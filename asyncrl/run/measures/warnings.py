@@ -36,7 +36,8 @@ COLLAPSED = 0.3
 MOSTLY_FILTERED = 0.75
 """Share of the complete groups from which on they are mostly filtered. Filters are expected to leave out half of them."""
 GROWN = 3.0
-"""How many times its size at the run's beginning the gap between learner and engine must have, to have grown."""
+"""How many times its size at the beginning, or since the run was resumed, the gap between learner and engine must have, to have
+grown."""
 ROUNDING = {"float32": 2e-3, "float16": 0.03, "bfloat16": 0.1}
 """The largest mean gap of log-probabilities, in nats, that rounding explains, by the coarser type of both sides."""
 STANDARD_ERRORS = 2.0
@@ -243,7 +244,8 @@ class WarningSigns:
             yield RunWarning(
                 "gap",
                 f"on tokens of the version being trained, learner and engines differ by {now:.3g} nats in {self._steps}, "
-                f"and by {first:.3g} in the run's first steps: {cause}; `asyncrl replay RUN --step N --gap` shows the tokens",
+                f"and by {first:.3g} in the first {len(self._first_gaps)} since it was launched or resumed: {cause}; "
+                "`asyncrl replay RUN --step N --gap` shows the tokens",
             )
 
     def _filtered(self) -> Iterator[RunWarning]:
