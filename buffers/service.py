@@ -79,7 +79,8 @@ class BufferService:
         self._changes = WriteAhead(buffer, journal, pauses=self._pauses, applied=self._changed, failed=self._waiters.fail)
         self._heartbeats = Heartbeats(deadlines.lease, self._silent)
         self._losses: Counter[WorkerId] = Counter()
-        self._asking: Counter[PolicyVersion] = Counter()
+        self._asking: dict[object, PolicyVersion] = {}
+        """The version of each request that has no tickets yet."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
@@ -88,26 +89,30 @@ class BufferService:
         Workers that ask at the same time share what there is. A worker that is given up meanwhile gets no ticket: it may be dead
         already.
         """
-        self._asking[version] += 1
+        request = object()
         try:
-            return await self._lease(worker, version, limit)
+            return await self._lease(request, worker, version, limit)
         finally:
-            self._asking[version] -= 1
-            if not self._asking[version]:
-                del self._asking[version]
+            self._asking.pop(request, None)
 
-    async def _lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
+    async def _lease(self, request: object, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         self._heartbeats.heard(worker)
         losses = self._losses[worker]
 
         def lease() -> Command | None:
-            allowed = self._losses[worker] == losses and self._may_lease(version)
-            share = min(limit, fair_share(self._buffer.room(), self._asking[version]))
-            return commands.IssueTickets(worker, share, self._clock()) if allowed else None
+            if request not in self._asking:  # its caller has gone while another change was written
+                self._waiters.wake()  # another request may use the room that woke this one
+                return None
+            if self._losses[worker] != losses or not self._may_lease(version):
+                return None
+            share = fair_share(self._buffer.room(), sum(each == version for each in self._asking.values()))
+            del self._asking[request]  # now, not when its caller has the answer: the next one's share is counted before that
+            return commands.IssueTickets(worker, min(limit, share), self._clock())
 
         until = asyncio.get_running_loop().time() + LEASE_WAIT_S
         tickets: list[Ticket] | None = None
         while not tickets:
+            self._asking[request] = version
             try:
                 async with asyncio.timeout_at(until):
                     while not self._may_lease(version):

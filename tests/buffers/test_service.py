@@ -225,6 +225,13 @@ class TestLease:
 
         either(scenario)
 
+    def test_those_who_ask_at_once_have_equal_shares_and_leave_nothing(self, either):
+        async def scenario(bench):
+            answers = await asyncio.gather(bench.service.lease(A, 0, 100), bench.service.lease(B, 0, 100))
+            assert [len(tickets) for tickets in answers] == [2, 2]
+
+        either(scenario)
+
     def test_one_who_gives_up_waiting_passes_the_room_on(self, either):
         async def scenario(bench):
             held = await bench.service.lease(A, 0, 4)
@@ -483,6 +490,22 @@ class TestLostWorkers:
 
 
 class TestPauses:
+    def test_who_has_gone_while_the_disk_was_full_gets_no_tickets_and_has_no_share(self, journaled):
+        async def scenario(bench):
+            bench.journal.full = True
+            pacing = asyncio.ensure_future(bench.service.pace(1))
+            await asyncio.sleep(0.001)
+            asking = [asyncio.ensure_future(bench.service.lease(worker, 0, 100)) for worker in (A, B)]
+            await asyncio.sleep(0.001)
+            asking[0].cancel()
+            await asyncio.sleep(0.001)
+            bench.journal.full = False
+            await pacing
+            assert len(await asking[1]) == 4
+            assert (await bench.service.statistics()).ledger.issued == 4
+
+        journaled(scenario)
+
     def test_a_full_disk_pauses_everything_and_loses_nothing(self, journaled):
         async def scenario(bench):
             tickets = await bench.service.lease(A, 0, 2)
