@@ -23,6 +23,7 @@ MOST_OUTPUT = 1 << 20
 """Bytes of an agent's standard output that are read."""
 TOLD_OUTPUT = 2000
 """Characters of standard error that are shown where an agent failed."""
+_REMEDY = "look what its processes wait for, such as a file system that does not answer"
 _KEEP = (
     "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
     "from asyncrl.envs.agent.keeper import main; sys.exit(main(sys.argv[1:]))"
@@ -79,7 +80,7 @@ async def until_ended(process: AgentProcess, limited: "asyncio.Future[Any]", wha
         if not ending.done():
             ending.cancel()
             problem = f"{what} was killed, and has not ended within {ENDED_WITHIN_S:g} s"
-            raise EnvironmentBroken(f"{problem}; look what its processes wait for, such as a file system that does not answer")
+            raise EnvironmentBroken(f"{problem}; {_REMEDY}")
     return ending.result()
 
 
@@ -140,8 +141,12 @@ async def kept_server(
         finally:
             with suppress(ProcessLookupError):
                 process.terminate()
-            async with asyncio.timeout(ENDED_WITHIN_S):
-                await process.wait()
+            try:
+                async with asyncio.timeout(ENDED_WITHIN_S):
+                    await process.wait()
+            except TimeoutError as late:
+                problem = f"{command[0]} was told to end, and has not ended within {ENDED_WITHIN_S:g} s"
+                raise EnvironmentBroken(f"{problem}; {_REMEDY}") from late
 
 
 async def first_of(stream: asyncio.StreamReader) -> str:

@@ -76,7 +76,9 @@ class FunctionHost:
         loop = asyncio.get_running_loop()
         while packet := await loop.sock_recv(self._control, _LARGEST_MESSAGE):
             message = msgspec.json.decode(packet)
-            self._playing.pop(message["ended"]).set_result(message["status"])
+            status = self._playing.pop(message["ended"])
+            if not status.done():  # else it was killed, and nobody waits any longer
+                status.set_result(message["status"])
 
     def lose(self, problem: str) -> None:
         """Tell all episodes that the host is gone."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import venv
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -179,6 +180,29 @@ def solve(task): pass
         threads, client = at.shared.remarks
     assert "own_agent:solve: importing it started threads (of the module)" in threads
     assert "importing it made a client of openai, which reaches no model: make it in the function" in client
+
+
+async def test_an_episode_that_ends_when_nobody_waits_any_longer_takes_no_other_with_it(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.settimeout(10)
+        made = FunctionHost(ours, "own_agent:solve", ())
+        helpers = [asyncio.create_task(made.send()), asyncio.create_task(made.listen())]
+        playing = [await made.play(tmp_path, tmp_path, {}) for _ in range(2)]
+        for _ in playing:
+            for descriptor in (await asyncio.to_thread(socket.recv_fds, theirs, 1 << 17, 2))[1]:
+                os.close(descriptor)
+        waiting = asyncio.create_task(playing[0].ended())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        for number in (1, 2):
+            theirs.send(msgspec.json.encode({"ended": number, "status": 7}))
+        async with asyncio.timeout(10):
+            assert (await playing[1].ended()).status == 7
+        for helper in helpers:
+            helper.cancel()
 
 
 async def test_an_interpreter_of_the_agent_s_own(protocols, tmp_path: Path, monkeypatch) -> None:
