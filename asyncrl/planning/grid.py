@@ -44,10 +44,13 @@ def read_axis(text: str) -> Axis:
         except (ValueError, TypeError, IndexError) as error:
             problem = f"{values!r} is no span of whole numbers"
             raise RecipeError("--vary", problem, f"write {key}=1:8, or {key}=2:16:2 for every second") from error
-        if not span:
-            raise RecipeError("--vary", f"the span {values!r} of {key} is empty", "put the smaller number first")
+        if not span or span.step < 0:
+            raise RecipeError("--vary", f"the span {values!r} of {key} does not go upwards", "put the smaller number first")
         return Axis(key, tuple(map(str, span)))
-    return Axis(key, tuple(each.strip() for each in values.split(",") if each.strip()))
+    listed = tuple(each.strip() for each in values.split(",") if each.strip())
+    if not listed:
+        raise RecipeError("--vary", f"{text!r} gives {key} no value", f"write {key}=1,2,4")
+    return Axis(key, listed)
 
 
 def points(axes: Sequence[Axis]) -> list[tuple[str, ...]]:

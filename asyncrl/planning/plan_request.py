@@ -95,6 +95,9 @@ def answer(
         raise RecipeError("--gpus", "a budget is divided by itself, without --vary", "give one of both")
     recipe = compose_for(machine, request.recipe, request.overrides)[0]
     basis = basis_of(recipe)
+    if request.gpus is not None and basis.device == "cpu":
+        remedy = "give --rates FILE or a run on GPUs; on a CPU, compare sizes with --vary"
+        raise RecipeError("--gpus", f"{basis.name} was measured on a CPU, which says nothing of GPUs", remedy)
     asked = splits(recipe, request.gpus) if request.gpus is not None else points([read_axis(each) for each in request.vary])
     predictions: list[Prediction] = []
     refused: list[Refused] = []

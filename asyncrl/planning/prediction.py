@@ -26,7 +26,7 @@ from asyncrl.simulation.run.rates import Rates
 SEEDS, STEPS = 3, 16
 """Modelled runs of a prediction, and training steps of each that count."""
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Student's t for an interval of 95 % of so many runs."""
+"""Student's t for an interval of 95 % of so many runs; that of the most is a little large for more."""
 MARGIN = 1.25
 """What is more than so many times as large as what was measured is extrapolated."""
 
@@ -91,9 +91,14 @@ def predict(
     """Model ``recipe`` with the rates and episodes of ``basis``.
 
     Raises:
-        RecipeError: an episode is longer than a micro-batch of the recipe may be.
+        RecipeError: an episode is longer than a micro-batch of the recipe may be, or the model does not fit into an engine.
     """
     rates = basis.rates_of(recipe)
+    if basis.hardware is not None and rates.engine.cache_tokens.value <= 1:
+        problem = (
+            f"the model's weights leave no room for a key-value cache on {recipe.generators.engine_workers} x {basis.device}"
+        )
+        raise RecipeError("generators.tensor_parallel", problem, "raise it, or generators.gpu_memory_share")
     count = _evaluated(recipe, basis)
     held = Held(None if basis.evaluation is None else basis.evaluation.episodes, count)
     outcomes = [
@@ -150,7 +155,7 @@ def _evaluated(recipe: Recipe, basis: Basis) -> int:
 
 def _figure(values: Sequence[float], error: float) -> Figure:
     mean = fmean(values)
-    spread = _STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    spread = _STUDENT[min(len(values), max(_STUDENT))] * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     reach = math.hypot(spread, error * mean)
     return Figure(mean, max(0.0, mean - reach), mean + reach)
 
@@ -185,6 +190,13 @@ def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcom
         yield from _other_than(basis.recipe, recipe)
     if not basis.training.episodes.correlated and basis.training.count > basis.training.groups:
         yield "most groups have one kept episode, so episodes of a group were drawn independently: keep all for their correlation"
+    if not rates.engine.cache_tokens.value:
+        yield (
+            "how many tokens the key-value cache holds is not known, so no limit was modelled: long contexts and many requests "
+            "may be slower"
+        )
+    if len(outcomes) == 1:
+        yield "there is one modelled run, so intervals lack what differs from run to run: give --seeds 3 or more"
     if outcomes[0].scale > 1:
         yield "large runs were modelled by smaller ones of the same shape (docs/planning.md)"
     if any(outcome.preempted for outcome in outcomes):

@@ -1,14 +1,14 @@
 """Runs a recipe for a short while, so that rates can be fitted: what ``asyncrl plan --probe`` does.
 
 The run is the real one, with a smaller batch and one engine: its loads pass through all sizes while the pipeline fills and
-empties. What always holds: it ends within :data:`MOST_S`, and its folder, which lies beside other runs, is kept.
+empties. What always holds: it is told to end after :data:`MOST_S`, and killed if it has not ended soon after; its
+folder, which lies beside other runs, is kept.
 """
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,6 +21,8 @@ LEAST_GROUPS = 4
 MOST_S = 110.0
 """Seconds after which a probe is stopped; what it has done until then counts."""
 _ENDING_S = 20.0
+_TOLD = 4000
+"""Characters of a failed run's output that are shown."""
 
 
 def probe(recipe: Recipe, source: str, overrides: Sequence[str], note: Callable[[str], None]) -> Path:
@@ -31,7 +33,7 @@ def probe(recipe: Recipe, source: str, overrides: Sequence[str], note: Callable[
         note: is told where the run's output goes.
 
     Raises:
-        RecipeError: the run could not be launched.
+        RecipeError: the run could not be launched, or failed.
     """
     groups = max(LEAST_GROUPS, recipe.learner.data_parallel, recipe.batch.groups_per_step // 4)
     keys = {
@@ -58,25 +60,26 @@ def probe(recipe: Recipe, source: str, overrides: Sequence[str], note: Callable[
     launched = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"COLUMNS": "200"}
     )
-    output = _until_over(launched)
+    output, stopped = _until_over(launched)
     made = sorted(set(Path(recipe.run_dir).glob(f"{keys['name']}-*")) - before, key=lambda path: path.stat().st_mtime)
     if not made:
         raise RecipeError(
             "--probe", f"the run could not be launched:\n{output.strip()}", "mend that, or use --from RUN or --rates FILE"
         )
+    if launched.returncode != 0 and not stopped:
+        remedy = f"mend that, see `asyncrl logs {made[-1]}`, or use --from RUN or --rates FILE"
+        raise RecipeError("--probe", f"the run failed:\n{output.strip()[-_TOLD:]}", remedy)
     return made[-1]
 
 
-def _until_over(launched: "subprocess.Popen[str]") -> str:
-    """Wait for the run's end, or stop it in time; returns its output."""
-    began = time.monotonic()
+def _until_over(launched: "subprocess.Popen[str]") -> tuple[str, bool]:
+    """Wait for the run's end, or stop it in time; returns its output, and whether it was stopped."""
     try:
-        return launched.communicate(timeout=MOST_S)[0]
+        return launched.communicate(timeout=MOST_S)[0], False
     except subprocess.TimeoutExpired:
         launched.send_signal(signal.SIGINT)
     try:
-        return launched.communicate(timeout=_ENDING_S)[0]
+        return launched.communicate(timeout=_ENDING_S)[0], True
     except subprocess.TimeoutExpired:
         launched.kill()
-        output = launched.communicate()[0]
-        return f"{output}\nstopped after {time.monotonic() - began:.0f} s"
+        return launched.communicate()[0], True

@@ -22,6 +22,12 @@ from asyncrl.simulation.run.rates import (
 )
 
 SHIPPED = Path(__file__).parent / "rates"
+_DIVISORS = (
+    *("peak_flops", "memory_bandwidth", "learner_mfu", "prefill_mfu", "decode_bandwidth"),
+    *("publication_bandwidth", "reduce_bandwidth"),
+)
+"""Figures by which others are divided."""
+_COUNTS = ("block_tokens", "step_tokens")
 _GROUPS, _GROUP = 256, 16
 """How many groups of episodes are made, and how many episodes in each."""
 
@@ -126,7 +132,10 @@ def read_rates(name: str) -> RatesFile:
     if bool(whole) == bool(found.hardware):
         problem = f"{name!r} must hold either hardware, or all of engine, learner and publication"
         raise RecipeError("--rates", problem, "docs/planning.md lists the keys of each")
-    for section in (found.engine, found.learner, found.publication, found.machine, found.failures, found.hardware):
+    if found.gpus_a_node < 1:
+        raise RecipeError("--rates", f"gpus_a_node of {name!r} is {found.gpus_a_node}", "give a number of at least 1")
+    sections = (found.engine, found.learner, found.publication, found.machine, found.failures, found.hardware, found.episodes)
+    for section in sections:
         if section is not None:
             _check(name, section)
     return found
@@ -135,8 +144,22 @@ def read_rates(name: str) -> RatesFile:
 def _check(name: str, section: msgspec.Struct) -> None:
     for key in section.__struct_fields__:
         rate: Rate = getattr(section, key)
-        if not math.isfinite(rate.value) or rate.value < 0:
-            raise RecipeError("--rates", f"{key} of {name!r} is {rate.value}", "give a number of at least 0")
+        allowed, wanted = _allowed(key, rate.value)
+        if not math.isfinite(rate.value) or not allowed:
+            raise RecipeError("--rates", f"{key} of {name!r} is {rate.value:g}", f"give {wanted}")
+
+
+def _allowed(key: str, value: float) -> tuple[bool, str]:
+    """Whether a figure may have a value, and what it may have."""
+    if key in _DIVISORS:
+        return value > 0, "a number above 0"
+    if key in _COUNTS:
+        return value >= 1, "a number of at least 1"
+    if key == "of_task":
+        return 0 <= value <= 1, "a share in [0, 1]"
+    if key == "broken":
+        return 0 <= value < 1, "a share below 1: if every episode breaks, no batch is ever full"
+    return value >= 0, "a number of at least 0"
 
 
 def _normal(*key: int) -> float:

@@ -19,6 +19,7 @@ from asyncrl.planning.prediction import predict
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure, append, read
 from asyncrl.run.recipe.compose import compose
+from asyncrl.simulation.run.rates import Rate
 
 STEP, REQUEST, PROMPT = 4e-3, 5e-5, 1e-5
 STEPS, TOKENS, ROWS = 12, 5000, 128
@@ -147,6 +148,18 @@ def test_a_prediction_says_what_it_extrapolates(tmp_path: Path):
     notes = "\n".join(predict(other, basis, seeds=1, steps=4).notes)
     assert "2 data-parallel ranks were foreseen from 1" in notes
     assert "section sampling" in notes
+    assert "one modelled run" in notes
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(0.0, True), (1e6, False)])
+def test_a_prediction_says_that_it_knows_no_limit_of_the_cache(tmp_path: Path, tokens: float, told: bool):
+    basis = fit_run(made_run(tmp_path).path)
+    assert basis.rates is not None
+    assert basis.recipe is not None
+    engine = msgspec.structs.replace(basis.rates.engine, cache_tokens=Rate(tokens, "given"))
+    basis = msgspec.structs.replace(basis, rates=msgspec.structs.replace(basis.rates, engine=engine))
+    notes = predict(basis.recipe, basis, seeds=2, steps=4).notes
+    assert any("no limit was modelled" in note for note in notes) is told
 
 
 def test_a_dry_run_finds_a_run_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -172,6 +185,8 @@ def test_a_run_of_few_steps_is_refused_and_a_torn_line_left_out(tmp_path: Path):
         file.write(msgspec.json.encode(measure(5))[:100])
     append(run.measures.with_name("again"), measure(1))
     assert [each.step for each in read(run.measures)] == [1, 2, 3, 4]
+    append(run.measures, measure(6))
+    assert [each.step for each in read(run.measures)] == [1, 2, 3, 4, 6]
     with pytest.raises(RecipeError, match="earlier versions"):
         read(run.path / "nothing")
 

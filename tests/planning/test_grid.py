@@ -49,7 +49,7 @@ def test_an_axis_is_a_span_or_a_list(text: str, values: tuple[str, ...]):
     assert read_axis(text).values == values
 
 
-@pytest.mark.parametrize("text", ["generators.count", "=1:2", "a=", "a=4:1", "a=x:3", "a=1:2:3:4", "a=1:9:0"])
+@pytest.mark.parametrize("text", ["generators.count", "=1:2", "a=", "a=4:1", "a=x:3", "a=1:2:3:4", "a=1:9:0", "a=8:1:-1", "a=,"])
 def test_what_is_no_axis_is_refused(text: str):
     with pytest.raises(RecipeError, match="--vary"):
         read_axis(text)

@@ -9,8 +9,11 @@ from asyncrl.cli.main import main
 from asyncrl.core.errors import RecipeError
 from asyncrl.planning.page import plan_page
 from asyncrl.planning.plan_request import PlanAnswer, PlanRequest, answer
+from asyncrl.planning.probe import probe
 from asyncrl.planning.rates_file import read_rates
 from asyncrl.planning.sources import basis_of_file, machine_of
+from asyncrl.run.recipe.compose import compose
+from asyncrl.simulation.run.rates import Rate
 
 KEYS = ("model.max_context=20000", "batch.groups_per_step=4", "batch.group_size=4")
 
@@ -39,6 +42,33 @@ def test_a_budget_is_predicted_in_all_its_splits():
     found = planned(gpus=4)
     assert {each.gpus for each in found.points} == {4}
     assert len({each.overrides[:2] for each in found.points}) == 3
+
+
+def test_a_budget_of_gpus_is_not_divided_by_rates_of_a_cpu():
+    file = msgspec.structs.replace(read_rates("h100"), device="cpu")
+    request = PlanRequest(recipe="quickstart", overrides=KEYS, gpus=4)
+    with pytest.raises(RecipeError, match="own was measured on a CPU"):
+        answer(
+            request, lambda recipe: msgspec.structs.replace(basis_of_file(file, "h100", None), name="own"), machine_of(file, 4)
+        )
+
+
+def test_a_model_that_fits_into_no_engine_is_refused():
+    file = read_rates("h100")
+    assert file.hardware is not None
+    small = msgspec.structs.replace(file, hardware=msgspec.structs.replace(file.hardware, memory_bytes=Rate(4e9, "given")))
+    request = PlanRequest(recipe="quickstart", overrides=KEYS)
+    with pytest.raises(RecipeError, match=r"generators.tensor_parallel: .*no room for a key-value cache on 1 x NVIDIA H100"):
+        answer(request, lambda recipe: basis_of_file(small, "small", None), machine_of(file, 4))
+
+
+def test_a_probe_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launch = tmp_path / "launch"
+    launch.write_text(f"#!/bin/sh\nmkdir {tmp_path}/quickstart-probe-1; echo no memory is left; exit 1\n")
+    launch.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(launch))
+    with pytest.raises(RecipeError, match=r"(?s)failed:\nno memory is left.*asyncrl logs .*quickstart-probe-1"):
+        probe(compose("quickstart", [f"run_dir={tmp_path}"]), "quickstart", (), lambda text: None)
 
 
 def test_points_that_are_refused_are_listed_with_the_reason():

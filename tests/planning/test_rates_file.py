@@ -45,6 +45,15 @@ def test_rates_may_be_written_themselves(tmp_path: Path):
         (DIRECT + "speed: 3", "unknown field `speed`"),
         (DIRECT.replace("value: 0.1", "value: -1", 1), "step of .* is -1"),
         (DIRECT.replace(", source: given", "", 1), "missing required field `source`"),
+        (DIRECT + "gpus_a_node: 0", "gpus_a_node of .* is 0"),
+        (DIRECT.replace("engine: {", "engine: {step_tokens: {value: 0, source: given}, "), "step_tokens of .* is 0"),
+        (DIRECT + "failures: {broken: {value: 1, source: given}}", "broken of .* is 1"),
+        (DIRECT + f"episodes: {{prompt: {FIGURES}, sampled: {{value: .nan, source: given}}}}", "sampled of .* is nan"),
+        (
+            DIRECT + f"episodes: {{prompt: {FIGURES}, sampled: {FIGURES}, of_task: {{value: 2, source: given}}}}",
+            "of_task of .* is 2",
+        ),
+        ((SHIPPED / "h100.yaml").read_text().replace("value: 989e12", "value: 0"), "peak_flops of .* is 0"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str):

@@ -5,6 +5,7 @@ a step that a resumed run does again adds a line, but reading returns the first 
 journal; a line that was cut off by a kill is left out.
 """
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -53,7 +54,11 @@ def append(file: Path, measure: StepMeasure) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    with naming(file), file.open("ab") as lines:
+    with naming(file), file.open("a+b") as lines:
+        if size := lines.seek(0, os.SEEK_END):
+            lines.seek(size - 1)
+            if lines.read(1) != b"\n":  # a kill cut the last line off: this one must not go with it
+                lines.write(b"\n")
         lines.write(msgspec.json.encode(measure) + b"\n")
 
 
