@@ -202,7 +202,7 @@ def _gap_by(means: Mapping[str, tuple[float, int]]) -> Text:
         for is_fresh in (True, False)
     )
     if fresh and stale and max(mean for mean, _ in stale) > 3 * fresh[0][0]:
-        lines.append("It grows with staleness: the weights have moved since, which the correction is for; the two compute alike")
+        lines.append("It grows with staleness: the weights have moved since, which the correction is for")
     return Text("\n".join(lines))
 
 
