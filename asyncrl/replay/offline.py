@@ -21,12 +21,14 @@ from asyncrl.replay.legs import fitted, trained_by
 from asyncrl.replay.rank_group import run_ranks
 from asyncrl.replay.recorded_groups import Best, Recorded
 from asyncrl.run.folder.config_yaml import resolved_yaml
+from asyncrl.run.folder.launch_directory import in_launch_directory
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import Launched, StepLog
+from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.models.model_sources import with_local_reference
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.recipe.compose import compose
 from asyncrl.run.resolve_model import resolve_model
+from asyncrl.run.tiny.lessons import players_of
 from asyncrl.run.views.live_view import LiveView
 from learners.checkpointing import checkpoints
 from learners.metrics import GRAD_NORM, POLICY_LOSS
@@ -82,17 +84,35 @@ def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:
     if recorded.algorithm.greedy_sample != algorithm.greedy_sample:
         problem = f"of this kind needs a greedy episode in each group, or none, and {where} is not like that"
         raise RecipeError("algorithm.advantage.kind", problem, "take another advantage, such as grpo")
-    if recorded.model.path != recipe.model.path and not _same_tokenizer(run.folder, recipe):
+    with in_launch_directory(run.folder):
+        theirs = _model_of(recorded)
+    ours = _model_of(recipe)
+    if ours != theirs and not _same_tokenizer(ours, theirs, run.folder):
         problem = (
             f"is another model than that of {where} ({recorded.model.path}), and no equal tokenizer.json shows that ids agree"
         )
-        raise RecipeError("model.path", problem, "train a model with the tokenizer of the episodes")
+        remedy = "train a model with the tokenizer of the episodes"
+        if recipe.model.path == TINY:
+            remedy += f"; the tiny one has that of its environment and its seed, which was {recorded.seed} there"
+        raise RecipeError("model.path", problem, remedy)
 
 
-def _same_tokenizer(folder: RunFolder, recipe: Recipe) -> bool:
-    files = [Path(each) / "tokenizer.json" for each in (compose(str(folder.recipe)).model.path, folder.model, recipe.model.path)]
-    theirs = [file.read_bytes() for file in files[:2] if file.is_file()]
-    return files[2].is_file() and files[2].read_bytes() in theirs
+def _model_of(recipe: Recipe) -> Path | str:
+    """Tell a recipe's model from others: the absolute path of its folder, its id on the hub, or what a tiny one is made from."""
+    path = recipe.model.path
+    if path == TINY:
+        environments = [(member, each.environment.name, each.environment.options) for member, each in players_of(recipe).items()]
+        return f"{TINY}, of seed {recipe.seed} and {environments}"
+    return Path(path).resolve() if Path(path).is_dir() else path
+
+
+def _same_tokenizer(ours: Path | str, theirs: Path | str, run: RunFolder) -> bool:
+    def tokenizer(model: Path | str) -> bytes | None:
+        file = Path(model, "tokenizer.json") if isinstance(model, Path) else None
+        return file.read_bytes() if file is not None and file.is_file() else None
+
+    own = tokenizer(ours)
+    return own is not None and own in (tokenizer(theirs), tokenizer(run.model))
 
 
 def _remarks(recipe: Recipe, recorded: Recorded) -> Iterator[str]:

@@ -11,6 +11,7 @@ from made_run import make_run, small_recipe
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.replay.offline import Offline, plan_offline, train_offline
 from asyncrl.replay.rank_process import episodes_of
@@ -77,17 +78,44 @@ def test_what_other_hosts_have_is_refused_before_anything_is_trained(recorded: R
         plan_offline(msgspec.structs.replace(offline(recorded, tmp_path), runs=(copy,)))
 
 
-def test_every_recipe_that_a_run_has_had_is_looked_at(recorded: RunFolder, tmp_path: Path):
-    copy = RunFolder(Path(shutil.copytree(recorded.path, tmp_path / recorded.path.name)))
-    asked = offline(recorded, tmp_path)
-    colder = msgspec.structs.replace(asked.recipe, sampling=msgspec.structs.replace(asked.recipe.sampling, temperature=0.5))
+def relaunched(recorded: RunFolder, parent: Path, *recipes: Recipe) -> RunFolder:
+    """A copy of a run whose steps these recipes have trained, in equal shares."""
+    copy = RunFolder(Path(shutil.copytree(recorded.path, parent / recorded.path.name)))
     steps = [line for line in StepLog(copy.steps).read() if isinstance(line, StepRecord)]
     copy.steps.unlink()
-    for line in (Launched(0, resolved_yaml(colder)), *steps[:3], Launched(3, resolved_yaml(asked.recipe)), *steps[3:]):
-        StepLog(copy.steps).append(line)
+    share = len(steps) // len(recipes)
+    for number, recipe in enumerate(recipes):
+        for line in (Launched(number * share, resolved_yaml(recipe)), *steps[number * share : (number + 1) * share]):
+            StepLog(copy.steps).append(line)
+    return copy
+
+
+def test_every_recipe_that_a_run_has_had_is_looked_at(recorded: RunFolder, tmp_path: Path):
+    asked = offline(recorded, tmp_path)
+    colder = msgspec.structs.replace(asked.recipe, sampling=msgspec.structs.replace(asked.recipe.sampling, temperature=0.5))
+    copy = relaunched(recorded, tmp_path, colder, asked.recipe)
     plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=4))
     with pytest.raises(RecipeError, match=r"is 1, and .* sampled at 0.5"):
         plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=3))
+
+
+def test_models_of_one_name_that_are_not_the_same_are_told_apart(recorded: RunFolder, tmp_path: Path, monkeypatch):
+    tiny, named = (small_recipe(Path(name), tmp_path) for name in ("tiny", "mine"))
+    run = relaunched(recorded, tmp_path, tiny).path
+    plan_offline(Offline(recipe=tiny, runs=(run,)))
+    with pytest.raises(RecipeError, match=r"model.path: .* its environment and its seed, which was 0 there"):
+        plan_offline(Offline(recipe=msgspec.structs.replace(tiny, seed=1), runs=(run,)))
+    for place in ("here", "there"):
+        (tmp_path / place / "mine").mkdir(parents=True)
+        (tmp_path / place / "mine" / "tokenizer.json").write_text(place)
+    monkeypatch.chdir(tmp_path / "here")
+    folder = relaunched(recorded, tmp_path / "there", named)
+    (folder.path / "launched-in").write_text(str(tmp_path / "there"))
+    asked = Offline(recipe=named, runs=(folder.path,))
+    with pytest.raises(RecipeError, match=r"model.path: is another model than that of .* \(mine\), and no equal"):
+        plan_offline(asked)
+    Path("mine", "tokenizer.json").write_text("there")
+    plan_offline(asked)
 
 
 @pytest.mark.parametrize(
