@@ -135,7 +135,7 @@ class OtherStream:
     """
 
     def __init__(self, free: int) -> None:
-        self.free, self.staging, self.waits = free, False, 0
+        self.free, self.staging, self.waits, self.given_back = free, False, 0, 0
 
     def memory(self) -> tuple[int, int]:
         return self.free, 80 << 30
@@ -153,6 +153,10 @@ class OtherStream:
     def wait(self) -> None:
         assert not self.staging
         self.waits += 1
+
+    def give_back(self) -> None:
+        assert not self.staging
+        self.given_back += 1
 
 
 def stage_beside(worker: Worker, gpu: OtherStream, share: float = 0.85) -> None:
@@ -218,6 +222,7 @@ def test_weights_are_staged_where_memory_allows(free: int, share: float, staged:
         for version in (1, 2):
             publish(file, worker, "tied", version)
         assert gpu.waits == staged
+        assert gpu.given_back == (2 if free == FULL else 0)
         assert torch.equal(model.model.norm.weight, tensors_of("tied", 2)["model.norm.weight"])
 
 
@@ -233,6 +238,7 @@ def test_a_plan_that_makes_other_weights_than_vllm_is_given_up(tmp_path: Path) -
             for version in (1, 2):
                 publish(file, worker, "experts", version)
         assert gpu.waits == 0
+        assert gpu.given_back == 1
         experts = model.model.layers[1].mlp.experts.routed_experts.w13_weight
         assert torch.equal(experts[0, -1], tensors_of("experts", 2)["model.layers.1.mlp.experts.0.gate_proj.weight"][0])
 

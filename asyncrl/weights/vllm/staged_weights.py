@@ -37,6 +37,9 @@ class Device(Protocol):
     def wait(self) -> None:
         """Wait for what was launched on the engine's stream."""
 
+    def give_back(self) -> None:
+        """Let other processes have the memory that this one no longer uses."""
+
 
 class Cuda:
     """A GPU of CUDA's, with a stream of its own for staging."""
@@ -61,6 +64,11 @@ class Cuda:
     def wait(self) -> None:
         """Wait for the engine's stream."""
         torch.cuda.current_stream(self._device).synchronize()
+
+    def give_back(self) -> None:
+        """Let other processes have what torch keeps for further tensors."""
+        with torch.cuda.device(self._device):
+            torch.cuda.empty_cache()
 
 
 class StagedWeights:
@@ -88,17 +96,22 @@ class StagedWeights:
         if self._plan is None or not (self._room or self._has_room(self._plan)):
             return None
         try:
-            with self._gpu.beside(), torch.no_grad():
-                self._room = self._room or {
-                    layer: empty_like(templates, self._device) for layer, templates in self._plan.templates.items()
-                }
-                for layer, tensors in self._room.items():
-                    self._plan.fill_layer(layer, tensors, reading.fill_on_device)
-                return reading.total()
+            return self._fill(self._plan, reading)
         except torch.OutOfMemoryError:
             logger.info("there was no memory left for new weights beside those in use: the engine pauses longer")
-            self._room = {}
-            return None
+        self._leave_room()  # not before the error is gone, which holds the frames that hold the tensors
+        return None
+
+    def _fill(self, plan: LoadPlan, reading: Reading) -> int:
+        with self._gpu.beside(), torch.no_grad():
+            self._room = self._room or {layer: empty_like(like, self._device) for layer, like in plan.templates.items()}
+            for layer, tensors in self._room.items():
+                plan.fill_layer(layer, tensors, reading.fill_on_device)
+            return reading.total()
+
+    def _leave_room(self) -> None:
+        self._room = {}
+        self._gpu.give_back()
 
     @torch.no_grad()
     def exchange(self) -> None:
@@ -114,7 +127,8 @@ class StagedWeights:
             self.exchange()  # changes nothing, and has CUDA load its kernel now instead of in the next pause
         else:
             logger.info("no load plan, so weights are loaded while the engine is paused: vLLM arranges them in another way")
-            self._plan, self._room = None, {}
+            self._plan = None
+            self._leave_room()
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Each parameter in use, and what was staged for it."""
