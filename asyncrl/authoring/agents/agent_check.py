@@ -20,6 +20,7 @@ from asyncrl.authoring.subject import Subject, tasks_of
 from asyncrl.core.episode import Episode, with_trained_roles
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.ids import GroupId
+from asyncrl.core.recipe.algorithm import TurnCreditConfig
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
@@ -275,6 +276,12 @@ class _Check:
             if count := sum(episode.stop_reason is reason for episode in played):
                 remedy = "see that the agent ends with the scripted answers, or raise the limit"
                 self._findings.warning("limits", self._place, f"{pluralize(count, 'episode')} ended by {reason}", remedy)
+        branched = sum(len(episode.trajectories) > 1 for episode in played)
+        if branched and isinstance(self._recipe.algorithm.credit, TurnCreditConfig):
+            problem = (
+                f"{pluralize(branched, 'episode')} had several trajectories, whose turns have no common order: a run would end"
+            )
+            self._findings.error("credit", "algorithm.credit", problem, "set algorithm.credit.kind=episode")
         if played and not sampled:
             seen = ", ".join(sorted(self._requests.roles))
             problem = f"no trajectory is of a role that is trained; there are {seen}"

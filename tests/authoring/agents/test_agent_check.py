@@ -100,6 +100,12 @@ def test_an_agent_that_rewrites_its_answers(tmp_path: Path, monkeypatch, capsys)
     assert "0% of the turns that follow another one extend its trajectory" in capsys.readouterr().out
 
 
+def test_an_agent_of_several_trajectories_with_credit_for_turns(tmp_path: Path, monkeypatch) -> None:
+    code, one = checked(tmp_path, monkeypatch, TRIMS, "algorithm.credit.kind=turn")
+    assert code == 1
+    assert problems(one)[0].startswith("error credit: 2 episodes had several trajectories")
+
+
 def test_an_agent_whose_requests_are_refused(tmp_path: Path, monkeypatch) -> None:
     code, one = checked(tmp_path, monkeypatch, ERRS, "environment.train=[main]")
     assert code == 1
