@@ -81,8 +81,9 @@ class Recorded(msgspec.Struct, frozen=True):
         for group in self.groups:
             taken = best.of(group)
             by_role = [list(column.values()) for column in compared_rewards(taken).values()]
+            named = zip(*[episode.rewards for episode in taken], strict=True)  # those that the recipe compares one by one
             rewards = [episode.reward for episode in taken]
-            if taken and by_role and not left_out_by(recipe.buffer.filters, rewards, by_role):
+            if taken and by_role and not left_out_by(recipe.buffer.filters, rewards, [*by_role, *named]):
                 left.append(taken)
         if len(left) < recipe.batch.groups_per_step:
             problem = (

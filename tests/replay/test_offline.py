@@ -15,7 +15,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.replay.offline import Offline, plan_offline, train_offline
 from asyncrl.replay.rank_process import episodes_of
-from asyncrl.replay.recorded_groups import Best, as_of
+from asyncrl.replay.recorded_groups import Best, Recorded, as_of
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import Launched, RecordedSteps, StepLog, StepRecord
@@ -69,6 +69,18 @@ def test_a_greedy_episode_is_not_among_the_best_and_stays(recorded: RunFolder):
     (kept, best) = Best(1).of((greedy, *others))
     assert (kept, best.reward) == (greedy, 1.0)
     assert Best(1, 2.0).of((greedy, *others)) == (), "a greedy episode alone trains nothing"
+
+
+def test_filters_look_at_each_reward_that_is_compared_as_in_a_launch(recorded: RunFolder, tmp_path: Path):
+    recipe = offline(recorded, tmp_path, "batch.groups_per_step=1", "buffer.filters=[{kind: zero_variance}]").recipe
+    group = [each for each in KeptSteps.of(recorded).batches[0].episodes if each.group_id == 0]
+    equal, spread = (
+        tuple(
+            msgspec.structs.replace(each, reward=1.0, rewards=(part, 1 - part)) for each, part in zip(group, parts, strict=True)
+        )
+        for parts in ((0.5, 0.5, 0.5, 0.5), (0.0, 1.0, 0.5, 0.5))
+    )
+    assert Recorded((equal, spread), {}).chosen(recipe, Best()).groups == (spread,)
 
 
 def test_what_other_hosts_have_is_refused_before_anything_is_trained(recorded: RunFolder, tmp_path: Path):
