@@ -54,9 +54,11 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
         episode = played.episode
         timer = asyncio.get_running_loop().call_later(limits.episode_timeout_s, episode.end, StopReason.EPISODE_TIMEOUT)
         try:
-            async with asyncio.timeout(most_s):
+            async with asyncio.timeout(most_s) as bound:
                 result = await environment.play(Endpoint(played.openai_url, played.anthropic_url), episode.over)
         except TimeoutError as late:
+            if not bound.expired():  # it is one of the reward's own
+                raise EnvironmentBroken(f"task {environment.task.id}: the reward failed: {late!r}") from late
             problem = f"task {environment.task.id}: scoring the agent's answer took longer than environment.episode_timeout_s"
             raise EnvironmentBroken(f"{problem} = {limits.episode_timeout_s:g} s; make it faster, or raise it") from late
         finally:

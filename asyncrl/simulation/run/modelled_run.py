@@ -31,7 +31,7 @@ from asyncrl.simulation.run.episodes import NOTHING_HELD, Held, ModelEpisode, Mo
 from asyncrl.simulation.run.events import Events
 from asyncrl.simulation.run.job import Job
 from asyncrl.simulation.run.learner import seconds, work
-from asyncrl.simulation.run.outcome import Outcome
+from asyncrl.simulation.run.outcome import ModelStandsStill, Outcome
 from asyncrl.simulation.run.processor import Processor
 from asyncrl.simulation.run.rates import Rates
 from asyncrl.simulation.run.worker import ModelWorker
@@ -124,7 +124,7 @@ class ModelledRun:
         """Let time pass until enough training steps are done.
 
         Raises:
-            RuntimeError: nothing is left to happen before that.
+            ModelStandsStill: nothing is left to happen before that.
         """
         self._before = self._moment()
         for worker in self._workers:
@@ -133,7 +133,7 @@ class ModelledRun:
         self._begin_step()
         while self.outcome.steps < self._count:
             if not self._events.next():
-                raise RuntimeError(f"the modelled run stands still at step {self._step}, {self._events.now:g} s after its start")
+                raise ModelStandsStill(self._step, self._events.now)
         outcome = self.outcome
         for worker in self._all:
             engine = worker.engine

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.measures.time_split import TimeSplit
 
 
@@ -106,3 +107,13 @@ class Outcome(msgspec.Struct, kw_only=True):
     def step_mean(self) -> float:
         """Seconds of a training step on average."""
         return float(np.mean(self.step_s)) if self.step_s else 0.0
+
+
+class ModelStandsStill(AsyncRLError):
+    """Nothing is left to happen in a modelled run, though it is not over."""
+
+    def __init__(self, step: int, now: float) -> None:
+        super().__init__(
+            f"the modelled run stands still at step {step}, {now:g} s after its start; a launch may too: look at "
+            "`asyncrl launch RECIPE --dry-run`, and report it with the recipe"
+        )
