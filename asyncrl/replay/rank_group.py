@@ -45,7 +45,8 @@ def run_ranks(job: Job, folder: Path, seen: Callable[[int, Answer], None]) -> St
     Raises:
         ReplayFailed: a rank failed; its text says why.
         ComponentFailed: the process of a rank died.
-        DeadlineExceeded: a rank was silent for longer than ``deadlines.start`` or ``deadlines.step``.
+        DeadlineExceeded: a rank was silent for longer than ``deadlines.start`` or ``deadlines.step``. A hook that has the
+            terminal may take as long as it likes.
     """
     file = folder / "job"
     file.write_bytes(encoder.encode(job))
@@ -53,7 +54,7 @@ def run_ranks(job: Job, folder: Path, seen: Callable[[int, Answer], None]) -> St
     alone = count == 1 and job.hook is not None
     with ExitStack() as ending:
         ranks = [_start(file, rank, folder, ending, on_terminal=alone) for rank in range(count)]
-        return _hear(job, ranks, seen, patient=job.hook is not None)
+        return _hear(job, ranks, seen, patient=alone)
 
 
 def _start(job: Path, rank: int, folder: Path, ending: ExitStack, *, on_terminal: bool) -> _Rank:
