@@ -11,7 +11,7 @@ from asyncrl.core.recipe.loss import LossConfig
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 
-KINDS = [loss.__struct_config__.tag for loss in get_args(LossConfig) if loss is not CustomLossConfig]
+KINDS = [loss.__struct_config__.tag for loss in get_args(LossConfig) if loss is not CustomLossConfig and not loss.imitates]
 OTHERS = [kind for kind in KINDS if kind != "reinforce"]
 CLIPPED = [kind for kind in OTHERS if kind not in ("sapo", "kl_cov")]
 
@@ -69,6 +69,10 @@ def test_what_it_says_to_set_makes_it_act(kind: str, sections: dict[str, Any]):
             section, _, key = place.rpartition(".")
             (algorithm.setdefault(section, {}) if section else algorithm)[key] = int(value) if value.isdigit() else value
         assert inert(recipe(algorithm, **sections)) is None
+
+
+def test_a_loss_that_imitates_has_nothing_that_cannot_act():
+    assert inert(recipe({"loss": {"kind": "cross_entropy"}, "correction": {"weight": "none"}})) is None
 
 
 def test_the_dual_clip_is_named_where_it_is_set():
