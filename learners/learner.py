@@ -7,6 +7,7 @@ over micro-batches and ranks changes neither the loss nor, up to rounding, the n
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -49,6 +50,22 @@ if TYPE_CHECKING:
     from learners.megatron.layers.log_probabilities import Predictions
     from learners.megatron.state.checkpoint import Saving
     from learners.megatron.trainer import MicroBatchLoss
+
+
+@dataclass
+class _Taken:
+    """What the optimizer steps on a batch have brought so far.
+
+    Attributes:
+        tallies: of each step, on ranks that count.
+        norms, critic_norms: gradient norms.
+        moved: whether the optimizer moved weights of this rank.
+    """
+
+    tallies: list[Tally] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    critic_norms: list[float] = field(default_factory=list)
+    moved: bool = False
 
 
 class Learner:
@@ -149,33 +166,12 @@ class Learner:
             raise ValueError(f"no token of the {len(batch.rows)} rows in the batch of version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._steps, self._config)
         parts = self.preparation.mini_batches(batch, episodes, self._kl_coefficient)
-        tallies: list[Tally] = []
-        norms: list[float] = []
-        critic_norms: list[float] = []
-        moved = False
+        taken = _Taken()
         for number in order(batch, len(parts), algorithm.epochs):
-            if not parts[number].denominator:
-                continue
-            if watch is not None:
-                watch.rows(self._row_gradients(parts[number]))
-            micro_batches, loss = parts[number].micro_batches, self._loss(parts[number], len(norms), records, watch)
-            tally: Tally = {}
-            if isinstance(algorithm.advantage, GaeAdvantageConfig):
-                critic_loss = self._critic_loss(parts[number], algorithm.advantage)
-                critic = self._trainer.critic_step(micro_batches, critic_loss, algorithm.advantage.critic_lr, batch.version)
-                critic_norms.append(critic.grad_norm)
-                tally |= critic.tally or {}
-            trained = (
-                self._trainer.forward_only(micro_batches, loss)
-                if self._only_critic(batch.version)
-                else self._trainer.step(micro_batches, loss, rate, batch.version)
-            )
-            norms.append(trained.grad_norm)
-            moved |= trained.moved
-            if trained.tally is not None:
-                tallies.append(tally | trained.tally)
+            if parts[number].denominator:
+                self._optimizer_step(parts[number], rate, batch.version, taken, records, watch)
         self.version = PolicyVersion(batch.version + 1)
-        whole = over_steps(tallies, algorithm.epochs) if tallies else None
+        whole = over_steps(taken.tallies, algorithm.epochs) if taken.tallies else None
         coefficient = self._kl_coefficient
         self._adapt_kl(whole)
         seconds = time.perf_counter() - started
@@ -186,24 +182,57 @@ class Learner:
         if whole is not None:
             readings = [
                 *readings_of(whole, batch.version - batch.oldest_version),
-                Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.TOKENS_COMPUTED, computed),
                 Reading(metrics.STEP_SECONDS, seconds),
                 *self._speed(flops / seconds / self._rank.layout.ranks),
+                *self._readings_beside_the_loss(batch, taken, coefficient),
             ]
-            if not isinstance(algorithm.kl, NoKlConfig):
-                readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
-            if algorithm.overlong is not None:
-                longest = [max(each.length for each in episode.trajectories) for episode in batch.trained]
-                lost = overlong_penalties(torch.tensor(longest), algorithm.overlong)
-                readings.append(Reading(metrics.OVERLONG_PENALTY, lost.mean().item()))
-            if critic_norms:
-                readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
         spent, cpu = self._trainer.clock.end(), LearnerTime(cpu=time.process_time() - cpu_before)
         if not self._rank.is_reporter:
-            return StepReport(readings, weights_moved=moved, time=cpu)
-        return StepReport(readings, weights_moved=moved, time=cpu + spent, hardware=self._trainer.hardware)
+            return StepReport(readings, weights_moved=taken.moved, time=cpu)
+        return StepReport(readings, weights_moved=taken.moved, time=cpu + spent, hardware=self._trainer.hardware)
+
+    def _optimizer_step(
+        self,
+        part: MiniBatch,
+        rate: float,
+        version: PolicyVersion,
+        taken: _Taken,
+        records: TokenRecords | None,
+        watch: StepWatch | None,
+    ) -> None:
+        """Take one optimizer step of the policy, unless only the critic is trained yet, and one of the critic if there is one."""
+        if watch is not None:
+            watch.rows(self._row_gradients(part))
+        advantage = self._algorithm.advantage
+        micro_batches, loss = part.micro_batches, self._loss(part, len(taken.norms), records, watch)
+        tally: Tally = {}
+        if isinstance(advantage, GaeAdvantageConfig):
+            critic = self._trainer.critic_step(micro_batches, self._critic_loss(part, advantage), advantage.critic_lr, version)
+            taken.critic_norms.append(critic.grad_norm)
+            tally |= critic.tally or {}
+        trained = (
+            self._trainer.forward_only(micro_batches, loss)
+            if self._only_critic(version)
+            else self._trainer.step(micro_batches, loss, rate, version)
+        )
+        taken.norms.append(trained.grad_norm)
+        taken.moved |= trained.moved
+        if trained.tally is not None:
+            taken.tallies.append(tally | trained.tally)
+
+    def _readings_beside_the_loss(self, batch: Batch, taken: _Taken, kl_coefficient: float) -> Iterator[Reading]:
+        algorithm = self._algorithm
+        yield Reading(metrics.GRAD_NORM, fmean(taken.norms))
+        if not isinstance(algorithm.kl, NoKlConfig):
+            yield Reading(metrics.KL_COEFFICIENT, kl_coefficient)
+        if algorithm.overlong is not None:
+            longest = [max(each.length for each in episode.trajectories) for episode in batch.trained]
+            lost = overlong_penalties(torch.tensor(longest), algorithm.overlong)
+            yield Reading(metrics.OVERLONG_PENALTY, lost.mean().item())
+        if taken.critic_norms:
+            yield Reading(metrics.CRITIC_GRAD_NORM, fmean(taken.critic_norms))
 
     def log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
         """Compute the log-probability of every token of ``rows`` but the first of each, with the weights as they are now.

@@ -8,7 +8,7 @@ run.
 import statistics
 import tempfile
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 
 import msgspec
@@ -113,6 +113,10 @@ class PlanBenchResult(msgspec.Struct, frozen=True):
                 )
         return statistics.fmean(right) if right else 1.0
 
+    def with_more(self, other: "PlanBenchResult") -> "PlanBenchResult":
+        """This result and that of further settings."""
+        return PlanBenchResult(self.predicted | other.predicted, self.measured | other.measured, self.others | other.others)
+
     def flat(self) -> dict[str, float]:
         """Everything by one key each, as the file has it."""
         found: dict[str, float] = {}
@@ -136,34 +140,36 @@ class PlanBenchResult(msgspec.Struct, frozen=True):
 
 
 def run(json_file: Path, console: Console, settings: Sequence[Setting] = SETTINGS) -> PlanBenchResult:
-    """Measure all settings, predict each from another, and write ``json_file``.
+    """Measure all settings, predict each from another, and write ``json_file`` after each workload, so that what was found is not
+    lost with what comes after.
 
     Raises:
         ComponentFailed: a run failed.
         KeyboardInterrupt: the user stopped a run.
     """
-    bases: dict[str, Basis] = {}
+    result = PlanBenchResult({}, {}, {})
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-plan-") as folder:
-        for setting in settings:
-            console.print(f"Measuring {setting.name}", markup=False, highlight=False)
-            try:
-                bases[setting.name] = fit_run(Path(in_own_process(_measure, setting, folder)))
-            except MeasurementInterrupted:
-                raise KeyboardInterrupt from None
-    result = compared(settings, bases)
-    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result.flat()), indent=2) + b"\n")
+        for _, of_workload in groupby(settings, lambda setting: setting.workload):
+            bases: dict[str, Basis] = {}
+            for setting in of_workload:
+                console.print(f"Measuring {setting.name}", markup=False, highlight=False)
+                try:
+                    bases[setting.name] = fit_run(Path(in_own_process(_measure, setting, folder)))
+                except MeasurementInterrupted:
+                    raise KeyboardInterrupt from None
+            result = result.with_more(compared(bases))
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result.flat()), indent=2) + b"\n")
     return result
 
 
-def compared(settings: Sequence[Setting], bases: dict[str, Basis]) -> PlanBenchResult:
-    """Predict each setting from the run of the next one of its workload."""
+def compared(bases: dict[str, Basis]) -> PlanBenchResult:
+    """Predict each setting of a workload, by name, from the run of the next one."""
     predicted: dict[str, Seen] = {}
-    for setting in settings:
-        like = [each.name for each in settings if each.workload == setting.workload]
-        other = bases[like[(like.index(setting.name) + 1) % len(like)]]
-        own = bases[setting.name]
+    names = list(bases)
+    for name, following in zip(names, names[1:] + names[:1], strict=True):
+        own = bases[name]
         assert own.recipe is not None
-        predicted[setting.name] = _predicted(own.recipe, _on_the_machine_of(other, own))
+        predicted[name] = _predicted(own.recipe, _on_the_machine_of(bases[following], own))
     return PlanBenchResult(
         predicted,
         {name: _measured(basis) for name, basis in bases.items()},

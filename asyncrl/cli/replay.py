@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Replay, and show how it compares."""
     import logging
 
+    from rich.console import Console
+
     from asyncrl.replay.replay import Request, replay
     from asyncrl.run.views.live_view import LiveView
 
@@ -77,7 +79,9 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     )
     logging.getLogger().addHandler(logging.NullHandler())
     try:
-        with LiveView(console, f"replay of {arguments.folder.name}") as view:
+        # A hook may have the terminal, and a debugger in it: then nothing redraws lines there.
+        shown = Console(file=console.file, width=console.width, force_terminal=False) if arguments.hook else console
+        with LiveView(shown, f"replay of {arguments.folder.name}") as view:
             done = replay(request, view)
     except RecipeError as error:
         return show_refusal(error)

@@ -174,10 +174,12 @@ class _Host:
         except BaseException as error:  # noqa: BLE001 - whatever the agent's code raises
             traceback.print_exception(type(error), error, _without_ours(error.__traceback__))
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            self._processes.kill_descendants()
-            os._exit(status)
+            try:
+                for stream in (sys.stdout, sys.stderr):
+                    stream.flush()
+                self._processes.kill_descendants()
+            finally:
+                os._exit(status)  # whatever fails here, the episode must not go on as a second host
 
     def _become_episode(self, host: int, descriptors: list[int], message: dict[str, Any]) -> None:
         signal.set_wakeup_fd(-1)

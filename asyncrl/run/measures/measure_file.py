@@ -78,7 +78,7 @@ def read(file: Path) -> list[StepMeasure]:
         try:
             measure = msgspec.json.decode(line, type=StepMeasure)
         except msgspec.DecodeError:
-            continue  # the last one, if a kill cut it off
+            continue  # a kill cut it off
         steps.setdefault(measure.step, measure)
     if not steps:
         raise RecipeError("--from", f"{str(file)!r} has no training step yet", remedy)

@@ -1,0 +1,50 @@
+"""``asyncrl bench plan``: each setting is predicted from the next of its workload; what was found survives what fails later."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from test_fit_run import made_run
+
+from asyncrl.bench import plan
+from asyncrl.core.errors import ComponentFailed
+
+SETTINGS = (plan.SETTINGS[4], plan.SETTINGS[5], plan.SETTINGS[8])
+"""Two of one workload, and one of another."""
+
+
+def test_what_was_found_is_written_after_each_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = {setting.name: made_run(tmp_path / str(number)).path for number, setting in enumerate(SETTINGS[:2])}
+
+    def measured(_: object, setting: plan.Setting, folder: str) -> str:
+        if setting.name not in made:
+            raise ComponentFailed("the machine is taken away")
+        return str(made[setting.name])
+
+    monkeypatch.setattr(plan, "in_own_process", measured)
+    file = tmp_path / "plan.json"
+    with pytest.raises(ComponentFailed, match="taken away"):
+        plan.run(file, Console(quiet=True), SETTINGS)
+    found = json.loads(file.read_bytes())
+    for setting in SETTINGS[:2]:
+        assert found[f"{setting.name}.measured"] == pytest.approx(64.0)  # 128 rows in 2 s
+        assert found[f"{setting.name}.predicted"] > 0
+    assert found["median_error"] <= found["worst_error"]
+    assert not any(key.startswith(SETTINGS[2].name) for key in found)
+
+
+def test_the_summary_is_of_all_settings_and_ranks_within_a_workload():
+    seen = plan.Seen(100.0, 1.0, 0.1, 0.2)
+    fast, slow = (msgspec.structs.replace(seen, trajectories_per_s=speed) for speed in (150.0, 50.0))
+    names = [setting.name for setting in SETTINGS]
+    first = plan.PlanBenchResult(
+        {names[0]: seen, names[1]: fast}, {names[0]: seen, names[1]: slow}, dict.fromkeys(names[:2], 0.0)
+    )
+    both = first.with_more(plan.PlanBenchResult({names[2]: seen}, {names[2]: slow}, {names[2]: 0.0}))
+    flat = both.flat()
+    assert flat["worst_error"] == 2.0
+    assert flat["median_error"] == 1.0
+    assert flat["ranking_right"] == 0.0
+    assert first.ranking_right == 0.0
