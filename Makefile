@@ -14,20 +14,35 @@ TESTERS := $(shell awk '/^MemAvailable/ { print ($$2 >= 14000000 ? 3 : 2) }' /pr
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
+# The other Pythons that start here, and what is tested with each: what depends on megatron-core, torch and vLLM.
+PYTHONS = $(shell for each in python3.11 python3.12 python3.13; do $$each -c '$(STARTS)' 2>/dev/null && echo $$each; done; true)
+ON_PYTHONS := tests/learners tests/generators tests/weights tests/gpu
+
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test check real-tokenizers screens notebook setup setup-dev bench-peers clean
+SITE := .venv-docs
+
+.PHONY: quickstart test test-pythons check real-tokenizers screens notebook docs setup setup-dev bench-peers clean
 
 quickstart: setup
 	$(BIN)/asyncrl launch quickstart
 
 # Three at a time where there is memory for it: many tests wait, for processes that start and for deadlines. Each process takes a
-# third, the first of them all whole runs, and the one that is done helps the others.
+# third, which in all but one begins with whole runs (tests/conftest.py), and the one that is done helps the others.
 # Each imports the package in dozens of processes, which would compile it anew where PYTHONDONTWRITEBYTECODE is set.
 test: setup-dev
 	@$(BIN)/python -m compileall -q asyncrl buffers generators learners
 	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist worksteal
+
+# The learner's, the generators' and the weights' tests on each Python that starts, in an environment of its own: .venv-python3.12.
+test-pythons:
+	@test -n "$(PYTHONS)" || { echo "none of python3.11, python3.12 and python3.13 starts and can make an environment"; exit 1; }
+	@for each in $(PYTHONS); do \
+	  echo "== $$each"; \
+	  $(MAKE) --no-print-directory PYTHON=$$each VENV=.venv-$$each setup-dev || exit 1; \
+	  .venv-$$each/bin/python -m pytest --numprocesses $(TESTERS) --dist worksteal $(ON_PYTHONS) || exit 1; \
+	done
 
 check: setup-dev
 	$(BIN)/ruff format --check .
@@ -47,6 +62,11 @@ screens: setup-dev
 notebook: setup-dev
 	$(BIN)/python docs/notebook.py
 
+# The site of the docs, into site/: every page is in its navigation, every link leads somewhere. It needs nothing of asyncrl's.
+docs: $(SITE)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build >$(SITE)/build.log 2>&1 || { cat $(SITE)/build.log; exit 1; }
+	@echo "The site is in site/; read it with: python3 -m http.server --directory site --bind 127.0.0.1"
+
 # The trainers that `asyncrl bench loop --peer` measures, in an environment of their own: their pins collide with ours.
 bench-peers: $(PEERS)/.installed
 
@@ -63,7 +83,7 @@ $(INSTALLED): requirements/cpu.txt pyproject.toml
 	@echo "  2 of 4: $(TORCH), the build for CPUs"
 	@$(PIP) $(TORCH) 2>$(VENV)/pip.log || $(PIP) --index-url $(TORCH_INDEX) $(TORCH) 2>>$(VENV)/pip.log || { echo "         it is not to be had; the build for GPUs instead, with 4 GB of libraries"; $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_FOR_GPUS) 2>>$(VENV)/pip.log; } || { cat $(VENV)/pip.log; exit 1; }
 	@grep -v '^torch==' requirements/cpu.txt >$(VENV)/others.txt
-	@echo "  3 of 4: vLLM, Megatron, Ray, MLflow and what they need ($$(grep -c == requirements/cpu.txt) packages; the longest step)"
+	@echo "  3 of 4: vLLM, Megatron, Ray, MLflow and what they need ($$(grep -c == $(VENV)/others.txt) packages; the longest step)"
 	@$(PIP) --requirement $(VENV)/others.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@echo "  4 of 4: asyncrl itself"
 	@$(PIP) --no-build-isolation --editable . 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
@@ -81,5 +101,10 @@ $(PEERS)/.installed: requirements/peers.txt
 	@$(PEERS_PIP) --requirement requirements/peers.txt 2>$(PEERS)/pip.log || { cat $(PEERS)/pip.log; exit 1; }
 	@touch $@
 
+$(SITE)/.installed: requirements/docs.txt
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/docs.txt 2>$(SITE)/pip.log || { cat $(SITE)/pip.log; exit 1; }
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS)
+	rm -rf $(VENV) $(PEERS) $(SITE) .venv-python3.*

@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
+from asyncrl.buffers.group import Group
+from asyncrl.buffers.groups import Groups
+from asyncrl.buffers.sampling import Sampler
+from asyncrl.buffers.staleness import StalenessPolicy
+from asyncrl.buffers.state import BufferState, KeptBatch
 from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import BatchConfig
-from buffers.group import Group
-from buffers.groups import Groups
-from buffers.sampling import Sampler
-from buffers.staleness import StalenessPolicy
-from buffers.state import BufferState, KeptBatch
 
 STALE = "over the staleness bound"
 PAYLOAD_LOST = "payload lost in a crash"
@@ -117,8 +117,8 @@ class Batches:
                 yield BatchEpisode.around(group.records[index], group.task.id, group.source, weight)
 
     def kept(self) -> dict[PolicyVersion, Batch]:
-        """Return the batches that were trained and are kept, by version."""
-        return {version: kept.batch for version, kept in self._state.kept.items() if kept.trained}
+        """Return the batches that are kept, by version: those that were trained, and one whose training did not end."""
+        return {version: kept.batch for version, kept in self._state.kept.items()}
 
     def trained(self, version: PolicyVersion) -> None:
         """Note that the batch of ``version`` was trained. A second call does nothing.

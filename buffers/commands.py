@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 import msgspec
 
+from asyncrl.buffers.limits import Limits
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.ticket import Ticket
-from buffers.limits import Limits
-from buffers.replay_buffer import ReplayBuffer
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """How many failures of each kind a run has had, and when they are too many."""
 
+from asyncrl.buffers.group import Group
+from asyncrl.buffers.state import BufferState
 from asyncrl.core.errors import BudgetExceeded, FailureKind
 from asyncrl.core.task import Task
-from buffers.group import Group
-from buffers.state import BufferState
 
 NOTHING_SAMPLED = "the policy sampled no token at all; does the prompt fit into the context?"
 NO_ANSWER_IN_TIME = (

@@ -1,6 +1,6 @@
 """Filters leave out complete groups from training; new tasks take their place (Yu et al. 2025, arXiv:2503.14476).
 
-A filter decides by what is known when the group is complete; :mod:`buffers.staleness` decides by when a group is trained.
+A filter decides by what is known when the group is complete; :mod:`asyncrl.buffers.staleness` decides by when a group is trained.
 """
 
 from collections.abc import Collection, Iterable, Sequence

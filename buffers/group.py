@@ -1,6 +1,6 @@
 """What the buffer knows of one group, from its first ticket until its payload is no longer needed.
 
-A group is plain data; :mod:`buffers.ledger` moves it from state to state, and :mod:`buffers.replay_buffer` decides when.
+A group is plain data; ``buffers/ledger.py`` moves it from state to state, and ``buffers/replay_buffer.py`` decides when.
 """
 
 from collections.abc import Iterator

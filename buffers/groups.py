@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import msgspec
 
+from asyncrl.buffers.group import Group
+from asyncrl.buffers.index import GroupIndex
+from asyncrl.buffers.ledger import TERMINAL, Ledger
+from asyncrl.buffers.staleness import StalenessPolicy
+from asyncrl.buffers.state import BufferState, Draw
+from asyncrl.buffers.tasks.task_stream import TaskStream
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.payload import EpisodeRecord, PayloadRef
-from buffers.group import Group
-from buffers.index import GroupIndex
-from buffers.ledger import TERMINAL, Ledger
-from buffers.staleness import StalenessPolicy
-from buffers.state import BufferState, Draw
-from buffers.tasks.task_stream import TaskStream
 
 
 class Groups:

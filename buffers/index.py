@@ -8,12 +8,12 @@ uses changes, and enters it again afterwards.
 import heapq
 from collections.abc import Iterator
 
+from asyncrl.buffers.buckets import VersionBuckets
+from asyncrl.buffers.group import Group
+from asyncrl.buffers.ready import Ready, ReadyGroup
+from asyncrl.buffers.staleness import StalenessPolicy
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
-from buffers.buckets import VersionBuckets
-from buffers.group import Group
-from buffers.ready import Ready, ReadyGroup
-from buffers.staleness import StalenessPolicy
 
 
 class GroupIndex:

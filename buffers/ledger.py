@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from asyncrl.buffers.group import Group
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.measures.buffer_statistics import GroupState, LedgerCounts, TaskCounts, TrajectoryCounts
-from buffers.group import Group
 
 EXAMPLE_LENGTH = 500
 """Number of characters kept of a reason's last example."""

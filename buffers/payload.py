@@ -22,12 +22,12 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from asyncrl.buffers.journal.disk import PAGE, append_whole, disk_full, punch_hole
+from asyncrl.buffers.journal.extents import Extents
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.payload import PayloadRef
-from buffers.journal.disk import PAGE, append_whole, disk_full, punch_hole
-from buffers.journal.extents import Extents
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ class PayloadLost(AsyncRLError):
         self.segment, self.offset, self.problem = segment, offset, problem
         super().__init__(
             f"payload at offset {offset:,} of {segment}: {problem}; "
-            "resume the run (asyncrl launch --resume RUN): this finds what is lost and generates it again"
+            "bring the file back from a copy, or resume the run (asyncrl launch --resume RUN), which generates again what is not "
+            "trained yet"
         )
 
 

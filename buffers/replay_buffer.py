@@ -16,6 +16,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from asyncrl.buffers.batches import Batches
+from asyncrl.buffers.failures import NO_ANSWER_IN_TIME, NOTHING_SAMPLED, Failures, of_task
+from asyncrl.buffers.filters import left_out_by
+from asyncrl.buffers.group import Group
+from asyncrl.buffers.groups import Groups
+from asyncrl.buffers.limits import Limits
+from asyncrl.buffers.ready import mean_absolute_advantage
+from asyncrl.buffers.sampling import make_sampler
+from asyncrl.buffers.staleness import Load, StalenessPolicy
+from asyncrl.buffers.state import BufferState
+from asyncrl.buffers.tasks.task_stream import TaskStream
 from asyncrl.core.errors import FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, BufferStatistics, GroupState
@@ -24,17 +35,6 @@ from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
-from buffers.batches import Batches
-from buffers.failures import NO_ANSWER_IN_TIME, NOTHING_SAMPLED, Failures, of_task
-from buffers.filters import left_out_by
-from buffers.group import Group
-from buffers.groups import Groups
-from buffers.limits import Limits
-from buffers.ready import mean_absolute_advantage
-from buffers.sampling import make_sampler
-from buffers.staleness import Load, StalenessPolicy
-from buffers.state import BufferState
-from buffers.tasks.task_stream import TaskStream
 
 EXPIRED_UNFINISHED = "over the staleness bound before it was finished"
 NOTHING_TRAINED = "no trajectory of a role that is trained"
@@ -101,10 +101,10 @@ class ReplayBuffer:
         """Change the pipeline depth. Groups that were already issued stay.
 
         Raises:
-            LedgerError: the recipe does not allow the depth.
+            LedgerError: tokens could get over the recipe's staleness bound.
         """
-        if not 0 <= depth <= self._limits.largest_depth:
-            raise LedgerError(f"pipeline depth {depth} is not between 0 and {self._limits.largest_depth}")
+        if not 0 <= depth <= self._limits.max_staleness:
+            raise LedgerError(f"pipeline depth {depth} is not between 0 and buffer.max_staleness {self._limits.max_staleness}")
         self._state.depth = depth
 
     # Tickets

@@ -12,6 +12,8 @@ from typing import Protocol, cast
 
 import msgspec
 
+from asyncrl.buffers.ready import Ready, ReadyGroup
+from asyncrl.buffers.systematic import inclusion_probabilities, systematic_hits
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.plug_ins.plug_in import load_class, users_code
@@ -23,8 +25,6 @@ from asyncrl.core.recipe.buffer import (
     PrioritisedSamplerConfig,
     StratifiedSamplerConfig,
 )
-from buffers.ready import Ready, ReadyGroup
-from buffers.systematic import inclusion_probabilities, systematic_hits
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Sampler(Protocol):
         """Choose ``n`` of the ready groups.
 
         Args:
-            ready: mapping of group ids to :class:`~buffers.ready.ReadyGroup`, oldest group first; a sampler must not change it.
+            ready: mapping of group ids to ``ready.ReadyGroup``, oldest group first; a sampler must not change it.
             n: number of groups, from 0 to ``len(ready)``.
             version: the policy version that will be trained.
             rng: seeded from the recipe's seed and ``version``; the only randomness that a sampler may use.
@@ -109,7 +109,7 @@ class Prioritised:
     """Chooses with probability proportional to priority, without replacement, and returns weights that correct for it.
 
     Priorities follow Schaul et al. 2016, "Prioritized Experience Replay" (arXiv:1511.05952); there, transitions are drawn with
-    replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (:mod:`buffers.systematic`) and
+    replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (``buffers/systematic.py``) and
     so are the weights ``n / (N * pi)``: the mean of ``weight * x`` over the ``n`` sampled groups is an unbiased estimate of the
     mean of ``x`` over all ``N`` ready ones (Horvitz and Thompson 1952, "A generalization of sampling without replacement from a
     finite universe"). Groups lie on the line oldest first, so a sample is also spread evenly over the ages. ``on_stale:
@@ -206,7 +206,7 @@ class Checked:
                 f"buffer.sampler {self._name}: sample raised {type(error).__name__}: {error}; correct that class"
             ) from error
         if problem := self._problem(selection, ready, n):
-            raise BadSelection(f"buffer.sampler {self._name}: {problem}; see buffers.sampling.Selection")
+            raise BadSelection(f"buffer.sampler {self._name}: {problem}; see asyncrl.buffers.sampling.Selection")
         return selection
 
     def _problem(self, selection: object, ready: Ready, n: int) -> str:
@@ -246,7 +246,9 @@ def _load(options: CustomSamplerConfig) -> Sampler:
     place = "buffer.sampler.name"
     loaded = load_class(options.name, place)
     if not callable(getattr(loaded, "sample", None)):
-        raise RecipeError(place, f"{options.name} has no method `sample`", "define the method of buffers.sampling.Sampler")
+        raise RecipeError(
+            place, f"{options.name} has no method `sample`", "define the method of asyncrl.buffers.sampling.Sampler"
+        )
     problem = f"{options.name} refuses {options.options}:"
     with users_code(problem, "buffer.sampler.options", "give options that its constructor accepts"):
         return cast(Sampler, loaded(**options.options))

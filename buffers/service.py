@@ -1,7 +1,7 @@
 """The buffer as a service: it answers the verbs of :class:`~asyncrl.core.buffer_api.BufferApi`, and gives up silent workers.
 
-What always holds: every change is made by :mod:`buffers.write_ahead`; a waiting caller is woken when what it waits for
-has come or the service has failed (:mod:`buffers.waiters`); nothing waits without a deadline, and deadlines stand still
+What always holds: every change is made by :mod:`asyncrl.buffers.write_ahead`; a waiting caller is woken when what it waits for
+has come or the service has failed (:mod:`asyncrl.buffers.waiters`); nothing waits without a deadline, and deadlines stand still
 while a full disk pauses the run. The service is a plain class on one event loop; other modules serve it over the
 network.
 """
@@ -16,6 +16,14 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.buffers import commands
+from asyncrl.buffers.commands import Command
+from asyncrl.buffers.heartbeats import Heartbeats
+from asyncrl.buffers.journal.journal import Journal
+from asyncrl.buffers.pauses import Pauses
+from asyncrl.buffers.replay_buffer import NOTHING_TRAINED, ReplayBuffer
+from asyncrl.buffers.waiters import Waiters, fair_share
+from asyncrl.buffers.write_ahead import WriteAhead
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
@@ -23,14 +31,6 @@ from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState
 from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.ticket import Ticket
-from buffers import commands
-from buffers.commands import Command
-from buffers.heartbeats import Heartbeats
-from buffers.journal.journal import Journal
-from buffers.pauses import Pauses
-from buffers.replay_buffer import NOTHING_TRAINED, ReplayBuffer
-from buffers.waiters import Waiters, fair_share
-from buffers.write_ahead import WriteAhead
 
 logger = logging.getLogger(__name__)
 

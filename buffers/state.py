@@ -2,20 +2,20 @@
 
 import msgspec
 
+from asyncrl.buffers.group import Group
+from asyncrl.buffers.ledger import LedgerState
+from asyncrl.buffers.limits import Limits
+from asyncrl.buffers.statistics import Held, Observed
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.task import Task
-from buffers.group import Group
-from buffers.ledger import LedgerState
-from buffers.limits import Limits
-from buffers.statistics import Held, Observed
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True):
     """A task whose group expired and that is issued again: the ``index``-th of its source.
 
-    ``attempt`` is as in :class:`~buffers.group.Group`.
+    ``attempt`` is as in :class:`~asyncrl.buffers.group.Group`.
     """
 
     task: Task

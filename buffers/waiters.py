@@ -8,8 +8,8 @@ time, the one that has waited longest; its own lease wakes the next if there is 
 import asyncio
 from collections import deque
 
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.ids import PolicyVersion
-from buffers.replay_buffer import ReplayBuffer
 
 
 class Waiters:

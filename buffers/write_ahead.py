@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from asyncrl.buffers import commands
+from asyncrl.buffers.commands import Command
+from asyncrl.buffers.journal.disk import DiskFull
+from asyncrl.buffers.journal.journal import Journal
+from asyncrl.buffers.pauses import Pauses
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import AsyncRLError
-from buffers import commands
-from buffers.commands import Command
-from buffers.journal.disk import DiskFull
-from buffers.journal.journal import Journal
-from buffers.pauses import Pauses
-from buffers.replay_buffer import ReplayBuffer
 
 logger = logging.getLogger(__name__)
 

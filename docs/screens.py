@@ -21,6 +21,7 @@ from asyncrl.core.measures.time_split import IDLE_GENERATORS, IDLE_LEARNER, Gene
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind
+from asyncrl.learners.metrics import STALENESS_MAX, STALENESS_MEAN
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.progress import RunProgress
@@ -29,7 +30,6 @@ from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.metric_history import metric_history
 from asyncrl.run.views.episode_view import episode_view
 from asyncrl.run.views.live_view import LiveView
-from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
 HERE = Path(__file__).resolve().parent / "screens"
 

@@ -1,10 +1,10 @@
 """Multi-turn chat as token ids: sampled turns stay exactly as sampled, and only new text is tokenized.
 
 After a turn, the token stream continues with the *delta*: what the chat template puts between the end of an assistant turn and
-the start of the next one (see :mod:`generators.chat_template`). So the stream is only ever extended, whatever the model wrote and
+the start of the next one (see ``generators/chat_template.py``). So the stream is only ever extended, whatever the model wrote and
 however the template would render it again.
 
-No text in a message or in the description of a tool becomes a control token (see :mod:`generators.control_tokens`), so
+No text in a message or in the description of a tool becomes a control token (see :mod:`asyncrl.generators.control_tokens`), so
 it cannot begin or end a turn.
 """
 
@@ -21,10 +21,10 @@ from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.core.text import writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from generators.chat_template import NO_ARGUMENTS, REMEDY, ChatTemplate, TemplateUnsuitable, first_line
-from generators.control_tokens import ControlTokens, spelt_out
-from generators.templates import DEFAULT, FOR_TOOLS, template_files, templates_of
-from generators.token_cache import TokenCache
+from asyncrl.generators.chat_template import NO_ARGUMENTS, REMEDY, ChatTemplate, TemplateUnsuitable, first_line
+from asyncrl.generators.control_tokens import ControlTokens, spelt_out
+from asyncrl.generators.templates import DEFAULT, FOR_TOOLS, template_files, templates_of
+from asyncrl.generators.token_cache import TokenCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

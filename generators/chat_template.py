@@ -7,7 +7,7 @@ token (often a newline) is part of it, so it is not lost.
 A template that asks for the date always gets the same one (:data:`DATE`): else a prompt would change at midnight, in each worker
 at another time, and a run that is resumed would train on other prompts than before.
 
-What always holds: control tokens are rendered under their private names (see :mod:`generators.control_tokens`). A template that
+What always holds: control tokens are rendered under their private names (see ``generators/control_tokens.py``). A template that
 separates turns by ordinary text alone is refused.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.messages import Message, ToolCall, ToolSpec
-from generators.control_tokens import RESERVED, ControlTokens
-from generators.templates import variables_of
+from asyncrl.generators.control_tokens import RESERVED, ControlTokens
+from asyncrl.generators.templates import variables_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,9 @@ import numpy as np
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.publication import Publication
+from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.trajectory import Sampling, VersionSpan
-from generators.concurrency import EngineLoad
+from asyncrl.generators.concurrency import EngineLoad
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -24,12 +25,15 @@ class Completion(msgspec.Struct, frozen=True):
             :attr:`asyncrl.core.trajectory.Sampling.convention`.
         spans: which policy version sampled which tokens; they cover ``[0, T)``, counted from the first sampled token.
         finished_by_stop: whether the last token is one of the stop tokens; if not, the turn reached ``max_tokens``.
+        experts: those that the tokens went to whose experts were not known yet, up to the last but one; None if the engine does
+            not say.
     """
 
     token_ids: np.ndarray
     logprobs: np.ndarray
     spans: tuple[VersionSpan, ...]
     finished_by_stop: bool
+    experts: RoutedExperts | None = None
 
 
 class ScoredRow(msgspec.Struct, frozen=True):
@@ -66,12 +70,22 @@ class Sampler(Protocol):
     """Samples turns."""
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
 
+        Args:
+            known_experts: of how many of ``token_ids`` the caller knows the experts already.
+
         Raises:
-            ComponentFailed: the engine died, or loading a publication failed.
+            ComponentFailed: the engine died, loading a publication failed, or it does not say which experts it chose although
+                it was started to.
         """
         ...
 

@@ -27,7 +27,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
         cache_share: share of the key-value cache that running requests take, from 0 to 1, in the rank where it is largest.
         cpu_seconds: processor time that the engine's processes have taken since they started, all their threads together.
         prefill_seconds, decode_seconds: seconds of its steps so far, as far as they computed prompts and sampled tokens; see
-            :class:`generators.vllm.engine_steps.EngineSteps`.
+            :class:`asyncrl.generators.vllm.engine_steps.EngineSteps`.
         moments: sums over its steps so far, in the order of :data:`asyncrl.core.measures.step_moments.PAIRS`.
     """
 
@@ -77,6 +77,12 @@ class Concurrency:
                 self._set(int(DECREASE * min(playing, self.limit)), reason)
         elif playing >= self.limit and load.waiting == 0 and load.cache_share <= FULL:
             self._set(self.limit + 1, "the key-value cache has room again")
+
+    def bound(self, most: int) -> None:
+        """Change ``generators.max_running``; a limit that the cache has lowered grows by itself."""
+        limit = most if self.limit == self._most else self.limit
+        self._most = most
+        self._set(limit, f"generators.max_running is {most} from here on")
 
     def _set(self, limit: int, reason: str) -> None:
         limit = max(1, min(self._most, limit))

@@ -14,7 +14,7 @@ from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation
 from asyncrl.envs.hosting.hosted import make_hosted
-from generators.episode import EpisodeLimits, checked_reset, checked_step
+from asyncrl.generators.episode import EpisodeLimits, checked_reset, checked_step
 
 
 async def play_dry_episode(

@@ -13,7 +13,7 @@ import msgspec
 
 from asyncrl.core.measures.time_split import PARTS, GeneratorTime
 from asyncrl.core.trajectory import Sampling
-from generators.completion import Completion, Sampler, Samplers
+from asyncrl.generators.completion import Completion, Sampler, Samplers
 
 
 class Doing(IntEnum):
@@ -148,12 +148,22 @@ class TimedSampler:
         self._sampler, self._time, self._what = sampler, time, what
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         """Sample one turn, and note for how long its request ran."""
         with self._time.doing(self._what):
             return await self._sampler.generate(
-                token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
+                token_ids,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stop_token_ids=stop_token_ids,
+                known_experts=known_experts,
             )
 
 

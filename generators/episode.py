@@ -27,13 +27,13 @@ from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
-from generators.calls.reader import ToolCallReader
-from generators.chat_format import ChatFormat
-from generators.completion import Sampler, Samplers
-from generators.episode_time import EpisodeTime
-from generators.loop_share import LoopShare
-from generators.token_stream import TokenStream
-from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import Sampler, Samplers
+from asyncrl.generators.episode_time import EpisodeTime
+from asyncrl.generators.loop_share import LoopShare
+from asyncrl.generators.token_stream import TokenStream
+from asyncrl.generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
 MALFORMED_PENALTY = "malformed_penalty"
 """The metric with what malformed calls took from the episode's reward: a number below 0, or 0."""
@@ -140,7 +140,7 @@ class EpisodeName(msgspec.Struct, frozen=True):
 
 
 PlayAgent = Callable[[HostedEnvironment, EpisodeName, EpisodeLimits, Samplers, EpisodeTimes], Awaitable[Episode]]
-"""Has an agent play an episode whose environment is ready; see :func:`generators.gateway.agent_play.agent_episode`."""
+"""Has an agent play an episode whose environment is ready; see :func:`asyncrl.generators.gateway.agent_play.agent_episode`."""
 
 
 class EpisodeTools(msgspec.Struct, frozen=True):
@@ -248,6 +248,7 @@ async def _play(
             max_tokens=room,
             sampling=limits.sampling,
             stop_token_ids=tools.chat.ends_of_turn,
+            known_experts=stream.known_experts,
         )
         sampled = time.perf_counter()
         stream.append_turn(completion, sampled - asked)

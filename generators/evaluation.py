@@ -15,8 +15,8 @@ from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize
 from asyncrl.core.trajectory import StopReason
-from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from generators.first_error import first_error
+from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.first_error import first_error
 
 logger = logging.getLogger(__name__)
 

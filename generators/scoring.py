@@ -2,13 +2,19 @@
 
 What always holds: a scored episode has the reward that follows from its score, or none at all; and if its turns' rewards
 added up to its reward, they still do.
+
+Asks a teacher how probable what the policy sampled is to it, and keeps that with the episode.
+
+What always holds: each trained trajectory of an episode that was asked about has one log-probability for each sampled token, or
+the episode has failed. They are of the teacher's weights alone, so they do not age while the episode waits to be trained.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from asyncrl.core.episode import Episode
 from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
@@ -115,3 +121,75 @@ def _with_score(episode: Episode, score: float, environment_weight: float) -> Ep
         role_rewards={role: environment_weight * reward + score for role, reward in episode.role_rewards.items()},
         metrics={**episode.metrics, SCORE: score, ENVIRONMENT_REWARD: episode.reward},
     )
+
+
+class Teacher(Protocol):
+    """Computes log-probabilities of given tokens. Every call is bounded by the implementation's own deadline."""
+
+    async def logprobs(self, row: np.ndarray) -> np.ndarray:
+        """Return float32 [T - 1], the log-probability (nats, temperature 1) of each token of ``row``, int32 [T], but the first.
+
+        Raises:
+            ScoringFailed: there was no answer in time.
+            ComponentFailed: there will never be one.
+        """
+        ...
+
+
+class TeachingUse(Counters, msgspec.Struct, frozen=True):
+    """Counters of what a teacher was asked.
+
+    Attributes:
+        tokens: sampled tokens with a log-probability.
+        seconds: seconds that their episodes waited for it, summed.
+        episodes: these episodes.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    episodes: int = 0
+
+
+class Teaching:
+    """Has a teacher look at finished episodes, and counts them.
+
+    Args:
+        clock: returns the time in seconds; must never go back.
+    """
+
+    def __init__(self, teacher: Teacher, clock: Callable[[], float] = time.monotonic) -> None:
+        self._teacher, self._clock = teacher, clock
+        self.use = TeachingUse()
+
+    async def taught(self, episode: Episode) -> Episode:
+        """Return the episode with the teacher's log-probabilities in each trajectory that is trained and has a turn.
+
+        Raises:
+            ScoringFailed: there was no answer, or it holds something that is not a number.
+            ComponentFailed: the teacher failed for good.
+        """
+        began, tokens = self._clock(), 0
+        trajectories = list(episode.trajectories)
+        for part, trajectory in enumerate(trajectories):
+            if trajectory.trained and trajectory.turns:
+                found = (await self._teacher.logprobs(trajectory.token_ids))[trajectory.loss_mask[1:]]
+                _check(found, trajectory.token_ids[trajectory.loss_mask], episode)
+                trajectories[part] = msgspec.structs.replace(trajectory, teacher_logprobs=found)
+                tokens += len(found)
+        if not tokens:
+            return episode
+        seconds = self._clock() - began
+        self.use += TeachingUse(tokens, seconds, 1)
+        times = msgspec.structs.replace(episode.times, scoring_s=episode.times.scoring_s + seconds)
+        return msgspec.structs.replace(episode, trajectories=tuple(trajectories), times=times)
+
+
+def _check(logprobs: np.ndarray, tokens: Sequence[int] | np.ndarray, episode: Episode) -> None:
+    if not np.isfinite(logprobs).all():
+        place = int(np.flatnonzero(~np.isfinite(logprobs))[0])
+        name = f"task {episode.task_id}, group {episode.group_id}, sample {episode.sample_index}"
+        raise ScoringFailed(
+            FailureKind.DATA,
+            f"the teacher's log-probability of token {int(tokens[place])}, sampled as number {place} of {name}, is "
+            f"{logprobs[place]}; with a teacher that can give every token, it is a finite number",
+        )

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat_format import ChatFormat
-from generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable
 
 _ADD = ToolSpec(
     "add",

@@ -7,8 +7,9 @@ import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion
 from asyncrl.core.messages import CallRecord
+from asyncrl.core.routed_experts import RoutedExperts, joined
 from asyncrl.core.trajectory import Trajectory, Turn, VersionSpan
-from generators.completion import Completion
+from asyncrl.generators.completion import Completion
 
 
 class TokenStream:
@@ -24,6 +25,7 @@ class TokenStream:
         self.turns: list[Turn] = []
         self._spans: list[VersionSpan] = []
         self._logprobs: list[np.ndarray] = []
+        self._experts: list[RoutedExperts] = []
 
     def append_given(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample."""
@@ -37,6 +39,8 @@ class TokenStream:
         for span in completion.spans:
             self._append_span(span.end - span.start, span.version)
         self._logprobs.append(completion.logprobs)
+        if completion.experts is not None:
+            self._experts.append(completion.experts)
         self.token_ids.extend(completion.token_ids.tolist())
         self.turns.append(Turn(start, len(self.token_ids), 0.0, generating_s=seconds))
 
@@ -67,12 +71,23 @@ class TokenStream:
             loss_mask=self.loss_mask,
             version_spans=self.version_spans,
             turns=tuple(self.turns),
+            experts=self.experts,
         )
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
         """Which policy version sampled which tokens."""
         return tuple(self._spans)
+
+    @property
+    def known_experts(self) -> int:
+        """Of how many leading tokens the experts are known."""
+        return sum(map(len, self._experts))
+
+    @property
+    def experts(self) -> RoutedExperts | None:
+        """The experts that the leading tokens went to, if the engine says."""
+        return joined(self._experts)
 
     @property
     def logprobs(self) -> np.ndarray:

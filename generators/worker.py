@@ -40,17 +40,18 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import StopReason
-from generators.completion import Engine, EngineUse
-from generators.concurrency import Concurrency, EngineLoad
-from generators.engine_time import Doing, EngineTime, TimedSamplers
-from generators.episode import EpisodeName, EpisodeTools, run_episode
-from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
-from generators.finished_episodes import FinishedEpisodes
-from generators.first_error import first_error
-from generators.leases import Lease, Leases
-from generators.scoring import Scoring, ScoringUse
-from generators.tool_output import TOOL_OUTPUT_CUT
-from generators.worker_settings import WorkerSettings
+from asyncrl.generators.completion import Engine, EngineUse
+from asyncrl.generators.concurrency import Concurrency, EngineLoad
+from asyncrl.generators.engine_time import Doing, EngineTime, TimedSamplers
+from asyncrl.generators.episode import EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
+from asyncrl.generators.finished_episodes import FinishedEpisodes
+from asyncrl.generators.first_error import first_error
+from asyncrl.generators.judging import Judging
+from asyncrl.generators.leases import Lease, Leases
+from asyncrl.generators.scoring import ScoringUse, TeachingUse
+from asyncrl.generators.tool_output import TOOL_OUTPUT_CUT
+from asyncrl.generators.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
             ``environment.max_tool_output``.
         episode_limit: how many episodes may be played at once at the moment.
         scoring: counters of the scores that a reward model gave to the episodes.
+        teaching: counters of what a teacher said of them.
         finished: what the episodes that were handed in reported.
         errors: errors of the environments' code, by place.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
@@ -84,6 +86,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
     tool_output_cut: int = 0
     episode_limit: int = 0
     scoring: ScoringUse = ScoringUse()
+    teaching: TeachingUse = TeachingUse()
     finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
     errors: tuple[CountedError, ...] = ()
     blocked_by: tuple[str, ...] = ()
@@ -97,14 +100,14 @@ class GeneratorStatistics(EngineUse, frozen=True):
 
 
 class GeneratorWorker:
-    """Leases tickets, plays their episodes on one engine, and hands them in.
+    """Leases tickets, plays their episodes on one engine, and hands them in. ``concurrency`` limits how many at once.
 
     Args:
         worker_id: the name under which the buffer knows the worker.
         engine: the worker's engine, which must have been started and warmed up.
         tools: what episodes are played with.
         ticket_client: the way to the buffer; None for a worker that only evaluates.
-        scoring: rewards finished episodes; if None, the environment's rewards are used.
+        judging: has finished episodes judged before they are handed in; if None, they are handed in as they are.
         keep: keeps the episodes of an evaluation of a policy version; if None, they are not kept.
     """
 
@@ -115,14 +118,14 @@ class GeneratorWorker:
         engine: Engine,
         tools: EpisodeTools,
         ticket_client: TicketClient | None,
-        scoring: Scoring | None = None,
+        judging: Judging | None = None,
         keep: KeepEvaluation | None = None,
     ) -> None:
         self._id, self._settings, self._keep = worker_id, settings, keep
         self._time = EngineTime(lambda: self._leases.room, time.monotonic)
         self._tools = self._timed(tools, Doing.REQUEST)
         self._evaluation_tools = self._timed(tools, Doing.EVALUATION_REQUEST)
-        self._engine, self._tickets, self._scoring = engine, ticket_client, scoring
+        self._engine, self._tickets, self._judging = engine, ticket_client, judging
         self._slots = asyncio.Semaphore(settings.max_running)
         self._loading = 0
         self._last_loading: tuple[PolicyVersion, asyncio.Task[int]] | None = None
@@ -132,7 +135,7 @@ class GeneratorWorker:
         self._serving: asyncio.Task[None]
         self._cut_off: asyncio.Future[str]
         self._leases = Leases(settings.max_running, settings.group_size, self._changed.set, room_changes=self._time.settle)
-        self._concurrency = Concurrency(settings.max_running, self._limit)
+        self.concurrency = Concurrency(settings.max_running, self._limit)
         self._finished_episodes = self._tool_output_cut = 0
         self._finished = FinishedEpisodes()
         self._blank_tokens: dict[int, bool] = {}
@@ -191,7 +194,7 @@ class GeneratorWorker:
         while True:
             load = await self._engine_load()
             if not self._time.busy_with(Doing.EVALUATION):  # requests of an evaluation say nothing about training
-                self._concurrency.observe(load, self._leases.playing)
+                self.concurrency.observe(load, self._leases.playing)
             await sleep(ADAPT_S)
 
     async def _engine_load(self) -> EngineLoad:
@@ -278,9 +281,9 @@ class GeneratorWorker:
             self._finished_episodes += 1
             self._tool_output_cut += int(episode.metrics.get(TOOL_OUTPUT_CUT, 0))
             self._leases.played(lease, index)
-            if self._scoring is not None:
+            if self._judging is not None:
                 with self._time.doing(Doing.SCORE):
-                    episode = await self._scoring.reward(ticket.task, episode)
+                    episode = await self._judging.judged(ticket.task, episode)
             self._check_rewards(ticket.task, episode)
         except PromptTooLong as too_long:
             self._leases.played(lease, index)
@@ -329,7 +332,7 @@ class GeneratorWorker:
         return blank
 
     async def load_publication(self, publication: Publication) -> int:
-        """Load published weights while episodes run; see :meth:`generators.completion.Engine.load_publication`.
+        """Load published weights while episodes run; see :meth:`asyncrl.generators.completion.Engine.load_publication`.
 
         A second call for the same version, by somebody whom the answer of the first did not reach, gets the same answer.
         """
@@ -348,7 +351,7 @@ class GeneratorWorker:
             self._changed.set()
 
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
-        """Play the episodes of held-out tasks; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
+        """Play the episodes of held-out tasks; see ``evaluation.evaluate``. ``version`` is being evaluated."""
         settings = self._settings
         with self._time.doing(Doing.EVALUATION):
             episodes = await evaluate(
@@ -365,10 +368,10 @@ class GeneratorWorker:
 
     def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""
-        engine, scoring = self._engine.use(), self._scoring.use if self._scoring is not None else ScoringUse()
+        engine, judging = self._engine.use(), self._judging or Judging()
         waits = GeneratorTime(
             episodes=self._leases.episode_seconds,
-            scores=scoring.seconds,
+            scores=judging.scored.seconds + judging.taught.seconds,
             held_back=self._leases.held_back_seconds,
             front_end_cpu=time.process_time() - self._cpu_seconds_when_made,
         )
@@ -376,8 +379,9 @@ class GeneratorWorker:
             **msgspec.structs.asdict(engine) | {"time": self._time.use() + engine.time + waits},
             finished_episodes=self._finished_episodes,
             tool_output_cut=self._tool_output_cut,
-            episode_limit=self._concurrency.limit,
-            scoring=scoring,
+            episode_limit=self.concurrency.limit,
+            scoring=judging.scored,
+            teaching=judging.taught,
             finished=snapshot(self._finished),
             errors=self._tools.errors.counted,
         )

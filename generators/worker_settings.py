@@ -6,7 +6,7 @@ import msgspec
 
 from asyncrl.core.recipe.algorithm import TurnCreditConfig
 from asyncrl.core.recipe.schema import Recipe
-from generators.episode import EpisodeLimits
+from asyncrl.generators.episode import EpisodeLimits
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):

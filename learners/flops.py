@@ -38,6 +38,8 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
         feed_forward: for each layer, how many weights of its feed-forward block a token is multiplied with; in a layer
             with experts, the router's weights and those of the token's own experts.
         outputs: the vocabulary, or 1 for a critic.
+        projections: weights of a layer's attention that a token is multiplied with; 0 if they follow from the other sizes.
+        value_dim: channels of a head's values; 0 if they are as many as those of its keys.
         adapters: number of weights in the low-rank adapters of all layers; if there are any, all other weights are
             frozen.
     """
@@ -48,6 +50,8 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     feed_forward: tuple[int, ...]
     outputs: int
+    projections: int = 0
+    value_dim: int = 0
     adapters: int = 0
 
 
@@ -76,10 +80,10 @@ def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int, bef
     for length, earlier in zip(lengths, before, strict=False):
         tokens += length
         pairs += length * (length + 1) // 2 + length * earlier
-    projections = 2 * shapes.hidden * shapes.head_dim * (shapes.heads + shapes.query_groups)
+    projections = shapes.projections or 2 * shapes.hidden * shapes.head_dim * (shapes.heads + shapes.query_groups)
     weights = sum(projections + of_layer for of_layer in shapes.feed_forward)
     # Products of a query with a key, and of their attention weight with the value.
-    attention = len(shapes.feed_forward) * 2 * shapes.heads * shapes.head_dim
+    attention = len(shapes.feed_forward) * shapes.heads * (shapes.head_dim + (shapes.value_dim or shapes.head_dim))
     return 2 * (tokens * weights + predicted * shapes.hidden * shapes.outputs), 2 * (pairs * attention + tokens * shapes.adapters)
 
 

@@ -27,29 +27,30 @@ from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import AdaptiveKlConfig, AlgorithmConfig, NoKlConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from learners import metrics
-from learners.algorithm.kl import adapted_coefficient
-from learners.algorithm.losses import policy_loss
-from learners.algorithm.overlong import overlong_penalties
-from learners.algorithm.value_loss import value_loss
-from learners.batches.micro_batch import MicroBatch, unsampled
-from learners.batches.mini_batches import order
-from learners.batches.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
-from learners.batches.single_row import single_row
-from learners.batches.tally import Tally
-from learners.batches.token_records import TokenRecords
-from learners.checkpointing.checkpoint_manifest import Progress
-from learners.megatron.cpu import compat
-from learners.preparation import MiniBatch, Preparation
-from learners.rank import RankSpec
-from learners.schedule import learning_rate
-from learners.step_report import StepReport
-from learners.step_watch import StepWatch
+from asyncrl.learners import metrics
+from asyncrl.learners.algorithm.kl import adapted_coefficient
+from asyncrl.learners.algorithm.losses import policy_loss
+from asyncrl.learners.algorithm.overlong import overlong_penalties
+from asyncrl.learners.algorithm.teacher import with_teacher
+from asyncrl.learners.algorithm.value_loss import value_loss
+from asyncrl.learners.batches.micro_batch import MicroBatch, unsampled
+from asyncrl.learners.batches.mini_batches import order
+from asyncrl.learners.batches.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
+from asyncrl.learners.batches.single_row import single_row
+from asyncrl.learners.batches.tally import Tally
+from asyncrl.learners.batches.token_records import TokenRecords
+from asyncrl.learners.checkpointing.checkpoint_manifest import Progress
+from asyncrl.learners.megatron.cpu import compat
+from asyncrl.learners.preparation import MiniBatch, Preparation
+from asyncrl.learners.rank import RankSpec
+from asyncrl.learners.schedule import learning_rate
+from asyncrl.learners.step_report import StepReport
+from asyncrl.learners.step_watch import StepWatch
 
 if TYPE_CHECKING:
-    from learners.megatron.layers.log_probabilities import Predictions
-    from learners.megatron.state.checkpoint import Saving
-    from learners.megatron.trainer import MicroBatchLoss
+    from asyncrl.learners.megatron.layers.log_probabilities import Predictions
+    from asyncrl.learners.megatron.state.checkpoint import Saving
+    from asyncrl.learners.megatron.trainer import MicroBatchLoss
 
 
 @dataclass
@@ -111,7 +112,7 @@ class Learner:
         # A late import: install() must run first, and importing this module must not change the process.
         with long_import():
             compat.install()
-            from learners.megatron.trainer import Trainer
+            from asyncrl.learners.megatron.trainer import Trainer
 
         self._trainer = Trainer(
             algorithm, config, deadlines, temperature=temperature, seed=seed, model_path=model_path, spec=rank
@@ -350,6 +351,7 @@ class Learner:
 
         def loss(micro_batch: MicroBatch, seen: "Predictions") -> tuple[Tensor, Tally]:
             logp, entropy = seen
+            micro_batch = with_teacher(micro_batch, logp, algorithm.teacher)
             proximal = logp.detach() if micro_batch.logp_proximal is None else micro_batch.logp_proximal
             outcome = policy_loss(logp, proximal, entropy, micro_batch, algorithm, part.denominator, coefficient)
             tally = observe(micro_batch, proximal, entropy.detach(), outcome, algorithm.correction)
@@ -364,17 +366,11 @@ class Learner:
 
     def _critic_loss(self, part: MiniBatch, config: GaeAdvantageConfig) -> "MicroBatchLoss":
         def loss(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tally]:
-            assert micro_batch.values is not None
-            assert micro_batch.returns is not None
-            outcome = value_loss(
-                values,
-                micro_batch.values,
-                micro_batch.returns,
-                micro_batch.mask,
-                micro_batch.share,
-                config.value_clip,
-                part.denominator,
-            )
+            before, returns = micro_batch.values, micro_batch.returns
+            assert before is not None
+            assert returns is not None
+            mask, share = micro_batch.mask, micro_batch.share
+            outcome = value_loss(values, before, returns, mask, share, config.value_clip, part.denominator)
             return outcome.loss, observe_critic(micro_batch, outcome)
 
         return loss

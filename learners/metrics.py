@@ -6,6 +6,9 @@ divergence from the policy that sampled (Schulman 2020, "Approximating KL diverg
 that policy's likelihood ratio, and never negative.
 """
 
+from collections.abc import Mapping
+
+from asyncrl.core.measures.gap_cause import GapEvidence
 from asyncrl.core.measures.metrics import Metric, Reduction
 
 
@@ -59,6 +62,31 @@ LOGPROB_GAP = _mean(
     "nats",
     "|learner - engine| log-probability, over tokens sampled by the version being trained: how far the implementations differ",
 )
+ONE_VERSION_GAP = _mean(
+    "mismatch/one_version_gap_mean_abs",
+    "nats",
+    "|learner - engine| log-probability, over tokens in rows that the version being trained sampled alone: no keys and values of "
+    "older weights behind them",
+)
+TURN_BEGIN_GAP = _mean(
+    "mismatch/turn_begin_gap_mean_abs",
+    "nats",
+    "|learner - engine| log-probability, over the first tokens of turns, sampled by the version being trained: far larger than "
+    "that of all where engine and learner had other tokens before them",
+)
+LOG_ODDS_SLOPE = _mean(
+    "mismatch/log_odds_slope",
+    "1",
+    "slope of the engine's log-odds over the learner's, over tokens sampled by the version being trained; another one than 1 "
+    "where their temperatures differ",
+)
+LOG_ODDS_EXPLAINED = _mean(
+    "mismatch/log_odds_explained", "1", "share of the squared differences of log-odds that their slope explains"
+)
+LOG_ODDS_SUMS = tuple(
+    _mean(f"mismatch/log_odds_{what}", "1", "no reading, but a sum behind two") for what in ("x", "y", "xx", "xy", "yy")
+)
+"""Means of the learner's log-odds x and the engine's y, and of their products; slope and share come from them."""
 MISMATCH_K3 = _mean("mismatch/k3", "nats", "k3 from engine to learner, over tokens sampled by the version being trained")
 BEHAVIOUR_GAP = _mean("kl/behaviour_gap_mean_abs", "nats", "|log of proximal / behaviour probability|")
 BEHAVIOUR_K3 = _mean("kl/behaviour_k3", "nats", "k3 from the behaviour policies to the policy being trained")
@@ -68,7 +96,28 @@ KL_REFERENCE = _mean(
     "k3 from the policy being trained to the reference, times the weight that the divergence has in the loss, over tokens that "
     "the correction has not left out",
 )
+TEACHER_KL = _mean(
+    "teacher/reverse_kl",
+    "nats",
+    "log-probability by the policy being trained less that by the teacher, times the weight that the token has in the loss: the "
+    "divergence from the policy to the teacher, over tokens that the correction has not left out",
+)
 KL_COEFFICIENT = _mean("kl/coefficient", "1", "factor of the divergence from the reference")
+
+LEAST_LOAD = _mean(
+    "experts/least_load", "1", "tokens of the expert that has fewest in its layer / an even load; the least of all layers"
+)
+MOST_LOAD = _mean(
+    "experts/most_load", "1", "tokens of the expert that has most in its layer / an even load; the most of all layers"
+)
+LOAD_ENTROPY = _mean(
+    "experts/load_entropy", "1", "entropy of a layer's loads / that of even loads, the mean over layers; 1 if all are even"
+)
+REPLAY_DIFFERS = _mean(
+    "experts/replay_differs",
+    "1",
+    "of the experts that engines chose for the tokens before those in the loss, the share that the learner's routers would not",
+)
 
 STALENESS_MEAN = _mean("staleness/mean", "versions", "version being trained - version that sampled the token")
 STALENESS_MAX = Metric("staleness/max", "versions", Reduction.MAX, "largest staleness of a token in the loss")
@@ -117,3 +166,15 @@ def by_staleness(metric: Metric, youngest: int, oldest: int) -> Metric:
     """The metric ``metric`` restricted to tokens of staleness ``youngest`` to ``oldest``."""
     ages = f"{youngest}" if youngest == oldest else f"{youngest}_to_{oldest}"
     return Metric(f"{metric.name}_at_{ages}", metric.unit, metric.reduction, f"{metric.meaning}; tokens of staleness {ages}")
+
+
+def gap_evidence(values: Mapping[str, float]) -> GapEvidence:
+    """Return what the readings of a training step, by name, say of the gap between learner and engines."""
+    return GapEvidence(
+        fresh=values.get(LOGPROB_GAP.name),
+        one_version=values.get(ONE_VERSION_GAP.name),
+        turn_begins=values.get(TURN_BEGIN_GAP.name),
+        older=values.get(by_staleness(BEHAVIOUR_GAP, 1, 1).name),
+        slope=values.get(LOG_ODDS_SLOPE.name),
+        explained=values.get(LOG_ODDS_EXPLAINED.name),
+    )

@@ -19,27 +19,29 @@ from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, 
 from asyncrl.core.recipe.correction import NormalizedBoundConfig, RejectSecondMomentConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
-from learners.algorithm.aggregation import Sequences, denominator, shares
-from learners.algorithm.batch_correction import mean_weight, second_moment_outliers
-from learners.algorithm.corrections import correct
-from learners.algorithm.covariance import draws, single_out
-from learners.algorithm.kl import divergence
-from learners.algorithm.row_advantages import (
+from asyncrl.learners.algorithm.aggregation import Sequences, denominator, shares
+from asyncrl.learners.algorithm.batch_correction import mean_weight, second_moment_outliers
+from asyncrl.learners.algorithm.corrections import correct
+from asyncrl.learners.algorithm.covariance import draws, single_out
+from asyncrl.learners.algorithm.kl import divergence
+from asyncrl.learners.algorithm.row_advantages import (
     compared,
     row_advantages,
     with_overlong_penalty,
     with_penalties,
     with_turn_penalties,
 )
-from learners.algorithm.token_credit import normalised, token_credit
-from learners.batches.micro_batch import MicroBatch, check_sampling, pack, trajectory_of
-from learners.batches.mini_batches import mini_batches
-from learners.batches.packing import plan, token_multiple
-from learners.batches.prefixes import families
-from learners.rank import RankSpec
+from asyncrl.learners.algorithm.teacher import with_teacher
+from asyncrl.learners.algorithm.token_credit import normalised, token_credit
+from asyncrl.learners.batches.micro_batch import MicroBatch, check_sampling, pack, trajectory_of
+from asyncrl.learners.batches.mini_batches import mini_batches
+from asyncrl.learners.batches.packing import plan, token_multiple
+from asyncrl.learners.batches.prefixes import families
+from asyncrl.learners.batches.taught_rows import with_teachers
+from asyncrl.learners.rank import RankSpec
 
 if TYPE_CHECKING:
-    from learners.megatron.trainer import Trainer
+    from asyncrl.learners.megatron.trainer import Trainer
 
 
 class MiniBatch(NamedTuple):
@@ -47,7 +49,7 @@ class MiniBatch(NamedTuple):
 
     Attributes:
         micro_batches: equally many on every slice.
-        denominator: divides the loss of the whole mini-batch, see :func:`learners.algorithm.aggregation.denominator`; 0 if no
+        denominator: divides the loss of the whole mini-batch, see ``aggregation.denominator``; 0 if no
             token of the mini-batch is in the loss.
     """
 
@@ -144,17 +146,18 @@ class Preparation:
                 )
             for record in records:
                 check_sampling(episodes[record.name[:2]], self._temperature, self._algorithm.uses_behaviour)
-            packed.append(
-                pack(
-                    records,
-                    [trajectory_of(record, episodes[record.name[:2]]) for record in records],
-                    [advantages[record.name] for record in records],
-                    [factors[row] for row in micro_batch],
-                    batch=batch,
-                    multiple=token_multiple(self._config),
-                    families=family_of,
-                )
+            rows = [trajectory_of(record, episodes[record.name[:2]]) for record in records]
+            made = pack(
+                records,
+                rows,
+                [advantages[record.name] for record in records],
+                [factors[row] for row in micro_batch],
+                batch=batch,
+                multiple=token_multiple(self._config),
+                families=family_of,
+                routing=self._trainer.routing,
             )
+            packed.append(made if self._algorithm.teacher is None else with_teachers(made, records, rows))
         return packed
 
     def _with_policies(self, packed: list[MicroBatch]) -> list[MicroBatch]:
@@ -271,7 +274,7 @@ class Preparation:
             return packed
         singled_out = single_out(
             torch.cat([part.logp_behaviour for part in packed]),
-            torch.cat([part.advantages for part in packed]),
+            torch.cat([with_teacher(part, part.logp_behaviour, self._algorithm.teacher).advantages for part in packed]),
             torch.cat([part.mask for part in packed]),
             draws(batch, self._planned(batch), packed),
             config,

@@ -88,9 +88,19 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
         return self.rank // self.layout.stage_ranks
 
     @property
+    def replicas(self) -> int:
+        """Number of ranks that hold the same weights outside experts."""
+        return self.layout.data * self.layout.context
+
+    @property
+    def replica(self) -> int:
+        """Place among the ranks that hold the same weights outside experts."""
+        return self.data_rank * self.layout.context + self.context_rank
+
+    @property
     def is_first_replica(self) -> bool:
         """Whether this is the first of the ranks that hold the same weights: it acts for all of them."""
-        return self.data_rank == self.context_rank == 0
+        return self.replica == 0
 
     @property
     def expert_tensor_rank(self) -> int:
@@ -103,10 +113,14 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
         return self.rank % self.layout.stage_ranks // self.layout.expert_tensor % self.layout.expert
 
     @property
-    def is_first_expert_replica(self) -> bool:
-        """Whether this is the first of the ranks that hold the same parts of the same experts: it acts for all of
-        them."""
-        return self.rank % self.layout.stage_ranks < self.layout.expert_tensor * self.layout.expert
+    def expert_replicas(self) -> int:
+        """Number of ranks that hold the same parts of the same experts."""
+        return self.layout.stage_ranks // (self.layout.expert_tensor * self.layout.expert)
+
+    @property
+    def expert_replica(self) -> int:
+        """Place among the ranks that hold the same parts of the same experts."""
+        return self.rank % self.layout.stage_ranks // (self.layout.expert_tensor * self.layout.expert)
 
     @property
     def is_slice_reporter(self) -> bool:

@@ -2,8 +2,8 @@
 
 from asyncrl.core.recipe.custom import CustomScheduleConfig
 from asyncrl.core.recipe.learner import LearnerConfig
-from learners.custom.calls import call_schedule, loaded
-from learners.custom.inputs import ScheduleInputs
+from asyncrl.learners.custom.calls import call_schedule, loaded
+from asyncrl.learners.custom.inputs import ScheduleInputs
 
 
 def learning_rate(step: int, steps: int, config: LearnerConfig) -> float:

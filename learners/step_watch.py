@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncrl.core.batch import RowName
-    from learners.algorithm.losses import Outcome
-    from learners.batches.micro_batch import MicroBatch
+    from asyncrl.learners.algorithm.losses import Outcome
+    from asyncrl.learners.batches.micro_batch import MicroBatch
 
 
 class StepWatch(Protocol):

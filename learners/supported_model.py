@@ -12,7 +12,8 @@ from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.rules.model import check_architecture, check_layout, check_positive, check_routing
-from learners.batches.packing import FP8_MULTIPLE
+from asyncrl.learners.batches.packing import FP8_MULTIPLE
+from asyncrl.learners.megatron.versions import VERSIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -30,8 +31,6 @@ _SIZES = (
 )
 SCALED_ROPE = ("linear", "llama3", "yarn")
 """The scaled rotary position embeddings that the learner computes."""
-_MEGATRON = ("0.16.1",)
-"""Versions of megatron-core whose internals the learner knows."""
 
 
 def check_megatron() -> None:
@@ -40,10 +39,11 @@ def check_megatron() -> None:
         version = importlib.metadata.version("megatron-core")
     except importlib.metadata.PackageNotFoundError:
         version = "no version"
-    if version not in _MEGATRON:
-        known = ", ".join(_MEGATRON)
+    if version not in VERSIONS:
+        known = " and ".join(VERSIONS)
+        wanted = " or ".join(f"megatron-core=={each} with {python}" for each, python in VERSIONS.items())
         problem = f"megatron-core {version} is installed, but the learner is tested with {known} only"
-        raise RecipeError("learner", problem, f"install megatron-core=={_MEGATRON[-1]}")
+        raise RecipeError("learner", problem, f"install {wanted}")
 
 
 def fp8_refusal(fp8: str, lacking: str) -> RecipeError:
@@ -134,10 +134,25 @@ def _variants(source: "PreTrainedConfig", description: Description) -> dict[str,
         f"partial_rotary_factor {rotary}": rotary not in (None, 1.0) and (not description.partial_rotation or rope != "default"),
         f"logit_scale {scale}": scale != 1.0,
         "shared_expert_intermediate_size": not mixture.shared and bool(getattr(source, "shared_expert_intermediate_size", 0)),
-        f"n_group {groups}": mixture.sigmoid and groups not in (None, 1),
+        f"n_group {groups}": mixture.sigmoid and groups not in (None, mixture.groups),
+        **_latent_variants(source, description),
         "norm_topk_prob false": mixture.sigmoid and not mixture.normalised,
         # The weight of the one expert would be 1 whatever the router computes, so the router would not learn.
         "norm_topk_prob with a single expert per token": any(mixture.layers) and mixture.normalised and mixture.per_token == 1,
+    }
+
+
+def _latent_variants(source: "PreTrainedConfig", description: Description) -> dict[str, bool]:
+    """As :func:`_variants`, of multi-head latent attention."""
+    if not description.latent:
+        return {}
+    heads, keys = source.num_attention_heads, source.num_key_value_heads
+    method, scores = getattr(source, "topk_method", "noaux_tc"), getattr(source, "scoring_func", "sigmoid")
+    return {
+        f"topk_method {method}": method != "noaux_tc",
+        f"scoring_func {scores}": scores != "sigmoid",
+        f"num_key_value_heads {keys} of {heads}": keys != heads,
+        "rope_interleave false": not getattr(source, "rope_interleave", True),
     }
 
 

@@ -1,6 +1,6 @@
 """Measures how fast this processor multiplies a model's matrices in float32 and in bfloat16, as an engine and as a learner does.
 
-``python -m learners.type_speed PRODUCTS`` measures in a process of its own, on one thread, and prints the result; so whoever asks
+``python -m asyncrl.learners.type_speed PRODUCTS`` measures in its own process, on one thread, and prints the result; whoever asks
 need not load torch, which importing this does not load either.
 """
 
@@ -52,7 +52,7 @@ def measure(products: Sequence[Product]) -> TypeSpeed:
     """Measure both data types in turn; the shortest time of each product counts."""
     import torch
 
-    from learners.megatron.cpu.onednn_products import multiply_with_onednn
+    from asyncrl.learners.megatron.cpu.onednn_products import multiply_with_onednn
 
     torch.set_num_threads(1)
     multiply_with_onednn()

@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from two_nodes import Host, RayCluster, hosts
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
-from learners.tiny import ensure_tiny_model
-from learners.tiny.settings import WarmUp
+from asyncrl.learners.tiny import ensure_tiny_model
+from asyncrl.learners.tiny.settings import WarmUp
 
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
 LEFT_MB = 20

@@ -1,10 +1,22 @@
 """What holds for all tests."""
 
+import atexit
+import fcntl
+import gc
+import importlib
+import os
 import signal
 import sys
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
+
+from asyncrl.core.process.long_import import long_import
 
 # No test is about time: on a machine with other work an example may take any number of milliseconds.
 settings.register_profile("untimed", deadline=None)
@@ -16,17 +28,109 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the tests that are allowed to take longer than others: else one of them may run alone at the end."""
+    """Have all processes but one begin with a share of the tests that may take longer than others, file by file.
+
+    At first, ``--dist worksteal`` gives as many consecutive tests to each process. Long ones are stolen last: in one process they
+    would follow one another, and wait for processes and deadlines, while the cores idle. In all of them whole runs would hold
+    each other up until their deadlines.
+    """
     usual = float(config.getini("timeout"))
 
     def limit(item: pytest.Item) -> float:
         marker = item.get_closest_marker("timeout")
         return usual if marker is None else max(usual, marker.args[0])
 
-    items.sort(key=limit, reverse=True)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in sorted(items, key=limit, reverse=True):
+        if limit(item) > usual:
+            files.setdefault(item.path, []).append(item)
+    others = [item for item in items if limit(item) <= usual]
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    sharing = max(1, processes - 1)
+    count, ordered = len(items), list[pytest.Item]()
+    for process in range(processes):
+        end = len(ordered) + (count - len(ordered)) // (processes - process)
+        for of_file in list(files.values())[process::sharing] if process < sharing else []:
+            ordered += of_file
+        usual_ones = max(0, end - len(ordered))
+        ordered += others[:usual_ones]
+        del others[:usual_ones]
+    items[:] = [*ordered, *others]
+
+
+def _import_share(paths: Iterable[str]) -> None:
+    """Import a share of the tests' modules, so that each is compiled in one of the processes, and read by the others."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    files = sorted(file for path in paths for file in Path(path).rglob("test_*.py"))
+    for file in files[process::processes] if processes > 1 else ():
+        if sys.path[0] != str(file.parent):  # as pytest does
+            sys.path.insert(0, str(file.parent))
+        with suppress(Exception, pytest.skip.Exception):  # pytest will meet it, and tell
+            importlib.import_module(file.stem)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Look for no garbage while everything is imported, and never in what that has made: each search would take a second.
+
+    What pytest makes of the tests' modules is kept, whatever the environment says, since compiling them takes most of the time.
+    """
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        with long_import():
+            _import_share(session.config.args)
+            result = yield
+    finally:
+        sys.dont_write_bytecode = kept
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # at exit, libraries tell of what is left
+    return result
 
 
 def pytest_collection_finish() -> None:
     """Have torch use one thread: two processes run tests side by side, and threads that wait for each other spin."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+class TrialHere:
+    """Tries a model in this process, in place of the process of a :class:`ModelCheck`."""
+
+    returncode = 0
+
+    def communicate(self, request: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
+        if not request:
+            return b"", b""
+        from asyncrl.run.plan.model_trial import asked, outcome_of
+
+        with ThreadPoolExecutor(1) as thread:  # the test may have an event loop of its own
+            return b"\n" + msgspec.json.encode(thread.submit(outcome_of, asked(request)).result()), b""
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def tried_apart() -> None:
+    """Have models be tried in processes of their own, as for a user; see :func:`tried_here`."""
+
+
+@pytest.fixture(autouse=True)
+def tried_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are tried in this process, which has imported what each new one would import for seconds."""
+    checking = sys.modules.get("asyncrl.run.plan.model_check")
+    if checking is not None and "tried_apart" not in request.fixturenames:
+        monkeypatch.setattr(checking.ModelCheck, "_start", lambda check: TrialHere())
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model that whole runs begin with: they only read it, and making it takes seconds, once for all processes."""
+    from whole_run import small_model
+
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with (shared / "tiny-model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return small_model(shared / "tiny-model")

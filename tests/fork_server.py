@@ -1,7 +1,7 @@
 """Processes forked from servers that have imported what takes long, once, so that starting one takes milliseconds.
 
 The servers are not multiprocessing's own, of which a process has one: that is the server of the engines that the process starts
-(``generators.vllm.cpu.engine_process``), which has imported vLLM.
+(``asyncrl.generators.vllm.cpu.engine_process``), which has imported vLLM.
 """
 
 import os

@@ -18,7 +18,7 @@ from two_nodes import SHARED, RayCluster, hosts
 
 from asyncrl.run.measures.summary import Status
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "scaling" / "slurm.sh"
+SCRIPT = Path(__file__).parents[1] / "docs" / "how-to" / "scaling" / "slurm.sh"
 CONFIG = SHARED / "slurm.conf"
 _SLURM = """
 ClusterName=hosts

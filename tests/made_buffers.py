@@ -1,8 +1,7 @@
 """Replay buffers of a recipe: new, restored from a snapshot, recovered from a journal."""
 
-from buffers.journal.identity import Identity
-from buffers.journal.recovery import recover
-from buffers.replay_buffer import ReplayBuffer
+from asyncrl.buffers.journal.recovery import Identity, recover
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 
 
 def buffer_of(recipe, tasks):

@@ -89,6 +89,7 @@ def row(step=1, turns=2, sampled_by=None, gap=0.01, **changed):
         "learner_logprobs": np.where(sampled, logprobs - gap, 0.0) if of_training else None,
         "advantages": np.where(sampled, 0.7, 0.0) if of_training else None,
         "weights": np.where(sampled, 0.9, 0.0) if of_training else None,
+        "traffic": None,
         "fates": fates,
         **changed,
     }

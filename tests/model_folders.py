@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncrl.bench.gpu.settings import ModelSize
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.learners.tiny.tokenizer_alone import tiny_tokenizer
 from asyncrl.run.models.model_shape import ModelShape
-from learners.tiny.tokenizer_alone import tiny_tokenizer
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,

@@ -23,7 +23,7 @@ DOCUMENTED = {
     *("sys.stdin", "sys.stdout", "sys.stderr", "os.environ", "os._exit", "sys._current_frames"),
     *("ssl.SSLContext.minimum_version", "ssl.SSLContext.check_hostname", "ssl.SSLContext.verify_mode"),
     *("logging.LogRecord.msg", "logging.LogRecord.args", "threading.Timer.daemon", "argparse.Namespace"),
-    *(".__cause__", ".__class__", ".__dict__", ".args", ".filename", ".argtypes"),
+    *(".__cause__", ".__class__", ".__dict__", ".__module__", ".args", ".filename", ".argtypes"),
     *("._replace", "._asdict", "._fields"),
     # Columns of rich, tokenizers, templates, arguments completed by shtab, instructions of llvmlite, Megatron's set of groups.
     *(".justify", ".pre_tokenizer", ".decoder", ".filters", ".complete", ".response_template", ".align"),

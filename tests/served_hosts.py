@@ -14,10 +14,11 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
-from reward_models import make_reward_model
+from judging_models import make_reward_model
 from spanning_hosts import FAR, TINY, Command, Stage, main
 from two_nodes import Host
 
+from asyncrl.buffers.payload import SUFFIX
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, write_files
 from asyncrl.envs.mcp.calculator import make_tasks, reward
@@ -25,7 +26,6 @@ from asyncrl.envs.sandbox.python_programs import RUN_CODE, python_command, pytho
 from asyncrl.envs.sandbox.run_report import describe_run
 from asyncrl.envs.tool_marks import tool
 from asyncrl.run.measures.summary import Status, Summary
-from buffers.payload import SUFFIX
 
 SERVED = Path("/tmp/served")
 """Where the service on the first host tells who asked it, and for how many scores."""

@@ -24,8 +24,8 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForC
 from two_nodes import SHARED, Host, RayCluster, encrypted, hosts
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.learners.tiny import ensure_tiny_model
 from asyncrl.run.measures.summary import Status, Summary
-from learners.tiny import ensure_tiny_model
 
 OWN = Path("/tmp/runs")
 """A folder of the first host, which the other does not see."""
@@ -53,7 +53,7 @@ class Stage:
         self._began = time.monotonic()
         model = ensure_tiny_model({"": ClassEnvironmentConfig(name="calculator")}, 0, lambda progress: None)
         shutil.copytree(model, self.outside(TINY))
-        _make_experts(self.outside(TINY), self.outside(EXPERTS))
+        make_experts(self.outside(TINY), self.outside(EXPERTS))
 
     def say(self, *words: object) -> None:
         """Print with the time since the beginning."""
@@ -88,7 +88,7 @@ class Stage:
     @property
     def run(self) -> Path:
         """The folder of the scenario's only run, as seen from outside."""
-        (folder,) = [path for path in self.outside(self.runs).iterdir() if path.is_dir()]
+        (folder,) = [path for path in self.outside(self.runs).iterdir() if (path / "recipe.yaml").is_file()]
         return folder
 
     def check(self, status: Status = Status.COMPLETED) -> Summary:
@@ -162,7 +162,8 @@ class Stage:
         assert self.weights_in_memory() == [[], []]
 
 
-def _make_experts(tiny: Path, folder: Path) -> None:
+def make_experts(tiny: Path, folder: Path) -> None:
+    """Make a model with experts that has the tokens of another, and random weights."""
     base = AutoConfig.from_pretrained(tiny)
     torch.manual_seed(0)
     size = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 32}
@@ -270,6 +271,14 @@ def tensor(stage: Stage) -> None:
     _spanning(stage, 2, "learner.tensor_parallel=2", "learner.pipeline_parallel=2")
 
 
+def layers(stage: Stage) -> None:
+    """Each layer is divided between ranks on two hosts; the plan says what that costs."""
+    apart = ["learner.tensor_parallel=2", "learner.tensor_parallel_nodes=several"]
+    few = ["learner.placement.per_node=1", f"steps={FEW_STEPS}"]
+    stage.call(*stage.recipe(*FAR, *few, *apart), "--dry-run", said="ranks that divide the same layers are on several nodes")
+    _spanning(stage, 1, *apart)
+
+
 def experts(stage: Stage) -> None:
     """The experts are divided between ranks on two hosts."""
     _spanning(stage, 1, f"model.path={EXPERTS}", "learner.data_parallel=2", "learner.expert_parallel=2")
@@ -362,9 +371,9 @@ def unreachable(stage: Stage) -> None:
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     each.__name__: each
-    for each in (data, pipeline, cut, killed, tensor, experts, context, pools, blind, late, folders, unreachable)
+    for each in (data, pipeline, cut, killed, tensor, layers, experts, context, pools, blind, late, folders, unreachable)
 }
-SHARING = {"data", "pipeline", "cut", "killed", "tensor", "experts", "context", "pools", "blind"}
+SHARING = {"data", "pipeline", "cut", "killed", "tensor", "layers", "experts", "context", "pools", "blind"}
 """Scenarios whose runs lie where both hosts see them."""
 
 

@@ -1,6 +1,6 @@
 """Signatures of tools, and what comes of each: the arguments that fit and what the tool gets, and those that are refused.
 
-The test of tools' types calls every one of them, and ``docs/tool-types.md`` is written from them.
+The test of tools' types calls every one of them, and ``docs/reference/tool-types.md`` is written from them.
 """
 
 import datetime

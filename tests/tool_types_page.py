@@ -1,4 +1,4 @@
-"""Writes docs/tool-types.md from the signatures that the tests try: ``python tests/tool_types_page.py``."""
+"""Writes docs/reference/tool-types.md from the signatures that the tests try: ``python tests/tool_types_page.py``."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from tool_type_cases import (
     signatures,
 )
 
-PAGE = Path(__file__).parents[1] / "docs" / "tool-types.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "tool-types.md"
 
 _HEAD = """\
 # Types of tools

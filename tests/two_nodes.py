@@ -225,7 +225,7 @@ class Host:
         place = os.readlink(f"/proc/{self.pid}/ns/pid")
 
         def is_there(process: psutil.Process) -> bool:
-            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # it has ended meanwhile, or is none of ours
                 return os.readlink(f"/proc/{process.pid}/ns/pid") == place
             return False
 

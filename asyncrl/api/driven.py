@@ -7,22 +7,19 @@ call in another thread cannot be interrupted.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple, TextIO
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncrl.api.errors import NotThere, RunFailed, RunInterrupted
-from asyncrl.api.messages import Answer, Began, Refused, Request
-from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.cli.driving.messages import Began, Request
+from asyncrl.cli.driving.start import how_it_ended, start_driver
 
 if TYPE_CHECKING:
     from asyncrl.api.evaluation import Evaluation
@@ -58,9 +55,9 @@ class Ended(NamedTuple):
         try:
             summary = made.summary
         except NotThere as error:
-            raise RunFailed(self.folder, f"{_how_it_ended(self.code)} and left no summary") from error
+            raise RunFailed(self.folder, f"{how_it_ended(self.code)} and left no summary") from error
         if self.code != ExitCode[summary.status.name]:
-            raise RunFailed(self.folder, f"{_how_it_ended(self.code)}, but the summary says {summary.status}")
+            raise RunFailed(self.folder, f"{how_it_ended(self.code)}, but the summary says {summary.status}")
         match summary.status:
             case Status.INTERRUPTED:
                 raise RunInterrupted(self.folder, summary.reason)
@@ -68,44 +65,48 @@ class Ended(NamedTuple):
                 raise RunFailed(self.folder, summary.reason)
 
 
-def drive(request: Request) -> Ended:
+def drive(request: Request, watch: Callable[[Began, Popen[str]], None] | None = None) -> Ended:
     """Have ``request`` done to its end, and return its folder, which says how it ended, and the exit code.
+
+    Args:
+        watch: called once it has begun, with its answer and the process; may follow what happens until the process ends. If it
+            raises, what was begun is stopped in order, and then its error is raised.
 
     Raises:
         RecipeError: it was refused; nothing was started.
         ComponentFailed: the process ended before it could begin.
         KeyboardInterrupt: this process was interrupted; what was begun has been stopped in order.
     """
+    folder: Path | None = None
     with _forwarding_interrupts() as interrupts:
-        reading, writing = os.pipe()
-        with open(reading, "rb") as answers:
-            try:
-                process = _start(request, writing)
-            finally:
-                os.close(writing)
+        driver = start_driver(request)
+        process = driver.process
+        with driver.answers, shown(process):
             interrupts.forward_to(process)
             try:
-                _wait(process)
-            except BaseException:  # e.g. what a handler of another signal raises
-                process.send_signal(signal.SIGINT)
+                began = driver.began()
+                folder = Path(began.folder)
+                if watch is not None and not interrupts.heard:
+                    watch(began, process)
                 process.wait()
-                raise
-            answered = [msgspec.json.decode(line, type=Answer) for line in answers]
+            except BaseException:  # what the driver answered, what `watch` raised, or a handler of another signal
+                if process.poll() is None:
+                    stop(process)
+                if not interrupts.heard:
+                    raise
     if interrupts.heard:
         interrupt = KeyboardInterrupt()
-        if answered and isinstance(answered[0], Began):
-            interrupt.add_note(f"it was stopped in order; see {answered[0].folder}")
+        if folder is not None:
+            interrupt.add_note(f"it was stopped in order; see {folder}")
         raise interrupt
-    match answered:
-        case [Began(folder)]:
-            return Ended(Path(folder), process.returncode)
-        case [Refused(place, problem, remedy, notes)]:
-            error = RecipeError(place, problem, remedy)
-            for note in notes:
-                error.add_note(note)
-            raise error
-        case _:
-            raise ComponentFailed(f"{_how_it_ended(process.returncode)} before it began; what it printed above says why")
+    assert folder is not None
+    return Ended(folder, process.returncode)
+
+
+def stop(process: Popen[str]) -> None:
+    """End what a process drives in order, and wait for that; it has a deadline of its own."""
+    process.send_signal(signal.SIGINT)
+    process.wait()
 
 
 class _Interrupts:
@@ -113,7 +114,7 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.heard = False
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Popen[str] | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGINT."""
@@ -121,7 +122,7 @@ class _Interrupts:
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
 
-    def forward_to(self, process: subprocess.Popen[str]) -> None:
+    def forward_to(self, process: Popen[str]) -> None:
         self._process = process
         if self.heard:
             process.send_signal(signal.SIGINT)
@@ -145,50 +146,21 @@ def _forwarding_interrupts() -> Iterator[_Interrupts]:
         signal.signal(signal.SIGINT, before)
 
 
-def _start(request: Request, descriptor: int) -> subprocess.Popen[str]:
-    inherits = _is_own(sys.stdout, 1)
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "asyncrl.api.driver"),
-            *(msgspec.json.encode(request).decode(), str(descriptor), str(os.getpid())),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=None if inherits else subprocess.PIPE,
-        stderr=None if inherits else subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        pass_fds=(descriptor,),
-        # Environments of the user's own are importable there if they are here.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        # An interrupt reaches it once, from here, and not also through the terminal or the notebook's kernel.
-        start_new_session=True,
-    )
-
-
-def _is_own(stream: TextIO, descriptor: int) -> bool:
-    """Whether a stream is this process's own, not what a notebook or a test has put in its place."""
-    try:
-        return stream is sys.__stdout__ and stream.fileno() == descriptor
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _wait(process: subprocess.Popen[str]) -> None:
+@contextmanager
+def shown(process: Popen[str]) -> Iterator[None]:
     """Show what the process prints until it ends."""
     showing = threading.Thread(target=_show, args=(process,), daemon=True)
     showing.start()
-    process.wait()
-    showing.join(SHOWING_S)
+    try:
+        yield
+    finally:
+        showing.join(SHOWING_S)
 
 
-def _show(process: subprocess.Popen[str]) -> None:
+def _show(process: Popen[str]) -> None:
     if process.stdout is None:
         return
     with process.stdout:  # if nothing can be shown any more, the process learns that nobody reads, and goes on
         for line in process.stdout:
             sys.stdout.write(line)
             sys.stdout.flush()
-
-
-def _how_it_ended(code: int) -> str:
-    return f"the driver was killed by signal {-code}" if code < 0 else f"the driver ended with code {code}"

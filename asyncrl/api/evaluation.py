@@ -13,9 +13,9 @@ import msgspec
 
 from asyncrl.api.driven import drive
 from asyncrl.api.errors import NotThere
-from asyncrl.api.messages import EvaluateRequest
 from asyncrl.api.recipes import Overrides, PathLike, RecipeLike, override_texts, recipe_file
 from asyncrl.api.run import Run, read_trajectories
+from asyncrl.cli.driving.messages import EvaluateRequest
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def evaluate(
     samples: int | None = None,
     versions: Sequence[int] = (),
 ) -> Evaluation:
-    """Play the held-out tasks of a recipe with one or several models, as ``asyncrl evaluate`` does; see docs/evaluate.md.
+    """Play the held-out tasks of a recipe with one or several models, as ``asyncrl evaluate`` does; see docs/how-to/evaluate.md.
 
     Args:
         models: Hugging Face folders, runs or their folders, or ``tiny``.

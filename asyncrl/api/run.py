@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from asyncrl.api.driven import Ended, drive
+from asyncrl.api.driven import drive
 from asyncrl.api.errors import NotThere
-from asyncrl.api.messages import LaunchRequest
-from asyncrl.api.recipes import Overrides, PathLike, RecipeLike, override_texts, recipe_file
+from asyncrl.api.following import completed, follow
+from asyncrl.api.recipes import Overrides, PathLike, override_texts
+from asyncrl.cli.driving.messages import LaunchRequest
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.storage.address import is_address
 from asyncrl.core.text import short
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncrl.core.recipe.schema import Recipe
+    from asyncrl.run.measures.events import RunEvent
     from asyncrl.run.measures.summary import Summary
 
-
-def launch(recipe: RecipeLike, overrides: Overrides = ()) -> Run:
-    """Run a recipe to its end, showing what ``asyncrl launch`` shows.
-
-    The run is driven by a process of its own. So it may be launched from any thread and under a running event loop, as in a
-    notebook. If this is the main thread, an interrupt ends it in order; Python interrupts no other thread.
-
-    Args:
-        recipe: path of a ``.yaml`` file, the name of a shipped recipe, or a dictionary of what such a file would hold, e.g.
-            ``{"defaults": ["quickstart", "_self_"], "steps": 20}``.
-        overrides: changes as on the command line, e.g. ``["learner.lr=1e-4", "steps=20"]``, or as a dictionary, e.g.
-            ``{"learner": {"lr": 1e-4}, "steps": 20}``.
-
-    Raises:
-        RecipeError: the recipe was refused; nothing was started. Further problems are its notes.
-        RunFailed: the run failed; the error has the reason and the folder.
-        RunInterrupted: a signal to the run's own process stopped it.
-        ComponentFailed: the process that drives the run could not begin.
-    """
-    changes = override_texts(overrides)
-    with recipe_file(recipe) as file:
-        return _ended(drive(LaunchRequest(file, changes)))
+T = TypeVar("T")
 
 
 class Run:
     """A run, read from its folder: while it goes on, after it has ended, or wherever the folder was copied to.
 
     Args:
-        path: the run's folder, as ``asyncrl launch`` names it at its end.
+        path: the run's folder, as ``asyncrl launch`` names it at its end; or its address in an object store, of which a copy is
+            read, as it is now: without checkpoints and trained model until these are asked for.
 
     Raises:
         RecipeError: there is no run in it.
@@ -56,7 +42,14 @@ class Run:
     def __init__(self, path: PathLike) -> None:
         from asyncrl.run.folder.run_folder import RunFolder
 
-        self._folder = RunFolder.find(Path(path))
+        self._address = str(path) if is_address(str(path)) else None
+        self._folder = RunFolder.find(Path(path) if self._address is None else self._copy(weights=False))
+
+    def _copy(self, *, weights: bool) -> Path:
+        from asyncrl.run.storage.fetched_run import copy_of
+
+        assert self._address is not None
+        return copy_of(self._address, weights=weights)
 
     def __repr__(self) -> str:
         return f"asyncrl.Run({str(self.path)!r})"
@@ -74,10 +67,10 @@ class Run:
             NotThere: the run has not ended, or was killed before it could write one.
             UnknownFormat: another version of asyncrl wrote it, in another way.
         """
-        from asyncrl.run.measures.summary import Summary
+        from asyncrl.run.measures.event_log import read_end
 
         try:
-            return Summary.read(self._folder.summary)
+            return read_end(self._folder)
         except (OSError, ValueError, RecursionError) as error:
             raise NotThere(f"{self.path} has no summary ({error}): the run has not ended, or was killed; resume it") from error
 
@@ -99,6 +92,8 @@ class Run:
         Raises:
             NotThere: the run has not completed.
         """
+        if self._address is not None:
+            self._copy(weights=True)
         if not (self._folder.model / "config.json").is_file():
             remedy = "resume it; asyncrl.evaluate also takes its checkpoints"
             raise NotThere(f"{self.path} has no trained model: the run has not completed; {remedy}")
@@ -132,7 +127,7 @@ class Run:
         return pa.table([steps, names, values], schema=pa.schema(types))
 
     def trajectories(self, step: int | None = None, kind: Literal["train", "evaluation"] | None = None) -> pa.Table:
-        """Return the episodes that were kept; docs/trajectories.md describes the columns.
+        """Return the episodes that were kept; docs/reference/trajectories.md describes the columns.
 
         Args:
             step: of this training step, or of the evaluation of this policy version; None for all.
@@ -145,12 +140,71 @@ class Run:
         """
         return read_trajectories(self._folder.trajectories, step, kind)
 
-    def resume(self, overrides: Overrides = ()) -> Run:
+    def resume(self, overrides: Overrides = (), callbacks: Sequence[Callback] = ()) -> Run:
         """Go on with the run to its end, by its own recipe and these changes of it, as ``asyncrl launch --resume`` does.
 
-        Raises what :func:`launch` raises.
+        Args:
+            callbacks: as of :func:`asyncrl.launch`, which also says what is raised.
         """
-        return _ended(drive(LaunchRequest(None, override_texts(overrides), str(self.path))))
+        request = LaunchRequest(None, override_texts(overrides), self._address or str(self.path))
+        return completed(drive(request, partial(follow, Run, callbacks)), Run)
+
+    async def events(self) -> AsyncIterator[RunEvent]:
+        """Yield what has happened in the run, and then what happens, as it happens, until nobody drives the run any more."""
+        from asyncrl.run.measures.event_log import FOLLOW_S, EventReader
+
+        reader = EventReader(self._folder.events)
+        while True:
+            driven = self._folder.is_driven  # asked first: what was written before the run's end is read below
+            for event in reader.new():
+                yield event
+            if not driven:
+                return
+            await asyncio.sleep(FOLLOW_S)
+
+    def finish(self, reason: str = "finish() was called") -> None:
+        """Have the run end as if the training step under way were its last: evaluated, and with its model saved.
+
+        A run that is starting trains one step first.
+
+        Raises:
+            RecipeError: the run does not go on, is ending already, or is driven on another machine.
+        """
+        from asyncrl.run.control import finish
+
+        _answered(finish(self.path, reason))
+
+    def stop(self) -> None:
+        """Have the run end now, as Ctrl-C does, so that it can be resumed; returns when it has ended.
+
+        Raises:
+            RecipeError: the run does not go on, or is driven on another machine.
+        """
+        from asyncrl.run.host.stopping import stop
+
+        stop(self._folder)
+
+    def scale(self, pool: str, size: int) -> str:
+        """Change how many engines a pool has, and return what happens now; raises what :meth:`finish` raises."""
+        from asyncrl.run.control import scale
+
+        return _answered(scale(self.path, pool, size))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Track metrics of your own beside those of a training step, as ``own/NAME``; raises what :meth:`finish` raises."""
+        from asyncrl.run.control import log
+
+        _answered(log(self.path, step, {f"own/{name}": float(value) for name, value in values.items()}))
+
+
+Callback = Callable[["RunEvent", Run], object]
+"""Called with each event of a run, and the run."""
+
+
+def _answered(question: Coroutine[Any, Any, T]) -> T:
+    """Ask something of a run's driver, whether or not this thread has an event loop that runs."""
+    with ThreadPoolExecutor(1, "question") as thread:
+        return thread.submit(asyncio.run, question).result()
 
 
 def read_trajectories(folder: Path, step: int | None = None, kind: Literal["train", "evaluation"] | None = None) -> pa.Table:
@@ -165,14 +219,3 @@ def read_trajectories(folder: Path, step: int | None = None, kind: Literal["trai
     except RecipeError as error:
         raise NotThere(str(error)) from error
     return reader.table(Choice(kind=None if kind is None else Kind(kind), step=step))
-
-
-def _ended(ended: Ended) -> Run:
-    """Return the run that a process has just driven.
-
-    Raises:
-        RunFailed, RunInterrupted: it did not complete.
-    """
-    run = Run(ended.folder)
-    ended.require_completed(run)
-    return run

@@ -1,12 +1,18 @@
 """``asyncrl env check``: looks at an environment's source, its tasks and its episodes, without a trainer or a model.
 
 What always holds: whatever the environment does, the check ends, and says where it was when it did not go on.
+
+Looks at the tasks that an environment makes: the same for the same seed in every process, and none in both splits.
+
+Looks at an environment through the chat template of a model: what fits, where turns end, and what looks like its tokens.
 """
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -14,27 +20,44 @@ from asyncrl.authoring.episode_checks import EpisodeChecks, EpisodeFigures
 from asyncrl.authoring.findings import Finding, Findings, Severity
 from asyncrl.authoring.loop_watch import LoopWatch
 from asyncrl.authoring.played import Played, calling, play
-from asyncrl.authoring.source_checks import check_source
-from asyncrl.authoring.subject import Subject, subjects_of
-from asyncrl.authoring.task_checks import check_tasks
-from asyncrl.authoring.template_checks import check_size, check_template
+from asyncrl.authoring.source_checks import check_source, place_of
+from asyncrl.authoring.subject import TASKS, Subject, has_task_files, subjects_of, tasks_of
+from asyncrl.core.episode import FINAL_REWARD
 from asyncrl.core.errors import AsyncRLError, EnvironmentBroken, RecipeError
+from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.text import describe_error
+from asyncrl.core.text import describe_error, short
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
-from asyncrl.envs.load import environment_class, load_members
+from asyncrl.envs.load import environment_class, load_members, make_tasks
 from asyncrl.envs.secrets import read_secrets
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.episode import EpisodeLimits
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY
-from generators.episode import EpisodeLimits
+from asyncrl.run.tiny.lessons import check_lessons
 
 CHECK_S = 240.0
 """Deadline of all episodes of one environment."""
 CLOSE_S = 10.0
 SHOWN = 8
 """Episodes that are looked at through a model's template."""
+AGAIN_S = 120.0
+"""Deadline of the process that makes the tasks again."""
+_AGAIN = """
+import sys, msgspec
+sys.path.append("")
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.envs.load import make_tasks
+asked = msgspec.json.decode(sys.stdin.buffer.read())
+spec = ClassEnvironmentConfig(name=asked["name"], options=asked["options"])
+tasks = [make_tasks(spec, split, asked["count"], asked["seed"]) for split in ("train", "evaluation")]
+sys.stdout.buffer.write(b"\\n" + msgspec.json.encode(tasks))
+"""
+CHARACTERS_A_TOKEN = 4
+"""Characters of an English text that make a token, where no tokenizer is at hand."""
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -135,11 +158,22 @@ class _Stage:
                 self._figures = await self._checks.run()
             if self._figures is not None:
                 shown = [played for task in self._tasks[:SHOWN] if (played := await _shown(environments, task, limits))]
+                self._check_rewards(shown)
                 check_size(subject.name, shown, recipe.model.max_context, self._findings)
                 if self._model is not None:
                     await check_template(self._model, subject.name, shown, recipe.model.max_context, self._findings)
         finally:
             await environments.close(CLOSE_S)
+
+    def _check_rewards(self, shown: Sequence[Played]) -> None:
+        """Find the rewards that the recipe compares one by one, and that an episode came to its end without."""
+        for name in self._subject.compared_rewards:
+            lacking = next((each for each in shown if each.done and name not in {FINAL_REWARD, *each.metrics}), None)
+            if lacking is not None:
+                reported = ", ".join(sorted(lacking.metrics)) or "none"
+                problem = f"an episode reports no metric {name!r}; it reports {reported}"
+                remedy = "report it in every episode that comes to its end, or take its name out"
+                self._findings.error("rewards", "algorithm.advantage.rewards", problem, remedy)
 
 
 async def _shown(environments: WorkerEnvironments, task: Task, limits: EpisodeLimits) -> Played | None:
@@ -147,3 +181,163 @@ async def _shown(environments: WorkerEnvironments, task: Task, limits: EpisodeLi
         return await play(environments.make, task, calling(2, "", task.id), limits)
     except EnvironmentBroken:
         return None  # the checks of episodes have told it
+
+
+def check_tasks(subject: Subject, findings: Findings) -> tuple[list[Task], list[Task]]:
+    """Check the tasks of both splits, and return them.
+
+    Raises:
+        RecipeError: there are no tasks, or what makes them raised.
+    """
+    train, evaluation = (tasks_of(subject, split) for split in ("train", "evaluation"))
+    place = _place(subject)
+    _check_splits(train, evaluation, place, findings)
+    if isinstance(subject.spec, ClassEnvironmentConfig) and not has_task_files(subject.recipe):
+        _check_determinism(subject, (train, evaluation), place, findings)
+    if isinstance(subject.spec, ClassEnvironmentConfig):
+        _check_lessons(subject, findings)
+    for split, tasks in (("train", train), ("evaluation", evaluation)):
+        if not tasks:
+            problem = f"there are no {split} tasks for it"
+            raise RecipeError(f"tasks.{split}", problem, "make some, or name a file with tasks whose `environment` is its name")
+    for task in (*train, *evaluation):
+        if not task.question.strip():
+            findings.error("tasks", f"task {short(task.id)}", "its prompt is empty", "ask the model something")
+    return train, evaluation
+
+
+def _place(subject: Subject) -> str:
+    if isinstance(subject.spec, ClassEnvironmentConfig) and not has_task_files(subject.recipe):
+        return place_of(environment_class(subject.spec.name).make_tasks)
+    return "tasks"
+
+
+def _check_lessons(subject: Subject, findings: Findings) -> None:
+    """See whether the tiny model can be taught."""
+    assert isinstance(subject.spec, ClassEnvironmentConfig)
+    try:
+        check_lessons(subject.spec, subject.name, subject.recipe.seed)
+    except RecipeError as error:
+        place = place_of(environment_class(subject.spec.name).make_tasks)
+        findings.error("tasks", place, error.problem, error.remedy)
+
+
+def _check_splits(train: Sequence[Task], evaluation: Sequence[Task], place: str, findings: Findings) -> None:
+    remedy = "let the content of a task decide its split, for example by a checksum of the prompt"
+    if shared := sorted({task.id for task in train} & {task.id for task in evaluation}):
+        problem = f"{len(shared)} tasks are in both splits, e.g. {short(shared[0])}, so evaluation scores what was trained"
+        findings.error("tasks", place, problem, remedy)
+        return
+    asked = {_content(task): task for task in train}
+    if same := [task for task in evaluation if _content(task) in asked]:
+        other = asked[_content(same[0])]
+        problem = (
+            f"{len(same)} evaluation tasks equal training tasks but for the id, e.g. {short(same[0].id)} and {short(other.id)}"
+        )
+        findings.error("tasks", place, problem, remedy)
+
+
+def _content(task: Task) -> bytes:
+    return msgspec.json.encode([task.prompt, task.data], order="deterministic")
+
+
+def _check_determinism(subject: Subject, made: tuple[list[Task], list[Task]], place: str, findings: Findings) -> None:
+    spec, seed = subject.spec, subject.recipe.seed
+    assert isinstance(spec, ClassEnvironmentConfig)
+    remedy = "take every choice from random.Random(f'{split} {seed}'), and sort what comes from sets, folders or the network"
+    for split, before in zip(("train", "evaluation"), made, strict=True):
+        if (differing := _differing(before, make_tasks(spec, split, len(before), seed))) is not None:
+            problem = f"{split} task {differing} is another one when it is made a second time with the same seed"
+            findings.error("tasks", place, problem, remedy)
+            return
+        fewer = make_tasks(spec, split, max(1, len(before) // 2), seed)
+        if (differing := _differing(before[: len(fewer)], fewer)) is not None:
+            problem = f"{split} task {differing} depends on how many tasks are made, so a longer run has others"
+            findings.warning("tasks", place, problem, "make the tasks one after another from one generator")
+    try:
+        again = _made_in_another_process(spec, seed)
+    except RecipeError as error:
+        findings.error("tasks", place, error.problem, error.remedy)
+        return
+    for split, before, after in zip(("train", "evaluation"), made, again, strict=True):
+        if (differing := _differing(before, after[: len(before)])) is not None:
+            problem = f"{split} task {differing} is another one in another process, although the seed is the same"
+            findings.error("tasks", place, problem, f"{remedy}; hash() of a text differs in each process")
+            return
+
+
+def _differing(before: Sequence[Task], after: Sequence[Task]) -> int | None:
+    """The index of the first task that differs; None if all are equal."""
+    for index, (one, other) in enumerate(zip(before, after, strict=False)):
+        if (one.id, _content(one)) != (other.id, _content(other)):
+            return index
+    return None if len(before) == len(after) else min(len(before), len(after))
+
+
+def _made_in_another_process(spec: ClassEnvironmentConfig, seed: int) -> list[list[Task]]:
+    asked = msgspec.json.encode({"name": spec.name, "options": spec.options, "count": TASKS, "seed": seed})
+    variables = os.environ | {"PYTHONHASHSEED": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _AGAIN], input=asked, capture_output=True, timeout=AGAIN_S, check=True, env=variables
+        )
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[list[Task]])
+    except subprocess.TimeoutExpired as error:
+        raise RecipeError("", f"make_tasks did not end in {AGAIN_S:g} s in another process", "make it faster") from error
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.decode(errors="replace").strip().splitlines() or ["no reason"])[-1]
+        raise RecipeError(
+            "", f"make_tasks fails in another process: {last}", "do not rely on what this process has set up"
+        ) from error
+
+
+def check_size(name: str, played: Sequence[Played], max_context: int, findings: Findings) -> None:
+    """Warn of prompts that hardly fit, where no model is given."""
+    longest = max((sum(len(message.content) for message in each.prompt) for each in played), default=0)
+    if longest // CHARACTERS_A_TOKEN >= max_context:
+        problem = f"a prompt has {longest:,} characters, about {longest // CHARACTERS_A_TOKEN:,} tokens, and model.max_context is"
+        findings.warning("template", name, f"{problem} {max_context:,}", "raise model.max_context, or shorten the prompts")
+
+
+async def check_template(model: ModelConfig, name: str, played: Sequence[Played], max_context: int, findings: Findings) -> None:
+    """Check the episodes' prompts and answers with the tokenizer and the template of ``model``, whose path is a folder."""
+    try:
+        chat = ChatFormat.load(model.path, model)
+    except TemplateUnsuitable as error:
+        findings.error("template", model.path, str(error), "use another model, or give it a template of its own")
+        return
+    special = [token for token in {*chat.tokenizer.all_special_tokens, *chat.tokenizer.get_added_vocab()} if token.strip()]
+    for each in played:
+        ids = await chat.prompt(each.prompt, each.tools)
+        if len(ids) >= max_context:
+            problem = f"a prompt has {len(ids):,} tokens with this model, and model.max_context is {max_context:,}: no turn fits"
+            findings.error("template", name, problem, "raise model.max_context, or shorten prompts and tool descriptions")
+            break
+    for what, message in (*_labelled("prompt", played), *_labelled("tool's answer", played)):
+        if found := [token for token in special if token in message.content]:
+            problem = f"a {what} holds {short(found[0])}, a special token of this model: {short(message.content)}"
+            remedy = "leave chat markup to the template; a run encodes it as ordinary text, which the model has never seen"
+            findings.warning("template", name, problem, remedy)
+            break
+    await _check_smuggling(chat, special, model.path, next((each.tools for each in played), ()), findings)
+
+
+def _labelled(what: str, played: Sequence[Played]) -> Iterable[tuple[str, Message]]:
+    for each in played:
+        for message in each.prompt if what == "prompt" else (one for turn in each.answers for one in turn):
+            yield what, message
+
+
+async def _check_smuggling(
+    chat: ChatFormat, special: Sequence[str], model: str, tools: Sequence[ToolSpec], findings: Findings
+) -> None:
+    """See that no text of a tool becomes a special token: as many as with a harmless answer, and at the same ends."""
+    control = set(chat.tokenizer.all_special_ids)
+    harmless = await chat.delta([Message("tool", "harmless")], tools)
+    hostile = await chat.delta([Message("tool", " ".join((*special, "".join(special))))], tools)
+    counts = [sum(token in control for token in ids) for ids in (harmless, hostile)]
+    if counts[0] != counts[1]:
+        problem = (
+            f"a tool's answer with special tokens in its text makes {counts[1]} of them, where the template writes {counts[0]}"
+        )
+        findings.error("template", model, problem, "do not train with this tokenizer; it cannot keep text and tokens apart")

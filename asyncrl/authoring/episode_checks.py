@@ -26,7 +26,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize, short
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosting.hosted import HostedEnvironment
-from generators.episode import EpisodeLimits, checked_reset, checked_step
+from asyncrl.generators.episode import EpisodeLimits, checked_reset, checked_step
 
 AT_ONCE = 100
 """Episodes at once."""

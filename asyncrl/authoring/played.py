@@ -11,7 +11,7 @@ from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Messag
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosting.hosted import HostedEnvironment
-from generators.episode import EpisodeLimits, checked_reset, checked_step
+from asyncrl.generators.episode import EpisodeLimits, checked_reset, checked_step
 
 Script = Callable[[int, Sequence[ToolSpec]], Action]
 """Gives the turn of a number, counted from 0, for the tools of the episode."""
@@ -25,6 +25,7 @@ class Played(msgspec.Struct):
         tools: the tools.
         answers: the messages of each turn's observation.
         rewards: the reward of each turn.
+        metrics: names of the metrics that were reported.
         reset_s, step_s: seconds that reset, and each step, took.
         calls: the records of its calls.
         done: whether the environment ended the episode.
@@ -34,6 +35,7 @@ class Played(msgspec.Struct):
     tools: tuple[ToolSpec, ...] = ()
     answers: list[tuple[Message, ...]] = []
     rewards: list[float] = []
+    metrics: set[str] = set()
     reset_s: float = 0.0
     step_s: list[float] = []
     calls: list[CallRecord] = []
@@ -70,6 +72,7 @@ async def play(make: Callable[[Task], Environment], task: Task, script: Script, 
             played.step_s.append(time.perf_counter() - began)
             played.answers.append(result.observation.messages)
             played.rewards.append(result.reward)
+            played.metrics.update(result.metrics)
             played.calls += result.calls
             if result.done:
                 played.done = True

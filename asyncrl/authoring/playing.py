@@ -23,8 +23,8 @@ from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.episodes.visible import visible
-from generators.episode import MALFORMED_PENALTY, EpisodeLimits, checked_reset, checked_step, malformed_calls
-from generators.tool_output import cut_tool_outputs
+from asyncrl.generators.episode import MALFORMED_PENALTY, EpisodeLimits, checked_reset, checked_step, malformed_calls
+from asyncrl.generators.tool_output import cut_tool_outputs
 
 CLOSE_S = 10.0
 HELP = (

@@ -12,10 +12,13 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig, MemberConfig, member_place
+from asyncrl.core.recipe.reward import EnvironmentRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.load import BUILT_IN
+from asyncrl.generators.episode import MALFORMED_PENALTY
+from asyncrl.generators.scoring import ENVIRONMENT_REWARD, SCORE
 from asyncrl.run.buffer.tasks import load_sources
 from asyncrl.run.recipe.compose import compose, shipped_recipes
 
@@ -40,6 +43,16 @@ class Subject(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """The environment's name in findings."""
         return f"{self.member} ({self.spec.label})" if self.member else self.spec.label
+
+    @property
+    def compared_rewards(self) -> tuple[str, ...]:
+        """The rewards that the recipe compares one by one, but for those that are added to what the environment reports."""
+        added = set[str]()
+        if not isinstance(self.recipe.reward, EnvironmentRewardConfig):
+            added |= {SCORE, ENVIRONMENT_REWARD}
+        if not isinstance(self.spec, AgentEnvironmentConfig) and self.spec.malformed_penalty is not None:
+            added.add(MALFORMED_PENALTY)
+        return tuple(name for name in self.recipe.algorithm.reward_names if name not in added)
 
 
 def compose_for_author(named: str, overrides: Sequence[str] = ()) -> Recipe:

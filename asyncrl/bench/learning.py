@@ -17,6 +17,7 @@ from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, la
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.tiny import TinyProgress, ensure_tiny_model
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.metrics import EVALUATION_REWARD
@@ -24,7 +25,6 @@ from asyncrl.run.measures.summary import Status
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.tracker import tracking_uri
 from asyncrl.run.views.live_view import LiveView
-from learners.tiny import TinyProgress, ensure_tiny_model
 
 BAR = 0.9
 """The target: share of the held-out tasks that the quickstart solves when it has learned; version 0 solves about 0.4."""

@@ -13,12 +13,12 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
-from buffers.replay_buffer import ReplayBuffer
 
 HOUR_S = 3600.0
 EPISODES_AN_ENGINE = 32

@@ -1,15 +1,15 @@
 """Says what limits the throughput of a run with many engines: parts are measured on this machine, and many of them simulated.
 
 Measured: the processor time of the buffer's process for one trajectory, without and with a journal; the time in which a rank
-decodes one; and the rate of a mirror of weights. Simulated: engines, episodes and publications around the real buffer, with
-those costs. Everything else is an :class:`Assumptions`, which the result repeats.
+decodes one; and the rate at which weights pass Ray's object store. Simulated: engines, episodes and publications around the real
+buffer, with those costs. Everything else is an :class:`Assumptions`, which the result repeats.
 """
 
 import math
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -20,20 +20,18 @@ from rich.table import Table
 
 from asyncrl.bench.buffer.buffer import BenchSettings, cost_of_trajectories
 from asyncrl.bench.buffer.buffer_actors import episode_of
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.episode import decode, encode
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.publication import WeightFile
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.run.host.ray_cluster import start_ray
-from asyncrl.run.publications.tcp_transport import FAN_OUT
+from asyncrl.run.publications.ray_pieces import AT_ONCE, LARGEST_BYTES, PieceFetch, put_pieces
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
-from asyncrl.weights.tcp.mirror import Mirror
-from buffers.replay_buffer import ReplayBuffer
 
 ENGINES = (16, 256, 4096)
 STEPS, WARM_UP = 5, 2
@@ -43,7 +41,7 @@ ALONE = 16
 _LEARNER_SHARE = 0.9
 """Share of the time that the learner trains if the engines deliver what they can."""
 _READINGS = 200
-_TRANSFER_BYTES = 256 << 20
+_TRANSFER_BYTES = 128 << 20
 _DEADLINE_S = 120.0
 
 
@@ -57,6 +55,7 @@ class Assumptions(msgspec.Struct, frozen=True):
         group_size: episodes of a group.
         in_flight: training steps' worth of episodes that the engines play at once.
         engines_a_node: engines that share a node and its mirror.
+        senders: nodes that share the line of a node that has a piece, if there are several.
         engines_a_rank: engines for each data-parallel rank of the learner.
         weights_bytes: size of a publication: 8 billion parameters of two bytes.
         line_bytes_s: what a node sends and receives a second: 100 Gbit/s.
@@ -71,6 +70,7 @@ class Assumptions(msgspec.Struct, frozen=True):
     group_size: int = 8
     in_flight: float = 2.0
     engines_a_node: int = 8
+    senders: int = 2
     engines_a_rank: int = 4
     weights_bytes: int = 16_000_000_000
     line_bytes_s: float = 12.5e9
@@ -85,14 +85,14 @@ class Costs(msgspec.Struct, frozen=True):
             TCP included, in microseconds.
         intake_us: time in which a rank decodes one trajectory, in microseconds.
         trajectory_bytes: size of an encoded trajectory.
-        mirror_bytes_s: rate at which one mirror fetches from another over the loopback, checksums included.
+        store_bytes_s: rate at which weights are put into Ray's object store and taken out of it, without a network in between.
     """
 
     buffer_us: float
     buffer_journal_us: float
     intake_us: float
     trajectory_bytes: int
-    mirror_bytes_s: float
+    store_bytes_s: float
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class Scale(msgspec.Struct, frozen=True):
         buffer_share, buffer_journal_share: share of its time that the buffer's process works, at the wanted rate.
         publish_s: from the learner's last byte until the last engine has the weights.
         publish_share: ``publish_s`` as a share of a training step.
-        tree_depth: nodes between the learner's and the last one.
+        rounds: how often the nodes that have a piece become twice as many, until the last one has it.
         payload_mb_s: trajectories that reach the learner, in MB a second.
         payload_share: that as a share of one node's line, through which it goes if all shards are on one node.
         intake_share: share of their time that the learner's ranks decode trajectories.
@@ -119,7 +119,7 @@ class Scale(msgspec.Struct, frozen=True):
     buffer_journal_share: float
     publish_s: float
     publish_share: float
-    tree_depth: int
+    rounds: int
     payload_mb_s: float
     payload_share: float
     intake_share: float
@@ -138,7 +138,7 @@ class ScaleResult(msgspec.Struct, frozen=True):
 def run(json_file: Path, console: Console, engines: Sequence[int] = ENGINES) -> ScaleResult:
     """Measure the parts, simulate each number of engines, and write ``json_file``."""
     assumptions = Assumptions()
-    console.print("Measuring the buffer, a rank's intake and a mirror of weights")
+    console.print("Measuring the buffer, a rank's intake and Ray's object store")
     costs = measure(assumptions)
     scales = []
     for count in engines:
@@ -155,6 +155,7 @@ def measure(assumptions: Assumptions) -> Costs:
     start_ray()
     try:
         without, with_journal = (cost_of_trajectories(settings, journal) for journal in ("none", "append_only"))
+        rate = _store_rate()
     finally:
         ray.shutdown()
     ticket = Ticket(GroupId(0), Task(id=TaskId("0"), prompt=""), (0,), 0, PolicyVersion(0))
@@ -163,36 +164,29 @@ def measure(assumptions: Assumptions) -> Costs:
     for _ in range(_READINGS):
         decode(encoded)
     intake = (time.perf_counter() - begin) / _READINGS
-    return Costs(without * 1e6, with_journal * 1e6, intake * 1e6, len(encoded), _mirror_rate())
+    return Costs(without * 1e6, with_journal * 1e6, intake * 1e6, len(encoded), rate)
 
 
-def _mirror_rate() -> float:
-    version, secret = PolicyVersion(1), bytes(32)
-    with tempfile.TemporaryDirectory(dir=memory_file_system(), prefix="asyncrl-bench-scale-") as folder:
-        path = Path(folder) / "rank0"
-        path.write_bytes(bytes(_TRANSFER_BYTES))
-        files = (WeightFile(str(path), "source", _TRANSFER_BYTES),)
-        with (
-            closing(Mirror("bench", "source", secret, "127.0.0.1", folder)) as source,
-            closing(Mirror("bench", "other", secret, "127.0.0.1", folder)) as other,
-        ):
-            source.serve(version, files)
-            begin = time.perf_counter()
-            other.fetch_files(version, files, {"source": [source.address]}, _DEADLINE_S)
-            return _TRANSFER_BYTES / (time.perf_counter() - begin)
+def _store_rate() -> float:
+    version, memory = PolicyVersion(1), memoryview(bytearray(_TRANSFER_BYTES))
+    with tempfile.NamedTemporaryFile(dir=memory_file_system(), prefix="asyncrl-bench-scale-") as file:
+        file.truncate(_TRANSFER_BYTES)
+        begin = time.perf_counter()
+        pieces = put_pieces(file.name, _TRANSFER_BYTES)
+        PieceFetch(version, {0: pieces}, {0: memory}, "the benchmark", _DEADLINE_S, threading.Event()).run()
+        return _TRANSFER_BYTES / (time.perf_counter() - begin)
 
 
 def publication(engines: int, costs: Costs, assumptions: Assumptions) -> tuple[float, int]:
-    """Return how long a publication takes, in seconds, and how deep its tree is.
+    """Return how long a publication takes, in seconds, and in how many rounds its pieces come to all nodes.
 
-    A node that has a chunk passes it on at once, so the tree's depth costs a chunk each; the rate is that of a node's line, which
-    its children share, or of a mirror if that is less.
+    A node that has a piece hands it on, so each round costs the pieces that a node fetches at a time; the rate is that of a
+    node's line, which several share, or of the object store if that is less.
     """
     nodes = math.ceil(engines / assumptions.engines_a_node)
-    depth = math.ceil(math.log(nodes * (FAN_OUT - 1) + 1, FAN_OUT)) if nodes > 1 else 1
-    children = min(FAN_OUT, nodes)
-    rate = min(costs.mirror_bytes_s, assumptions.line_bytes_s / children)
-    return assumptions.weights_bytes / rate + depth * (1 << 20) / rate + assumptions.swap_s, depth
+    rounds = math.ceil(math.log2(nodes + 1))
+    rate = min(costs.store_bytes_s, assumptions.line_bytes_s / min(assumptions.senders, nodes))
+    return assumptions.weights_bytes / rate + rounds * AT_ONCE * LARGEST_BYTES / rate + assumptions.swap_s, rounds
 
 
 def simulate(engines: int, costs: Costs, assumptions: Assumptions) -> Scale:
@@ -201,7 +195,7 @@ def simulate(engines: int, costs: Costs, assumptions: Assumptions) -> Scale:
     alone = _rate(ALONE, _shape(ALONE, assumptions, step=1e-3, publish=1e-3, service=0.0), assumptions)[0]
     wanted = alone * engines / ALONE
     step = _groups(engines, assumptions) * assumptions.group_size / wanted
-    publish, depth = publication(engines, costs, assumptions)
+    publish, rounds = publication(engines, costs, assumptions)
     service = costs.buffer_journal_us / 1e6
     shape = _shape(engines, assumptions, step=_LEARNER_SHARE * step, publish=publish, service=service)
     rate, staleness = _rate(engines, shape, assumptions)
@@ -224,7 +218,7 @@ def simulate(engines: int, costs: Costs, assumptions: Assumptions) -> Scale:
         buffer_journal_share=wanted * costs.buffer_journal_us / 1e6,
         publish_s=publish,
         publish_share=publish / step,
-        tree_depth=depth,
+        rounds=rounds,
         payload_mb_s=payload / 1e6,
         payload_share=wanted * costs.trajectory_bytes / assumptions.line_bytes_s,
         intake_share=wanted * costs.intake_us / 1e6 / ranks,
@@ -283,7 +277,7 @@ def view(result: ScaleResult) -> RenderableType:
         ("trajectories/s, simulated", [f"{each.trajectories_per_s:,.0f}" for each in result.scales]),
         ("buffer's process busy", [f"{each.buffer_share:.1%}" for each in result.scales]),
         ("the same with a journal", [f"{each.buffer_journal_share:.1%}" for each in result.scales]),
-        ("publication", [f"{each.publish_s:.1f} s, {each.tree_depth} deep" for each in result.scales]),
+        ("publication", [f"{each.publish_s:.1f} s" for each in result.scales]),
         ("... of a training step", [f"{each.publish_share:.0%}" for each in result.scales]),
         ("payload", [f"{each.payload_mb_s:,.1f} MB/s" for each in result.scales]),
         ("... of one node's line", [f"{each.payload_share:.1%}" for each in result.scales]),

@@ -12,12 +12,12 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
-from buffers.replay_buffer import ReplayBuffer
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 1000, 16, 4
 MAX_STALENESS, PIPELINE_DEPTH = 4, 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncrl.core.storage.address import is_address
 from asyncrl.core.text import short
 
 if TYPE_CHECKING:
@@ -46,6 +47,53 @@ def whole_number(text: str, least: int = 0, most: int = MOST) -> int:
 def count(text: str) -> int:
     """A whole number of at least 1."""
     return whole_number(text, 1)
+
+
+class StoredRun(NamedTuple):
+    """A run in an object store, which a command only reads.
+
+    Attributes:
+        weights: whether the command needs its checkpoints or its trained model.
+    """
+
+    address: str
+    weights: bool
+
+
+def run_to_read(text: str, *, weights: bool = False) -> Path | StoredRun:
+    """The folder of a run, or the address of one in an object store, which becomes a copy of it before the command begins."""
+    return StoredRun(text, weights) if is_address(text) else Path(text)
+
+
+def run_here(text: str) -> Path:
+    """The folder of a run, for a command that needs what object stores do not have of it."""
+    if is_address(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is in an object store; this needs the run's folder on the machine it ran on")
+    return Path(text)
+
+
+def run_or_address(text: str) -> Path | str:
+    """The folder of a run, or the address of one in an object store."""
+    return text if is_address(text) else Path(text)
+
+
+def fetch_runs(arguments: argparse.Namespace) -> None:
+    """Put copies on this machine in the place of all runs in object stores.
+
+    Raises:
+        RecipeError: there is no such run, or a store refuses.
+    """
+    for name, value in vars(arguments).items():
+        if isinstance(value, StoredRun):
+            setattr(arguments, name, _copy(value))
+        elif isinstance(value, list):
+            setattr(arguments, name, [_copy(each) if isinstance(each, StoredRun) else each for each in value])
+
+
+def _copy(run: StoredRun) -> Path:
+    from asyncrl.run.storage.fetched_run import copy_of
+
+    return copy_of(run.address, weights=run.weights)
 
 
 def writable_file(text: str) -> Path:

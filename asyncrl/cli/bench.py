@@ -40,7 +40,7 @@ staleness, memory and the CPU time per group."""
 
 _SCALE = """\
 Measure the parts of a run that all engines share (the buffer's process, its
-journal, a mirror of weights, a rank's intake), and simulate runs with many
+journal, Ray's object store, a rank's intake), and simulate runs with many
 engines around the real buffer at these costs. Says what limits each of them.
 Takes 3 minutes."""
 
@@ -66,10 +66,14 @@ Run ten settings of the workloads, predict each from the run of another setting
 of the same workload, and compare: throughput, staleness, idle shares, ranking.
 Takes 15 minutes."""
 
+_TUNE = """\
+Let simulated runs whose episodes become longer tune themselves from a bad
+start, some of them killed in the middle of a move, and compare how fast they
+are at the end with the best fixed setting. Takes 10 minutes."""
+
 _WEIGHTS = """\
 Publish weights of 200 MB and 1 GB from two learner ranks to an engine's
-reader, through shared memory and over TCP between two mirrors, beside memcpy
-and gloo's flat broadcast. Needs 10 GB of memory, of which 4 GB in the memory
+reader through shared memory, beside memcpy and gloo's flat broadcast. Needs 10 GB of memory, of which 4 GB in the memory
 file system, and takes 2 minutes."""
 
 _GPU = """\
@@ -102,6 +106,7 @@ def add_command(commands: Commands) -> None:
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, partial(run_part, "staleness"))
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, partial(run_part, "learner.learner"))
     _add(kinds, "plan", "predictions beside runs", _PLAN, partial(run_part, "plan"))
+    _add(kinds, "tune", "runs that tune themselves, simulated", _TUNE, partial(run_part, "tune"))
     _add(kinds, "weights", "publications, by each transport", _WEIGHTS, partial(run_part, "weights.weights"))
     gpu = _add(kinds, "gpu", "a GPU, in six parts", _GPU, run_gpu)
     gpu.add_argument("--small", action="store_true", help="tiny shapes, which run on a CPU too: this measures nothing")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from asyncrl.cli.arguments import command
+from asyncrl.cli.arguments import command, run_here
 from asyncrl.cli.outcome import ExitCode
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ finished ones. Only reads the journal, so the run may be running or over."""
 def add_command(commands: Commands) -> None:
     """Add the command ``buffer``."""
     parser = command(commands, "buffer", "show a replay buffer", _DESCRIPTION, run)
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("folder", metavar="RUN", type=run_here, help="the run's folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 

@@ -1,8 +1,6 @@
 """Consoles that never end a run: a terminal may lack a character, a pipe may lose its reader, and a file's disk may be full."""
 
-import io
 import os
-import sys
 from typing import Any
 
 from rich.cells import cell_len
@@ -93,11 +91,3 @@ def say(text: str) -> None:
 def not_shown(error: OSError) -> OSError:
     """An ``OSError`` which says that ``error`` came from writing to standard output, so that output was lost."""
     return OSError(error.errno, f"{error.strerror}; not everything could be shown", "standard output")
-
-
-def show_what_can_be_shown() -> None:
-    """Make stdout write a question mark, and stderr an escape, for a character that its encoding lacks (``·`` in ASCII)."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(errors="backslashreplace")

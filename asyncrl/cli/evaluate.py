@@ -13,6 +13,7 @@ from asyncrl.cli.arguments import command, count, whole_number, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.storage.address import is_address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +42,7 @@ examples:
   asyncrl evaluate my-model recipe.yaml evaluation.temperature=1 --samples 8
   asyncrl evaluate base-model runs/ONE runs/OTHER recipe.yaml --json scores.json
 
-See docs/evaluate.md."""
+See docs/how-to/evaluate.md."""
 
 
 def add_command(commands: Commands) -> None:
@@ -78,10 +79,13 @@ def sort_words(words: list[str], samples: int | None, versions: tuple[int, ...])
     """
     from asyncrl.run.evaluation.request import EvaluationRequest
     from asyncrl.run.recipe.compose import shipped_recipes
+    from asyncrl.run.storage.fetched_run import model_here
 
     models, recipes, overrides = [], [], []
     for word in words:
-        if Path(word).is_dir():
+        if is_address(word):
+            models.append(str(model_here(word)))
+        elif Path(word).is_dir():
             models.append(word)
         elif "=" in word or word[0] in "~+":
             overrides.append(word)

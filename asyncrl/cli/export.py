@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import command, whole_number
+from asyncrl.cli.arguments import command, run_to_read, whole_number
 from asyncrl.cli.outcome import ExitCode, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -32,7 +33,7 @@ def add_command(commands: Commands) -> None:
     """Add the command ``export``."""
     summary = "write a run's policy version as a Hugging Face folder"
     parser = command(commands, "export", summary, _DESCRIPTION, run, epilog=_EXAMPLES)
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("folder", metavar="RUN", type=partial(run_to_read, weights=True), help="the folder of a run")
     parser.add_argument("--version", metavar="N", type=whole_number, help="the policy version; without it, the newest")
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to make")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from asyncrl.cli.arguments import command
 from asyncrl.cli.console import say
+from asyncrl.cli.jobs.options import add_job_options, is_job, run_job
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import as_the_program_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,8 +43,9 @@ examples:
   asyncrl launch quickstart --dry-run           check and show, start nothing
   asyncrl launch --resume runs/NAME-TIME        go on with a run that has ended
   asyncrl launch --resume runs/NAME-TIME steps=200    and change its recipe
+  asyncrl launch --resume s3://BUCKET/runs/NAME-TIME  on any machine
 
-Every key, its range and its default: docs/recipe.md."""
+Every key, its range and its default: docs/reference/recipe.md."""
 
 
 def add_command(commands: Commands) -> None:
@@ -58,8 +62,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        type=Path,
-        help="go on with the run in this folder, by its own recipe and these changes",
+        help="go on with the run in this folder, or at this address of an object store, by its own recipe and these changes",
     )
     parser.add_argument(
         "--from",
@@ -68,6 +71,13 @@ def add_command(commands: Commands) -> None:
         type=Path,
         help="where relative paths of a resumed run's recipe begin, if its project has moved; else where it was launched",
     )
+    parser.add_argument(
+        "-d", "--detach", action="store_true", help="leave the run to itself once it has begun; see asyncrl attach"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="show only warnings, and how it ended")
+    parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="a word that asyncrl runs finds it by")
+    parser.add_argument("--note", metavar="TEXT", default="", help="what the run is for")
+    add_job_options(parser)
     parser.set_defaults(parser=parser)
 
 
@@ -76,18 +86,24 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if arguments.resume is not None and arguments.recipe is not None and is_override(arguments.recipe):
         arguments.overrides.insert(0, arguments.recipe)
         arguments.recipe = None
+    if is_job(arguments) and arguments.recipe is not None:
+        return run_job(arguments, console)
     if (arguments.recipe is None) == (arguments.resume is None):
         arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
+    if arguments.start is not None:
+        arguments.start = arguments.start.resolve()  # before the current folder is another one
     if arguments.resume is None:
         if arguments.start is not None:
             arguments.parser.error("--from goes with --resume: the paths of a new run begin in the current folder")
         return _run(arguments, console, None)
-    from asyncrl.run.folder.launch_directory import in_launch_directory
-    from asyncrl.run.folder.run_folder import RunFolder
+    from asyncrl.run.folder.run_folder import in_launch_directory
+    from asyncrl.run.storage.fetched_run import resumed_run
 
     try:
-        found = RunFolder.find(arguments.resume)
-        with in_launch_directory(found, arguments.start):
+        with (
+            resumed_run(arguments.resume, say, to_look=arguments.dry_run) as found,
+            in_launch_directory(found, arguments.start),
+        ):
             return _run(arguments, console, found.path)
     except RecipeError as error:
         return show_refusal(error)
@@ -96,17 +112,73 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _run(arguments: argparse.Namespace, console: Console, resume: Path | None) -> ExitCode:
     """Do :func:`run` for a new run, or for the run in the folder ``resume``."""
     try:
+        check_tags(arguments.tag)
+        if arguments.detach and not arguments.dry_run:
+            return _detach(arguments, console, resume)
         accepted = accept(arguments.recipe, arguments.overrides, resume)
         if arguments.dry_run:
             _show(accepted.recipe, accepted.plan, console)
             say("The recipe can be launched; nothing was started.")
             return ExitCode.COMPLETED
-        folder = accepted.make_folder()
+        folder = accepted.make_folder(arguments.folder_name)
+        label(folder, arguments.recipe or "", arguments.overrides, arguments.tag, arguments.note)
     except RecipeError as error:
         if resume is not None:
             raise
         return show_refusal(error)
-    return start(accepted, folder, console)
+    return start(accepted, folder, console, quiet=arguments.quiet)
+
+
+def _detach(arguments: argparse.Namespace, console: Console, resume: Path | None) -> ExitCode:
+    """Start the run in a process of its own, and return once it has begun.
+
+    Raises:
+        RecipeError: the process refused it after all.
+    """
+    from asyncrl.cli.driving.messages import LaunchRequest
+    from asyncrl.cli.driving.start import start_detached
+
+    request = LaunchRequest(
+        arguments.recipe,
+        tuple(arguments.overrides),
+        resume=None if resume is None else str(resume),
+        start=None if arguments.start is None else str(arguments.start),
+        named=arguments.recipe or "",
+        tags=tuple(arguments.tag),
+        note=arguments.note,
+        detached=True,
+        quiet=arguments.quiet,
+    )
+    folder = start_detached(request)
+    console.print(Text(f"The run goes on by itself: {folder}"), soft_wrap=True)
+    for what in ("attach", "stop", "logs -f"):
+        console.print(Text(f"  asyncrl {what} {folder}", "dim", no_wrap=True), soft_wrap=True)
+    return ExitCode.COMPLETED
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Raise ``RecipeError`` if one of the tags is none."""
+    from asyncrl.run.folder.labels import Labels
+
+    Labels().with_tags(tags)
+
+
+def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequence[str], note: str) -> None:
+    """Note how a run was launched, with tags and a note of the user's; a resumed run keeps what it has.
+
+    Raises:
+        RecipeError: a tag is none, or the folder cannot be written to.
+    """
+    from asyncrl.run.folder.labels import Labels
+
+    known = Labels.read(folder.labels)
+    if known.recipe or known.overrides:
+        recipe, overrides = known.recipe, (*known.overrides, *overrides)
+    labels = Labels(recipe, tuple(overrides), known.tags, note or known.note).with_tags(tags)
+    try:
+        labels.write(folder.labels)
+    except OSError as error:
+        raise RecipeError("run_dir", f"cannot write {str(folder.labels)!r}: {error.strerror}", "make it writable") from error
 
 
 def is_override(word: str) -> bool:
@@ -127,15 +199,15 @@ class Accepted(NamedTuple):
     resumed: RunFolder | None
     reached: Reached | None
 
-    def make_folder(self) -> RunFolder:
-        """Return the run's folder; that of a new run is made now.
+    def make_folder(self, name: str | None = None) -> RunFolder:
+        """Return the run's folder; that of a new run is made now, with this name if one is given.
 
         Raises:
             RecipeError: it cannot be made.
         """
         from asyncrl.run.folder.run_folder import RunFolder
 
-        return self.resumed or RunFolder.create(self.recipe)
+        return self.resumed or RunFolder.create(self.recipe, name)
 
 
 def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) -> Accepted:
@@ -148,6 +220,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
 
     from asyncrl.run.buffer.tasks import with_pinned_data_sets
     from asyncrl.run.folder.run_folder import RunFolder
+    from asyncrl.run.host.notification import check_notification
     from asyncrl.run.host.open_files import check_open_files
     from asyncrl.run.nodes.machine import Machine
     from asyncrl.run.plan.plan import make_plan
@@ -155,6 +228,8 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
     from asyncrl.run.recipe.compose import compose_for
     from asyncrl.run.resume import check_changes, check_resumable
+    from asyncrl.run.storage.fetched_run import settle
+    from asyncrl.run.storage.mirrors import check_not_elsewhere
 
     check_open_files()
     found = RunFolder.find(resume) if resume else None
@@ -165,26 +240,29 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     if found is None:
         composed = with_pinned_data_sets(composed)
     plan = make_plan(composed, machine, choices, say, found.path if found else None)
+    check_notification(composed.notify, os.environ)
     if found is None:
         return Accepted(composed, plan, None, None)
+    check_not_elsewhere(composed, found)
+    settle(composed, found)
     reached = check_resumable(composed, found)
     return Accepted(composed, plan, found, msgspec.structs.replace(reached, changed=bool(overrides)))
 
 
-def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:
-    """Run to the end, and show what was chosen before and how it ended after."""
+def start(accepted: Accepted, folder: RunFolder, console: Console, *, quiet: bool = False) -> ExitCode:
+    """Run to the end, and show what was chosen before and how it ended after; if ``quiet``, only warnings and one line."""
     from asyncrl.run.host.open_files import allow_open_files
 
     allow_open_files()
     plan, reached = accepted.plan, accepted.reached
-    if plan.choices:
+    if plan.choices and not quiet:
         console.print(Text("Chosen for this machine (--dry-run says why):", "dim"), soft_wrap=True)
         for choice in plan.choices:
             console.print(Text(f"  {choice.key} {choice.value}", "dim"), soft_wrap=True)
     for remark in plan.remarks:
-        console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
+        console.print(Text(f"Note: {as_the_program_names(remark)}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached, too_long=plan.too_long)
-    return run_to_end(run, accepted.recipe, folder, console, before=reached.summary if reached else None)
+    return run_to_end(run, accepted.recipe, folder, console, before=reached.summary if reached else None, quiet=quiet)
 
 
 def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None, too_long: Sequence[TooLong]) -> Summary:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import command
+from asyncrl.cli.arguments import command, run_to_read
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
@@ -31,7 +30,7 @@ _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "b
 def add_command(commands: Commands) -> None:
     """Add the command ``logs``."""
     parser = command(commands, "logs", "show a run's logs", _DESCRIPTION, run)
-    parser.add_argument("folders", metavar="RUN", type=Path, nargs="+", help="the run's folder")
+    parser.add_argument("folders", metavar="RUN", type=run_to_read, nargs="+", help="the run's folder")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     parser.add_argument(
         "--errors", action="store_true", help="only errors, with their tracebacks, and warnings, but for those of libraries"

@@ -72,7 +72,9 @@ def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
     return ExitCode.FAILED
 
 
-def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *, before: Summary | None = None) -> ExitCode:
+def run_to_end(
+    run: Run, recipe: Recipe, folder: RunFolder, console: Console, *, before: Summary | None = None, quiet: bool = False
+) -> ExitCode:
     """Call ``run`` under the live view and show how it ended.
 
     A run that another process is driving is refused. ``run`` writes the summary itself, even when the run fails. If it raises
@@ -80,7 +82,11 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
 
     Args:
         before: the summary of the run that is resumed; the new summary includes what it reports.
+        quiet: show only warnings, and in one line how it ended.
     """
+    from asyncrl.run.host.notification import sentence
+    from asyncrl.run.measures.event_log import EventLog
+    from asyncrl.run.measures.events import RunEnded
     from asyncrl.run.measures.summary import Status, Summary
     from asyncrl.run.views.end_view import end_view
     from asyncrl.run.views.live_view import LiveView
@@ -94,8 +100,9 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
             return show_refusal(error)
         if before is not None:
             _count_resume(folder)
+        events = EventLog(folder.events)
         try:
-            with LiveView(console, recipe.name) as view:
+            with LiveView(console, recipe.name, tell=events.tell, quiet=quiet) as view:
                 summary = run(recipe, folder, view)
         except KeyboardInterrupt as interrupt:
             reason = str(interrupt) or stopped_by(signal.SIGINT)
@@ -105,9 +112,37 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
             own = isinstance(error, AsyncRLError)
             reason = str(error) if own else f"unexpected {type(error).__name__}: {error}; see {log.name}"
             summary = _ended(Summary(status=Status.FAILED, reason=reason), before, folder)
-    for part in end_view(summary, recipe, folder):
-        console.print(part, soft_wrap=isinstance(part, Text))
+        events.tell(RunEnded(status=summary.status, reason=summary.reason, steps=summary.steps))
+        problems = _notify(recipe, summary, folder)
+    if quiet:
+        console.print(Text(sentence(recipe.name, summary.status, summary.steps, summary.reason, folder.path)), soft_wrap=True)
+    else:
+        for part in end_view(summary, recipe, folder):
+            console.print(part, soft_wrap=isinstance(part, Text))
+    for problem in problems:
+        console.print(Text.assemble(("Warning", "bold yellow"), f": {problem}"), soft_wrap=True)
     return ExitCode[summary.status.name]
+
+
+def _notify(recipe: Recipe, summary: Summary, folder: RunFolder) -> list[str]:
+    """Tell whom the recipe names that the run has ended, and return what went wrong with that."""
+    from asyncrl.run.host.notification import Ending, notify, sentence
+    from asyncrl.run.measures.summary import Status
+
+    ending = Ending(
+        text=sentence(recipe.name, summary.status, summary.steps, summary.reason, folder.path),
+        name=recipe.name,
+        run=str(folder.path),
+        status=summary.status,
+        reason=summary.reason,
+        steps=summary.steps,
+        reward=summary.reward.last,
+        evaluation=summary.evaluation.last,
+    )
+    problems = notify(recipe.notify, ending, summary.status is Status.FAILED)
+    for problem in problems:
+        logger.warning("%s", problem)
+    return problems
 
 
 def _count_resume(folder: RunFolder) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import command, count, writable_file
+from asyncrl.cli.arguments import command, count, run_to_read, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_refusal
 from asyncrl.core.errors import RecipeError
@@ -33,7 +32,7 @@ examples:
   asyncrl plan my.yaml --from RUN --vary generators.count=1:4 buffer.max_staleness=0,1,2,4
   asyncrl plan my.yaml --from RUN --json plan.json --html plan.html
 
-docs/planning.md says what is modelled, and describes files of rates."""
+docs/how-to/planning.md says what is modelled, and describes files of rates."""
 
 
 def add_command(commands: Commands) -> None:
@@ -41,7 +40,7 @@ def add_command(commands: Commands) -> None:
     parser = command(commands, "plan", "predict a run before it is launched", _DESCRIPTION, run, epilog=_EXAMPLES)
     parser.add_argument("recipe", metavar="RECIPE", help="path of a .yaml file, or the name of a shipped recipe")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="set a key, as in `asyncrl launch`")
-    parser.add_argument("--from", dest="source", metavar="RUN", type=Path, help="rates and episodes of this run")
+    parser.add_argument("--from", dest="source", metavar="RUN", type=run_to_read, help="rates and episodes of this run")
     parser.add_argument("--probe", action="store_true", help="rates and episodes of a short run of the recipe on this machine")
     parser.add_argument("--rates", metavar="FILE", help="rates of a file, or of the shipped file of that name")
     parser.add_argument("--vary", metavar="KEY=VALUES", nargs="+", default=[], help="compare values: key=1:8 or key=1,2,4")

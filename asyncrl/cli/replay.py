@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import command, count, whole_number
+from asyncrl.cli.arguments import command, count, run_here, whole_number
 from asyncrl.cli.outcome import ExitCode, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -35,14 +34,14 @@ examples:
   asyncrl replay RUN --step 12 learner.data_parallel=1
 
 Which steps are there is said by checkpoint.keep and buffer.journal.keep: see
-docs/replay.md."""
+docs/how-to/replay.md."""
 
 
 def add_command(commands: Commands) -> None:
     """Add the command ``replay``."""
     summary = "compute training steps of a run again"
     parser = command(commands, "replay", summary, _DESCRIPTION, run, epilog=_EXAMPLES)
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("folder", metavar="RUN", type=run_here, help="the run's folder")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what would have happened with this in the recipe")
     parser.add_argument("--step", metavar="N[:M]", type=steps_of, required=True, help="the step, or the first and the last")
     parser.add_argument("--hook", metavar="MODULE:FUNCTION", help="call this with every micro-batch and its tensors")
@@ -102,7 +101,8 @@ def _show(done: Replay, console: Console, *, with_text: bool) -> ExitCode:
     for part in replay_view(done, episodes, decode):
         console.print(part, soft_wrap=isinstance(part, Text))
     compared = [step.comparison for step in done.steps if step.comparison is not None]
-    return ExitCode.COMPLETED if all(each.holds for each in compared) else ExitCode.FAILED
+    came_to_end = not any(step.diverged for step in done.steps)
+    return ExitCode.COMPLETED if came_to_end and all(each.holds for each in compared) else ExitCode.FAILED
 
 
 def steps_of(text: str) -> tuple[int, int]:

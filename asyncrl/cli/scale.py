@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import command, whole_number
+from asyncrl.cli.arguments import command, run_here, whole_number
 from asyncrl.cli.outcome import ExitCode
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ examples:
 def add_command(commands: Commands) -> None:
     """Add the command ``scale``."""
     parser = command(commands, "scale", "change how many engines a running run has", _DESCRIPTION, run, epilog=_EXAMPLES)
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("folder", metavar="RUN", type=run_here, help="the run's folder")
     parser.add_argument("size", metavar="POOL=N", type=_size, help="the pool, and how many engines it is to have")
 
 
@@ -45,6 +43,8 @@ def _size(text: str) -> tuple[str, int]:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Ask the run's driver, and show its answer."""
+    import asyncio
+
     from asyncrl.run.control import scale
 
     console.print(Text(asyncio.run(scale(arguments.folder, *arguments.size))), soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from asyncrl.cli.arguments import command, count, whole_number
+from asyncrl.cli.arguments import command, count, run_to_read, whole_number
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 
@@ -37,7 +37,7 @@ examples:
 
 Which episodes are kept is said by tracking.trajectories: by default 8 of each
 training step, so the worst one shown is the worst of these, not of all that were
-played. See docs/reading-a-run.md."""
+played. See docs/start/reading-a-run.md."""
 
 SORTS = ("reward", "gap", "staleness", "length")
 
@@ -45,7 +45,7 @@ SORTS = ("reward", "gap", "staleness", "length")
 def add_command(commands: Commands) -> None:
     """Add the command ``show``."""
     parser = command(commands, "show", "read kept episodes", _DESCRIPTION, run, epilog=_EXAMPLES)
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("folder", metavar="RUN", type=run_to_read, help="the run's folder")
     parser.add_argument("--evaluation", action="store_true", help="episodes of evaluations instead of those of training")
     parser.add_argument(
         "--step", metavar="N", type=whole_number, help="of this training step, or of the evaluation of this version"

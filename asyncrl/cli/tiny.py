@@ -31,7 +31,7 @@ examples:
   asyncrl launch quickstart model.path=tiny-qwen3 \\
       model.max_context=512 '+model.chat_template_kwargs={enable_thinking: false}'
 
-See "A tiny model with a real tokenizer" in docs/models.md."""
+See "A tiny model with a real tokenizer" in docs/reference/models.md."""
 
 
 STEPS, TASKS, HELD_OUT, MEASURED, BATCH, THREADS = 300, 3000, 100, 50, 32, 1
@@ -63,13 +63,13 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Make the model, and say where it is."""
+    from asyncrl.generators.chat_template import TemplateUnsuitable
+    from asyncrl.learners.tiny.settings import Size, WarmUp
     from asyncrl.run.models.hub import tokenizer_folder
     from asyncrl.run.nodes.machine import Machine
     from asyncrl.run.recipe.compose import compose_for
     from asyncrl.run.tiny.made_for_tokenizer import make_for_tokenizer
     from asyncrl.run.views.live_view import LiveView
-    from generators.chat_template import TemplateUnsuitable
-    from learners.tiny.settings import Size, WarmUp
 
     try:
         tokenizer = str(tokenizer_folder(arguments.tokenizer, "--tokenizer"))

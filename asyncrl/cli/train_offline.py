@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import command, count
+from asyncrl.cli.arguments import command, count, run_here
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
 from asyncrl.cli.replay import steps_of
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from asyncrl.cli.arguments import Commands
     from asyncrl.core.ids import PolicyVersion
+    from asyncrl.replay.offline import Offline
+    from asyncrl.replay.offline_request import OfflineRequest
     from asyncrl.run.folder.run_folder import RunFolder
 
 _DESCRIPTION = """\
@@ -36,16 +39,29 @@ examples:
     'algorithm.loss={kind: cross_entropy}' \\
     'algorithm.correction={anchor: proximal_recomputed, weight: none}'
 
-A run keeps as many steps as buffer.journal.keep says: see docs/replay.md."""
+  asyncrl train-offline quickstart --from conversations.jsonl \\
+    'algorithm.loss={kind: cross_entropy}' \\
+    'algorithm.correction={anchor: proximal_recomputed, weight: none}'
+
+A run keeps as many steps as buffer.journal.keep says: see docs/how-to/replay.md."""
 
 
 def add_command(commands: Commands) -> None:
     """Add the command ``train-offline``."""
     summary = "train from recorded trajectories"
     parser = command(commands, "train-offline", summary, _DESCRIPTION, run, epilog=_EXAMPLES)
-    parser.add_argument("recipe", metavar="RECIPE", help="path of a .yaml file, or the name of a shipped recipe")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="path of a .yaml file, or the name of a shipped recipe")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="set a key of the recipe")
-    parser.add_argument("--from", dest="runs", metavar="RUN", type=Path, nargs="+", required=True, help="the runs' folders")
+    parser.add_argument(
+        "--from",
+        dest="runs",
+        metavar="RUN",
+        type=run_here,
+        nargs="+",
+        default=[],
+        help="folders of runs, and files of episodes: kept trajectories (.parquet) or conversations (.jsonl, .parquet)",
+    )
+    parser.add_argument("--resume", metavar="RUN", type=run_here, help="go on with a run that this command began")
     parser.add_argument("--steps", metavar="A[:B]", type=steps_of, help="only what was trained in these steps of the runs")
     parser.add_argument("--top-reward", metavar="N", type=count, help="only the N best episodes of each group")
     parser.add_argument("--least-reward", metavar="R", type=float, help="only episodes with at least this reward")
@@ -53,29 +69,68 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Check what is asked, train, and evaluate."""
-    from asyncrl.replay.offline import Offline, plan_offline, train_offline
+    from asyncrl.replay.offline import plan_offline, train_offline
+    from asyncrl.replay.offline_request import OfflineRequest, proof_of
+    from asyncrl.run.folder.run_folder import RunFolder
+    from asyncrl.run.views.live_view import LiveView
+
+    with TemporaryDirectory(prefix="asyncrl-episodes-") as made:
+        try:
+            offline, folder, before = _asked(arguments)
+            with LiveView(console, offline.recipe.name) as view:
+                recorded, remarks = plan_offline(offline, Path(made), view)
+            if before is not None:
+                before.check_same(recorded)
+            if folder is None:
+                folder = RunFolder.create(offline.recipe)
+                runs, best = tuple(str(path.resolve()) for path in offline.runs), offline.best
+                OfflineRequest(
+                    runs=runs,
+                    first=offline.first,
+                    last=offline.last,
+                    count=best.count,
+                    least=best.least,
+                    episodes=proof_of(recorded),
+                ).keep(folder)
+        except RecipeError as error:
+            return show_refusal(error)
+        for remark in remarks:
+            console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
+        say(f"{len(recorded.groups)} recorded groups; the run's folder is {folder.path}")
+        with logging_to(folder.logs / "driver.log"), LiveView(console, offline.recipe.name) as view:
+            versions = train_offline(offline, recorded, folder, view)
+    return _evaluate(folder, versions, console)
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[Offline, RunFolder | None, OfflineRequest | None]:
+    """Return what is to be trained; of a run that is resumed, its folder and what it was begun with, too.
+
+    Raises:
+        RecipeError: it cannot be told.
+    """
+    from asyncrl.replay.offline import Offline
+    from asyncrl.replay.offline_request import kept_request
     from asyncrl.replay.recorded_groups import Best
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.recipe.compose import compose
-    from asyncrl.run.views.live_view import LiveView
 
+    if arguments.resume is not None:
+        if arguments.recipe is not None or arguments.runs:
+            raise RecipeError("--resume", "goes on with what the run was begun with", "leave recipe, keys and --from out")
+        folder = RunFolder.find(arguments.resume)
+        folder.check_not_driven()
+        before = kept_request(folder)
+        runs = tuple(map(Path, before.runs))
+        recipe = compose(str(folder.recipe))
+        return Offline(recipe=recipe, runs=runs, first=before.first, last=before.last, best=before.best), folder, before
+    if arguments.recipe is None or not arguments.runs:
+        raise RecipeError("--from", "a recipe and what to train from are needed", "name both, or a run to --resume")
     first, last = arguments.steps or (1, None)
-    runs = [Path(word) for word in arguments.runs if "=" not in str(word) or Path(word).exists()]
-    overrides = [*arguments.overrides, *(str(word) for word in arguments.runs if word not in runs)]
-    try:
-        recipe = compose(arguments.recipe, overrides)
-        best = Best(arguments.top_reward, arguments.least_reward)
-        offline = Offline(recipe=recipe, runs=tuple(runs), first=first, last=last, best=best)
-        recorded, remarks = plan_offline(offline)
-        folder = RunFolder.create(recipe)
-    except RecipeError as error:
-        return show_refusal(error)
-    for remark in remarks:
-        console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
-    say(f"{len(recorded.groups)} recorded groups; the run's folder is {folder.path}")
-    with logging_to(folder.logs / "driver.log"), LiveView(console, recipe.name) as view:
-        versions = train_offline(offline, recorded, folder, view)
-    return _evaluate(folder, versions, console)
+    named = [Path(word) for word in arguments.runs if "=" not in str(word) or Path(word).exists()]
+    overrides = [*arguments.overrides, *(str(word) for word in arguments.runs if word not in named)]
+    best = Best(arguments.top_reward, arguments.least_reward)
+    recipe = compose(arguments.recipe, overrides)
+    return Offline(recipe=recipe, runs=tuple(named), first=first, last=last, best=best), None, None
 
 
 def _evaluate(folder: RunFolder, versions: list[PolicyVersion], console: Console) -> ExitCode:

@@ -1,6 +1,6 @@
 """The calls of the replay buffer, one method for each, shared by the service that answers and the client that asks.
 
-:mod:`buffers.service` implements this protocol, and :mod:`asyncrl.run.buffer.client` calls it over TCP. Arguments and results
+``buffers/service.py`` implements this protocol, and ``run/buffer/client.py`` calls it over TCP. Arguments and results
 travel as msgpack of the types in these annotations, so msgspec must be able to decode each of them.
 """
 
@@ -87,7 +87,7 @@ class BufferApi(Protocol):
         """Change the pipeline depth.
 
         Raises:
-            LedgerError: the recipe does not allow it.
+            LedgerError: tokens could get over the staleness bound.
         """
 
     async def statistics(self) -> BufferStatistics:

@@ -53,7 +53,7 @@ def _spec(tool: object) -> ToolSpec:
     parameters = {} if key is None else function[key]
     if not isinstance(description, str) or not isinstance(parameters, Mapping):
         raise ValueError(
-            f"tool {name!r} with description {short(description)} and parameters {short(parameters)}; see docs/tasks.md"
+            f"tool {name!r} with description {short(description)} and parameters {short(parameters)}; see docs/how-to/tasks.md"
         )
     return ToolSpec(name, description, _schema(parameters, name))
 

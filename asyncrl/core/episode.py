@@ -39,6 +39,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
         sampling: how the tokens of all its trajectories were sampled.
         metrics: numbers the environment reports, e.g. ``tool_calls``.
         times: when it was played, and the time that belongs to no turn.
+        traffic: what its agent asked and was answered, see :mod:`asyncrl.generators.gateway.traffic`; empty if it is not
+            kept.
     """
 
     task_id: TaskId
@@ -52,6 +54,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     metrics: dict[str, float] = {}
     times: EpisodeTimes = EpisodeTimes()
+    traffic: bytes = b""
 
     def __len__(self) -> int:
         """Count the tokens of all its trajectories, those that they share as often as they have them."""

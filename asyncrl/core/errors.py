@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from asyncrl.core.plug_ins.users_error import UsersError
-from asyncrl.core.text import writable
+from asyncrl.core.text import as_the_program_names, writable
 
 
 class AsyncRLError(Exception):
@@ -14,7 +14,7 @@ class AsyncRLError(Exception):
     """
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(writable(each) if isinstance(each, str) else each for each in arguments))
+        super().__init__(*(writable(as_the_program_names(each)) if isinstance(each, str) else each for each in arguments))
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         """Return the class and its constructor's arguments, as which the error is sent."""

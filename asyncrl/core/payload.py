@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncrl.core.episode import Episode, named_rewards
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion
+from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.trajectory import StopReason, Trajectory
 
 Sampled = tuple[tuple[PolicyVersion, int], ...]
@@ -63,7 +64,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
             sampled=tuple(sorted(sampled.items())),
             turn_rewards=tuple(turn.reward for turn in trajectory.turns),
             prompt_length=len(prompt),
-            prompt_checksums=prompt_checksums(prompt),
+            prompt_checksums=prompt_checksums(prompt, trajectory.experts),
             role=trajectory.role,
             trained=trajectory.trained and not greedy,
         )
@@ -214,12 +215,18 @@ def checked_lengths(length: int) -> list[int]:
     return [*lengths, length] if length else []
 
 
-def prompt_checksums(prompt: np.ndarray) -> tuple[int, ...]:
-    """Return the CRC-32 of the first tokens of ``prompt`` (int32 [n]), for each of :func:`checked_lengths`."""
+def prompt_checksums(prompt: np.ndarray, experts: RoutedExperts | None = None) -> tuple[int, ...]:
+    """Return the CRC-32 of the first tokens of ``prompt`` (int32 [n]), for each of :func:`checked_lengths`.
+
+    Args:
+        experts: those of the tokens, if they are known: tokens that went to other experts are not computed once for two rows.
+    """
     tokens = np.ascontiguousarray(prompt, np.int32).data.cast("B")
+    routed, size = (b"", 0) if experts is None else (experts.packed.tobytes(), experts.token_bytes)
     checksums, checksum, start = [], 0, 0
     for end in checked_lengths(len(prompt)):
         checksum = zlib.crc32(tokens[4 * start : 4 * end], checksum)
+        checksum = zlib.crc32(routed[size * start : size * end], checksum)
         checksums.append(checksum)
         start = end
     return tuple(checksums)

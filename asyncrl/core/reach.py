@@ -1,7 +1,8 @@
 """Describes the places where the product depends on what another project keeps to itself.
 
-A room that replaces, reads or calls such things lists them in its ``patches.py``; ``docs/internals.md`` shows all lists. What
-always holds, and a test sees to it: each place in the code is in a list, each entry is still in the code, and each entry names a
+A room that replaces, reads or calls such things lists them in its ``patches.py``; ``docs/reference/internals.md`` shows all
+lists. What always holds, and a test sees to it: each place in the code is in a list, each entry is still in the code, and each
+entry names a
 test that fails when the other project changes what it depends on.
 """
 

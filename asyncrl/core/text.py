@@ -1,10 +1,14 @@
 """Makes text that can be written anywhere, even of errors from the user's code, which may be very long or of any class."""
 
+import re
 import traceback
 from collections.abc import Sequence
 
 KEPT_CHARACTERS = 4_000
 """Characters kept of an error's text or traceback. Some hold a whole page or table, and they go to logs, journal and summary."""
+
+_COPY = re.compile(r"\bgiven_[0-9a-f]{12}:")
+"""A module of what a program gave; :mod:`asyncrl.core.plug_ins.given_code` names them."""
 
 
 def short(value: object) -> str:
@@ -23,6 +27,11 @@ def listed(numbers: Sequence[int], most: int = 12) -> str:
     if len(numbers) <= most:
         return ", ".join(map(str, numbers))
     return f"{', '.join(map(str, numbers[: most - 2]))} ... {numbers[-1]} ({len(numbers)})"
+
+
+def as_the_program_names(text: str) -> str:
+    """Return ``text`` in which what a program gave a run has its own name, without the module of the copy."""
+    return _COPY.sub("", text)
 
 
 def writable(text: str) -> str:

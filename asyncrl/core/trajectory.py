@@ -3,7 +3,9 @@
 Invariants, checked by :func:`Trajectory.check`:
 * ``token_ids``, ``logprobs`` and ``loss_mask`` have the same length T;
 * ``version_spans`` cover ``[0, T)`` without gap or overlap, and a token has version ``NOT_SAMPLED`` exactly where its mask is 0;
-* turns lie inside the trajectory, in order, and every sampled token is in exactly one turn.
+* turns lie inside the trajectory, in order, and every sampled token is in exactly one turn;
+* experts, if there are any, are those of all tokens before the last sampled one, or of more;
+* a teacher's log-probabilities, where there are any, are one for each sampled token.
 """
 
 from collections.abc import Iterable
@@ -15,6 +17,7 @@ import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion
 from asyncrl.core.messages import CallRecord
+from asyncrl.core.routed_experts import RoutedExperts
 
 
 class StopReason(StrEnum):
@@ -76,7 +79,7 @@ class EpisodeTimes(msgspec.Struct, frozen=True, array_like=True):
         began: when its worker accepted the ticket, in seconds since the epoch.
         queued_s: from then until it was played.
         reset_s: making the environment and resetting it.
-        scoring_s: waiting for a reward model's score after the last turn.
+        scoring_s: waiting for a reward model's score, and for a teacher's probabilities, after the last turn.
     """
 
     began: float = 0.0
@@ -167,6 +170,9 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         shared: how many leading tokens are a copy of the parent's, sampled there or not; nobody sampled them here.
         why: why it was begun.
         trained: whether the recipe trains its role.
+        experts: those that the engine sent its tokens to; None if the engine was not asked.
+        teacher_logprobs: float32 [sampled tokens], in order, log-probability (nats, temperature 1) of each by the teacher of
+            ``algorithm.teacher``; None where no teacher was asked.
     """
 
     token_ids: np.ndarray
@@ -180,6 +186,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     shared: int = 0
     why: StartReason = StartReason.FIRST
     trained: bool = True
+    experts: RoutedExperts | None = None
+    teacher_logprobs: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -223,6 +231,13 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             end = turn.end
         if _joined((turn.start, turn.end) for turn in self.turns) != masked:
             raise ValueError("the loss mask is not exactly the tokens of the turns")
+        if self.experts is not None and not max(0, end - 1) <= len(self.experts) <= length:
+            raise ValueError(
+                f"the experts of {len(self.experts)} tokens are known; they must be those of all {end - 1} before the last "
+                f"sampled one, and of no more than all {length}"
+            )
+        if self.teacher_logprobs is not None and len(self.teacher_logprobs) != (sampled := int(self.loss_mask.sum())):
+            raise ValueError(f"{len(self.teacher_logprobs)} log-probabilities of a teacher for {sampled} sampled tokens")
 
 
 def _stretches(mask: np.ndarray) -> list[int]:
@@ -250,7 +265,7 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[int]:
     return edges
 
 
-_EXTENSION_OF_DTYPE = {np.dtype(np.int32): 1, np.dtype(np.float32): 2, np.dtype(bool): 3}
+_EXTENSION_OF_DTYPE = {np.dtype(np.int32): 1, np.dtype(np.float32): 2, np.dtype(bool): 3, np.dtype(np.uint8): 4}
 _DTYPE_OF_EXTENSION = {code: dtype for dtype, code in _EXTENSION_OF_DTYPE.items()}
 
 
@@ -258,7 +273,9 @@ def encode_array(value: Any) -> msgspec.msgpack.Ext:
     """Encode an array as an extension of MessagePack: a hook of its encoder."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in _EXTENSION_OF_DTYPE:
         return msgspec.msgpack.Ext(_EXTENSION_OF_DTYPE[value.dtype], np.ascontiguousarray(value).data.cast("B"))
-    raise NotImplementedError(f"cannot encode {type(value).__name__}; arrays must be one-dimensional int32, float32 or bool")
+    raise NotImplementedError(
+        f"cannot encode {type(value).__name__}; arrays must be one-dimensional int32, float32, bool or uint8"
+    )
 
 
 def decode_array(code: int, data: memoryview) -> np.ndarray:

@@ -32,10 +32,34 @@ class AgentResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where an agent finds its model: the base URLs of the two families of libraries."""
+    """Where an agent finds its model.
+
+    Attributes:
+        openai_url, anthropic_url: the base URLs of the two families of libraries.
+        socket: a socket in a file that leads there, too, for sandboxes with a network of their own.
+    """
 
     openai_url: str
     anthropic_url: str
+    socket: str = ""
+
+
+class GivenToAgent(msgspec.Struct, frozen=True):
+    """What an agent is started with beside its model.
+
+    Attributes:
+        task: the content of the task's file.
+        folder: the episode's folder, in which its files and its working directory are.
+        variables: environment variables that the recipe sets.
+        secrets: names of those whose values stand in no file.
+        episode_timeout_s: the recipe's deadline of an episode.
+    """
+
+    task: bytes
+    folder: str
+    variables: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()
+    episode_timeout_s: float = 300.0
 
 
 class PlayedByAgent(Environment):
@@ -45,6 +69,11 @@ class PlayedByAgent(Environment):
     @abstractmethod
     def spec(self) -> AgentEnvironmentConfig:
         """The recipe's section."""
+
+    @property
+    @abstractmethod
+    def given(self) -> GivenToAgent:
+        """What the agent is started with."""
 
     @abstractmethod
     async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:

@@ -60,16 +60,35 @@ def read_secrets(environment: EnvironmentConfig, variables: Mapping[str, str]) -
     """Take the secrets that an environment needs from ``variables``, which are those of this process.
 
     Raises:
-        RecipeError: a variable is not set, or is empty.
+        RecipeError: a variable is not set, is empty, or is a token that cannot be sent.
     """
     found: dict[str, str] = {}
     for member, spec in environment.by_member.items():
         for name in spec.secret_variables:
-            if not (value := variables.get(name, "")):
-                problem = f"the environment variable {name} is {'empty' if name in variables else 'not set'}"
-                raise RecipeError(member_place(member), problem, f"export {name}=... where you launch")
-            found[name] = value
+            read = read_token if name == getattr(spec, "token_variable", None) else read_secret
+            found[name] = read(name, member_place(member), variables)
     return Secrets(found)
+
+
+def read_secret(name: str, place: str, variables: Mapping[str, str]) -> str:
+    """Take the secret called ``name`` from ``variables``.
+
+    Raises:
+        RecipeError: at ``place``; the variable is not set, or is empty.
+    """
+    if not (value := variables.get(name, "")):
+        problem = f"the environment variable {name} is {'empty' if name in variables else 'not set'}"
+        raise RecipeError(place, problem, f"export {name}=... where you launch")
+    return value
+
+
+def read_token(name: str, place: str, variables: Mapping[str, str]) -> str:
+    """Take a secret that is sent as bearer token. Raises what :func:`read_secret` does, also if no header may have it."""
+    token = read_secret(name, place, variables)
+    if not all("!" <= character <= "~" for character in token):
+        problem = f"the value of {name} has a space, a line's end or a character that is not ASCII, which no token has"
+        raise RecipeError(place, problem, f"export {name} without it")
+    return token
 
 
 def clean_logs(secrets: Secrets, handlers: Sequence[Any]) -> None:

@@ -39,7 +39,7 @@ class Parameters:
     def __init__(self, function: Callable[..., Any], name: str, is_static: bool = False) -> None:
         parameters = list(inspect.signature(function).parameters.values())[0 if is_static else 1 :]
         hints = _hints(function, name)
-        fields: list[Field] = []
+        fields = self._fields = list[Field]()
         for parameter in parameters:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 remedy = "use ordinary parameters; if a decorator hides them, write functools.wraps in it"
@@ -52,12 +52,22 @@ class Parameters:
                 raise TypeError(f"{name}: parameter {parameter.name!r}: {error}") from error
         self.names = tuple(parameter.name for parameter in parameters)
         try:
-            self._struct = msgspec.defstruct("Arguments", _defined(fields), kw_only=True, forbid_unknown_fields=True)
+            self._struct = _struct(fields)
             self.schema = _schema(self._struct)
             self.usage = usage_of(name, fields)
         except TypeError as error:
             remedy = "use types that JSON has, dataclasses or TypedDicts"
             raise TypeError(f"{name}: JSON cannot carry a type in its signature ({error}); {remedy}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of; a struct cannot be copied."""
+        return {name: value for name, value in vars(self).items() if name != "_struct"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy."""
+        vars(self).update(state)
+        if "_fields" in state:
+            self._struct = _struct(self._fields)
 
     def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check ``arguments`` and fill in defaults. As in JSON Schema, 3.0 is an integer.
@@ -100,6 +110,10 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         raise TypeError(f"{name}: a type in its signature cannot be resolved ({error}); define it at module level") from error
     except (TypeError, SyntaxError, AttributeError) as error:
         raise TypeError(f"{name}: what its signature has for a type is none ({error}); write `str`, for example") from error
+
+
+def _struct(fields: Sequence[Field]) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Arguments", _defined(fields), kw_only=True, forbid_unknown_fields=True)
 
 
 def _defined(fields: Sequence[Field]) -> list[tuple[str, Any] | tuple[str, Any, Any]]:

@@ -54,8 +54,9 @@ def tool(
     """Mark a method of a :class:`~asyncrl.envs.tools.ToolEnvironment` as a tool that the model may call.
 
     The model is told the method's name, docstring and typed parameters; describe a parameter by ``Annotated[str, "the word"]``.
-    docs/tool-types.md has every type. The method returns text, or anything that JSON can carry. An ``async`` method runs in an
-    asyncio task of its own, in the event loop of all episodes, and must not block the loop. A plain method runs in a thread of
+    docs/reference/tool-types.md has every type. The method returns text, or anything that JSON can carry. An ``async`` method
+    runs in an asyncio task of its own, in the event loop of all episodes, and must not block the loop. A plain method runs in
+    a thread of
     its own; if it misses its deadline, it is interrupted some seconds later, at its next Python instruction.
 
     The calls of one turn run side by side. Tools that must run in the order of the calls can share an ``asyncio.Lock``, which

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncrl.episodes.kept import KeptTrajectory
-from asyncrl.episodes.writer import Decode, table, write
+from asyncrl.episodes.writer import Decode, KeptTrajectory, table, write
 
 logger = logging.getLogger(__name__)
 

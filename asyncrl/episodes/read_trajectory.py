@@ -7,9 +7,11 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED
 from asyncrl.core.messages import CallOutcome
+from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.trajectory import StartReason
 from asyncrl.episodes.schema import Kind, TokenFate
 
@@ -34,6 +36,20 @@ class TurnRecord(msgspec.Struct, frozen=True):
     calls: tuple[ReadCall, ...]
     generating_s: float
     environment_s: float
+
+
+class ReadExperts(msgspec.Struct, frozen=True):
+    """The experts that the leading tokens went to, as they lie in a file."""
+
+    experts: int
+    layers: int
+    per_token: int
+    packed: bytes
+
+    def chosen(self) -> np.ndarray:
+        """Return int16 [tokens, layers, per_token], the numbers of the experts."""
+        packed = np.frombuffer(self.packed, np.uint8)
+        return RoutedExperts(self.experts, self.layers, self.per_token, packed).chosen()
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -90,9 +106,11 @@ class ReadTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int]
     logprobs: list[float]
     learner_logprobs: list[float] | None
+    teacher_logprobs: list[float] | None = None
     advantages: list[float] | None
     weights: list[float] | None
     fates: list[TokenFate]
+    experts: ReadExperts | None = None
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ReadTrajectory":

@@ -26,7 +26,9 @@ from asyncrl.episodes.schema import SCHEMA, Kind
 _FILE = "__filename"
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating)
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary)
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
+_READ = [field.name for field in msgspec.structs.fields(ReadTrajectory)]
 _NEEDED = [field.name for field in msgspec.structs.fields(ReadTrajectory) if field.required]
 _ORDER = [
     ("kind", "descending"),
@@ -52,12 +54,19 @@ class Choice(msgspec.Struct, frozen=True):
 
     Attributes:
         step: the training step or, of an evaluation, the policy version that was published when it began.
+        since: the first of the steps, or of these versions, in the place of ``step``.
+        group, sample: the episode's name in its run.
+        traffic: whether the traffic of an agent is kept with it.
     """
 
     kind: Kind | None = None
     step: int | None = None
     task: str | None = None
     source: str | None = None
+    since: int | None = None
+    group: int | None = None
+    sample: int | None = None
+    traffic: bool | None = None
 
     def expression(self) -> pc.Expression:
         """Return the choice as a filter of Arrow datasets."""
@@ -67,10 +76,13 @@ class Choice(msgspec.Struct, frozen=True):
         if self.step is not None:
             in_training = (pc.field("kind") == Kind.TRAIN.value) & (pc.field("step") == self.step)
             wanted.append(in_training | ((pc.field("kind") == Kind.EVALUATION.value) & (pc.field("version") == self.step)))
-        if self.task is not None:
-            wanted.append(pc.field("task_id") == self.task)
-        if self.source is not None:
-            wanted.append(pc.field("source") == self.source)
+        if self.since is not None:
+            in_training = (pc.field("kind") == Kind.TRAIN.value) & (pc.field("step") >= self.since)
+            wanted.append(in_training | ((pc.field("kind") == Kind.EVALUATION.value) & (pc.field("version") >= self.since)))
+        of_columns = {"task_id": self.task, "source": self.source, "group_id": self.group, "sample_index": self.sample}
+        wanted += [pc.field(name) == value for name, value in of_columns.items() if value is not None]
+        if self.traffic is not None:
+            wanted.append(pc.field("traffic").is_valid() == self.traffic)
         chosen = wanted[0]
         for each in wanted[1:]:
             chosen &= each
@@ -166,7 +178,7 @@ class EpisodeReader:
             chosen: dict[str, list[int]] = {}
             for file, number in zip(files, numbers, strict=True):
                 chosen.setdefault(file, []).append(number)
-            tables = [self._rows_of_file(file, None).take(pa.array(rows)) for file, rows in chosen.items()]
+            tables = [self._rows_of_file(file, _READ).take(pa.array(rows)) for file, rows in chosen.items()]
             rows_of = {file: _each_row(table) for file, table in zip(chosen, tables, strict=True)}
             for file, number in zip(files, numbers, strict=True):
                 try:
@@ -220,9 +232,9 @@ class EpisodeReader:
             found.append(of_file[numbers[start:end]])
         return np.concatenate(found)
 
-    def _rows_of_file(self, file: str, columns: Sequence[str] | None) -> pa.Table:
+    def _rows_of_file(self, file: str, columns: Sequence[str]) -> pa.Table:
         with _readable(Path(file)):
-            return pq.ParquetFile(file).read(columns=None if columns is None else list(columns))
+            return pq.ParquetFile(file).read(columns=list(columns))
 
 
 def no_such_episodes(reader: EpisodeReader, choice: Choice) -> RecipeError:
@@ -293,7 +305,7 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if pa.types.is_dictionary(found) or pa.types.is_dictionary(wanted):
         return _alike(*(each.value_type if pa.types.is_dictionary(each) else each for each in (found, wanted)))
-    for kinds in _NUMBERS, _TEXTS, _LISTS:
+    for kinds in _NUMBERS, _TEXTS, _BYTES, _LISTS:
         if any(kind(wanted) for kind in kinds):
             if not any(kind(found) for kind in kinds):
                 return False

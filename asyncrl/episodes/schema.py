@@ -66,6 +66,16 @@ TURN = pa.struct(
 )
 """A turn."""
 
+EXPERTS = pa.struct(
+    [
+        _field("experts", pa.int32(), "experts of a layer"),
+        _field("layers", pa.int32(), "layers that have experts"),
+        _field("per_token", pa.int32(), "experts that a token goes to in a layer"),
+        _field("packed", pa.binary(), "see asyncrl.core.routed_experts.RoutedExperts, which unpacks it"),
+    ]
+)
+"""The experts that the leading tokens of a trajectory went to."""
+
 SCHEMA = pa.schema(
     [
         _field("kind", pa.string(), "train or evaluation"),
@@ -119,6 +129,11 @@ SCHEMA = pa.schema(
             "the same by the learner, of the policy before the token's first optimizer step; null where no loss saw it",
         ),
         _field(
+            "teacher_logprobs",
+            pa.list_(pa.float32()),
+            "the same by the teacher of algorithm.teacher; null without one, and in files of earlier releases",
+        ),
+        _field(
             "advantages",
             pa.list_(pa.float32()),
             "of each token: its advantage; 0 where nobody sampled it; null where no loss saw the trajectory",
@@ -127,6 +142,12 @@ SCHEMA = pa.schema(
             "weights",
             pa.list_(pa.float32()),
             "of each token: its importance weight in the loss, 0 where it is left out; null where no loss saw the trajectory",
+        ),
+        _field("experts", EXPERTS, "experts that its tokens went to; null where the engine was not asked, and in earlier files"),
+        _field(
+            "traffic",
+            pa.large_binary(),
+            "of part 0: what the agent asked and was answered, see `asyncrl agent replay`; null unless environment.keep_traffic",
         ),
         _field("fates", pa.list_(pa.dictionary(pa.int8(), pa.string())), "of each token: what became of it, see TokenFate"),
     ],

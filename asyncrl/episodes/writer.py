@@ -1,17 +1,69 @@
-"""Writes kept episodes: rows become an Arrow table, and the table a Parquet file that appears whole or not at all."""
+"""Writes kept episodes: rows become an Arrow table, and the table a Parquet file that appears whole or not at all.
+
+One kept trajectory of an episode, and what training made of its tokens.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.core.episode import Episode
+from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.episodes.files import unfinished_file
-from asyncrl.episodes.kept import FATES, KeptTrajectory
-from asyncrl.episodes.schema import SCHEMA
+from asyncrl.episodes.schema import SCHEMA, Kind, TokenFate
+
+FATES = tuple(TokenFate)
+"""The fates in the order of their codes."""
+
+
+class KeptTrajectory(NamedTuple):
+    """A row of the table, before its tokens are text.
+
+    Attributes:
+        episode: the episode that it is a trajectory of.
+        part: its place among the episode's trajectories.
+        kind: what it was played for.
+        step: the training step that trained it; None in an evaluation.
+        version: the policy version that was trained or evaluated.
+        source: the task source, where it is known.
+        fates: int8 [T], for each token its place in :data:`FATES`.
+        learner_logprobs, advantages, weights: float32 [T], see the schema; None where no loss saw the trajectory.
+    """
+
+    episode: Episode
+    part: int
+    kind: Kind
+    step: int | None
+    version: int
+    source: str | None
+    fates: np.ndarray
+    learner_logprobs: np.ndarray | None = None
+    advantages: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The trajectory itself."""
+        return self.episode.trajectories[self.part]
+
+
+def untrained(episode: Episode, part: int, kind: Kind, *, step: int | None, version: int, source: str | None) -> KeptTrajectory:
+    """Return a trajectory that no loss trains: of an evaluation, of a greedy episode, or of a role that is not trained."""
+    sampled = episode.trajectories[part].loss_mask
+    fates = np.where(sampled, fate_code(TokenFate.NOT_TRAINED), fate_code(TokenFate.GIVEN)).astype(np.int8)
+    return KeptTrajectory(episode, part, kind, step, version, source, fates)
+
+
+def fate_code(fate: TokenFate) -> int:
+    """The number that stands for ``fate`` in :attr:`KeptTrajectory.fates`."""
+    return FATES.index(fate)
+
 
 Decode = Callable[[list[int]], str]
 """Makes text of token ids, with special tokens."""
@@ -87,8 +139,11 @@ def table(kept: Sequence[KeptTrajectory], environment: Callable[[str | None], st
         "versions": _lists([each.versions() for each in trajectories], np.int32),
         "logprobs": _lists([each.logprobs for each in trajectories], np.float32),
         "learner_logprobs": _lists([each.learner_logprobs for each in kept], np.float32),
+        "teacher_logprobs": _lists([_of_teacher(each) for each in trajectories], np.float32),
         "advantages": _lists([each.advantages for each in kept], np.float32),
         "weights": _lists([each.weights for each in kept], np.float32),
+        "experts": [None if each.experts is None else _experts(each.experts) for each in trajectories],
+        "traffic": [None if each.part else each.episode.traffic or None for each in kept],
         "fates": _lists([each.fates for each in kept], np.int8, _fates),
     }
     arrays = [
@@ -112,6 +167,19 @@ def write(episodes: pa.Table, path: Path) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def _of_teacher(trajectory: Trajectory) -> np.ndarray | None:
+    """The teacher's log-probability of each token, 0 where nobody sampled it; None where no teacher was asked."""
+    if trajectory.teacher_logprobs is None:
+        return None
+    of_tokens = np.zeros(len(trajectory.token_ids), np.float32)
+    of_tokens[trajectory.loss_mask] = trajectory.teacher_logprobs
+    return of_tokens
+
+
+def _experts(routed: RoutedExperts) -> dict[str, Any]:
+    return msgspec.structs.asdict(routed) | {"packed": routed.packed.tobytes()}
 
 
 def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:

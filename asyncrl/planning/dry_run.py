@@ -1,6 +1,7 @@
 """Finds a run of the same recipe on the same machine, and says what it lets expect: one line of a dry run."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,8 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.measures.units import percent
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.planning.fit import fit_run
+from asyncrl.core.storage.address import local_run_dir
+from asyncrl.planning.fit import Basis, fit_run
 from asyncrl.planning.prediction import predict
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.gpus import usable
@@ -23,25 +25,33 @@ _SAME = ("environment", "sampling", "tasks", "reward")
 
 def expected(recipe: Recipe) -> str | None:
     """Return a sentence on what a launch of ``recipe`` would bring; None without a run that says so."""
-    runs = sorted(Path(recipe.run_dir).glob("*/measures.jsonl"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for folder, basis in alike(recipe):
+        try:
+            found = predict(recipe, basis)
+        except AsyncRLError:
+            continue  # `asyncrl plan --from` says why
+        speed, age = found.trajectories_per_s, found.staleness_mean
+        return (
+            f"expected, by {basis.name}: {number(speed.mean)} trajectories/s ({number(speed.low)} to {number(speed.high)}), "
+            f"staleness {age.mean:.2f}, idle engines {percent(found.idle_generators.mean)} and learner "
+            f"{percent(found.idle_learner.mean)}; `asyncrl plan --from {folder}` says more"
+        )
+    return None
+
+
+def alike(recipe: Recipe) -> Iterator[tuple[Path, Basis]]:
+    """Yield the newest runs of ``run_dir`` whose rates and episodes hold for ``recipe`` on this machine, the newest first."""
+    runs = sorted(local_run_dir(recipe.run_dir).glob("*/measures.jsonl"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in runs[:LOOKED_AT]:
         try:
             newest = read(file)[-1]
             if newest.cores != len(os.sched_getaffinity(0)) or (newest.device == "cpu") != (usable() == 0):
                 continue
             basis = fit_run(RunFolder.find(file.parent).path)
-            if basis.recipe is None or not _alike(basis.recipe, recipe):
-                continue
-            found = predict(recipe, basis)
         except (AsyncRLError, OSError):
             continue  # it has too few steps, or what it has kept cannot be read: `asyncrl plan --from` says why
-        speed, age = found.trajectories_per_s, found.staleness_mean
-        return (
-            f"expected, by {basis.name}: {number(speed.mean)} trajectories/s ({number(speed.low)} to {number(speed.high)}), "
-            f"staleness {age.mean:.2f}, idle engines {percent(found.idle_generators.mean)} and learner "
-            f"{percent(found.idle_learner.mean)}; `asyncrl plan --from {file.parent}` says more"
-        )
-    return None
+        if basis.recipe is not None and _alike(basis.recipe, recipe):
+            yield file.parent, basis
 
 
 def _alike(ran: Recipe, recipe: Recipe) -> bool:

@@ -15,10 +15,12 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.step_moments import StepMoments
 from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import pluralize
 from asyncrl.episodes.reader import EpisodeReader
 from asyncrl.episodes.schema import Kind
+from asyncrl.generators.vllm.engine_arguments import CPU_BLOCK_TOKENS
 from asyncrl.planning.hardware import Hardware
-from asyncrl.planning.kept_episodes import Kept, read_kept, required
+from asyncrl.planning.kept_episodes import MOST_EPISODES, Kept, read_kept, required
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure, read
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, read_shape
@@ -33,7 +35,6 @@ from asyncrl.simulation.run.rates import (
     Rate,
     Rates,
 )
-from generators.vllm.engine_arguments import CPU_BLOCK_TOKENS
 
 LEAST_STEPS = 4
 """Training steps that a run must have done."""
@@ -53,6 +54,7 @@ class Basis(msgspec.Struct, frozen=True):
         evaluation: those of evaluations; None if none were kept.
         recipe: the recipe of the run; None if there was no run.
         measured: the steps of the run that count; empty if there was no run.
+        notes: what of the run was not used, and why.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Basis(msgspec.Struct, frozen=True):
     recipe: Recipe | None = None
     measured: tuple[StepMeasure, ...] = ()
     hardware: Hardware | None = None
+    notes: tuple[str, ...] = ()
     failures: FailureRates = FailureRates()
 
     def rates_of(self, recipe: Recipe) -> Rates:
@@ -85,27 +88,46 @@ class Basis(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self.rates, learner=learner, machine=machine)
 
 
-def fit_run(path: Path) -> Basis:
+def fit_run(path: Path, since: int = 0, least_episodes: int = MOST_EPISODES) -> Basis:
     """Fit rates to a run, which may still go on.
+
+    Args:
+        since: the first training step that is looked at.
+        least_episodes: if fewer were kept since then, the newest that many are drawn from.
 
     Raises:
         RecipeError: there is no run, it has done too few training steps, or it has kept no episodes.
     """
     folder = RunFolder.find(path)
     recipe = compose(str(folder.recipe))
-    name, steps = folder.path.name, read(folder.measures)
-    usual = usual_steps(steps, recipe)
+    name, every = folder.path.name, read(folder.measures)
+    steps = on_last_machine(every)
+    usual = [step for step in usual_steps(steps, recipe) if step.step >= since]
+    elsewhere = len(every) - len(steps)
+    notes: tuple[str, ...] = ()
+    if elsewhere:
+        here = f"{steps[-1].device} with {pluralize(steps[-1].cores, 'core')}"
+        notes = (
+            f"{pluralize(elsewhere, 'training step')} of run {name} ran on another machine than the last ({here}): left out",
+        )
     if len(usual) < LEAST_STEPS:
         raise RecipeError(
             "--from",
             f"run {name} has {len(usual)} training steps from which rates can be fitted, and {LEAST_STEPS} are needed",
-            "let it go on for longer; the first steps, in which everything fills, and the last do not count",
+            "; ".join((*notes, "let it go on for longer; the first steps, in which everything fills, and the last do not count")),
         )
     reader = EpisodeReader(folder.trajectories)
-    training = required(read_kept(reader, Kind.TRAIN), name)
+    training = required(read_kept(reader, Kind.TRAIN, since, least_episodes), name)
     evaluation = read_kept(reader, Kind.EVALUATION)
     rates = fit(usual, recipe, training, name)
-    return Basis(name, usual[-1].device, rates, training, evaluation, recipe, tuple(usual))
+    return Basis(name, usual[-1].device, rates, training, evaluation, recipe, tuple(usual), notes=notes)
+
+
+def on_last_machine(steps: Sequence[StepMeasure]) -> list[StepMeasure]:
+    """The steps that ran on the machine of the last one, as far as device and cores tell: a resume may be elsewhere."""
+    last = (steps[-1].device, steps[-1].cores)
+    since = max((place + 1 for place, step in enumerate(steps) if (step.device, step.cores) != last), default=0)
+    return list(steps[since:])
 
 
 def usual_steps(steps: Sequence[StepMeasure], recipe: Recipe) -> list[StepMeasure]:

@@ -46,15 +46,22 @@ class Kept(msgspec.Struct, frozen=True):
     tasks: int
 
 
-def read_kept(reader: EpisodeReader, kind: Kind) -> Kept | None:
+def read_kept(reader: EpisodeReader, kind: Kind, since: int = 0, least: int = MOST_EPISODES) -> Kept | None:
     """Read the kept episodes of a run; None if there are none of this kind.
 
     An episode of several trajectories is played as one with the turns of all, in their order.
 
+    Args:
+        since: the first step, or version, whose episodes are read.
+        least: if there are fewer since then, the newest that many are read.
+
     Raises:
         EpisodesUnreadable: a file is damaged.
     """
-    table = reader.table(Choice(kind=kind), [*_COLUMNS, *_TIMES, "turns", "token_ids"])
+    table = reader.table(
+        Choice(kind=kind, since=_newest(reader, kind, since, min(least, MOST_EPISODES))),
+        [*_COLUMNS, *_TIMES, "turns", "token_ids"],
+    )
     if not len(table):
         return None
     lengths = pc.list_value_length(table["token_ids"]).to_pylist()
@@ -83,6 +90,16 @@ def read_kept(reader: EpisodeReader, kind: Kind) -> Kept | None:
         turns=float(np.mean([len(episode.turns) for episode in everyone])),
         tasks=len({row["task_id"] for row in rows}),
     )
+
+
+def _newest(reader: EpisodeReader, kind: Kind, since: int, least: int) -> int | None:
+    """The step, or the version, since which episodes are read; None if all are."""
+    column = "step" if kind is Kind.TRAIN else "version"
+    found = reader.table(Choice(kind=kind), [column, "part"])
+    steps = found.filter(pc.equal(pc.fill_null(found["part"], 0), 0))[column].drop_null()
+    newest = np.sort(steps.to_numpy())
+    first = min(since, int(newest[-least])) if len(newest) > least else 0
+    return max(first, int(newest[-MOST_EPISODES])) if len(newest) > MOST_EPISODES else first or None
 
 
 def _episode(parts: Sequence[tuple[Mapping[str, Any], int]]) -> ModelEpisode | None:

@@ -175,6 +175,7 @@ def _memory(recipe: Recipe) -> dict[str, int]:
 
 
 def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield from basis.notes
     requests = max(outcome.most_requests for outcome in outcomes)
     measured = rates.engine.request.measured
     if measured is not None and requests > MARGIN * measured[1]:
@@ -198,7 +199,7 @@ def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcom
     if len(outcomes) == 1:
         yield "there is one modelled run, so intervals lack what differs from run to run: give --seeds 3 or more"
     if outcomes[0].scale > 1:
-        yield "large runs were modelled by smaller ones of the same shape (docs/planning.md)"
+        yield "large runs were modelled by smaller ones of the same shape (docs/how-to/planning.md)"
     if any(outcome.preempted for outcome in outcomes):
         yield "the key-value cache was short, so that requests were computed again: fewer generators.max_running may be faster"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.storage.address import local_run_dir
 
 STEPS = 12
 """Training steps of a probe."""
@@ -45,8 +46,11 @@ def probe(recipe: Recipe, source: str, overrides: Sequence[str], note: Callable[
         "evaluation.every": STEPS,
         "checkpoint.every": STEPS,
         "tracking.trajectories.keep": "all",
+        "tracking.trajectories.dir": "null",
+        "checkpoint.dir": "null",
+        "run_dir": local_run_dir(recipe.run_dir),
     }
-    before = set(Path(recipe.run_dir).glob(f"{keys['name']}-*"))
+    before = set(local_run_dir(recipe.run_dir).glob(f"{keys['name']}-*"))
     command = [
         sys.executable,
         "-m",
@@ -61,7 +65,7 @@ def probe(recipe: Recipe, source: str, overrides: Sequence[str], note: Callable[
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"COLUMNS": "200"}
     )
     output, stopped = _until_over(launched)
-    made = sorted(set(Path(recipe.run_dir).glob(f"{keys['name']}-*")) - before, key=lambda path: path.stat().st_mtime)
+    made = sorted(set(local_run_dir(recipe.run_dir).glob(f"{keys['name']}-*")) - before, key=lambda path: path.stat().st_mtime)
     if not made:
         raise RecipeError(
             "--probe", f"the run could not be launched:\n{output.strip()}", "mend that, or use --from RUN or --rates FILE"

@@ -1,4 +1,4 @@
-"""Files of rates, written by hand: what ``asyncrl plan --rates`` reads. docs/planning.md describes them."""
+"""Files of rates, written by hand: what ``asyncrl plan --rates`` reads. docs/how-to/planning.md describes them."""
 
 import math
 from pathlib import Path
@@ -127,11 +127,11 @@ def read_rates(name: str) -> RatesFile:
         remedy = f"give the path of a file, or one of the shipped: {', '.join(shipped)}"
         raise RecipeError("--rates", f"cannot read {name!r}: {error.strerror}", remedy) from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise RecipeError("--rates", f"{name!r} is no file of rates: {error}", "docs/planning.md lists its keys") from error
+        raise RecipeError("--rates", f"{name!r} is no file of rates: {error}", "see docs/how-to/planning.md") from error
     whole = found.engine and found.learner and found.publication
     if bool(whole) == bool(found.hardware):
         problem = f"{name!r} must hold either hardware, or all of engine, learner and publication"
-        raise RecipeError("--rates", problem, "docs/planning.md lists the keys of each")
+        raise RecipeError("--rates", problem, "docs/how-to/planning.md lists the keys of each")
     if found.gpus_a_node < 1:
         raise RecipeError("--rates", f"gpus_a_node of {name!r} is {found.gpus_a_node}", "give a number of at least 1")
     sections = (found.engine, found.learner, found.publication, found.machine, found.failures, found.hardware, found.episodes)

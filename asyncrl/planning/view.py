@@ -70,9 +70,12 @@ def _details(predictions: list[Prediction]) -> Table:
 
 
 def _table(answer: PlanAnswer) -> Table:
-    table = Table(title="Predictions, those worth choosing marked", title_justify="left", border_style="dim", box=box.ROUNDED)
-    for column in ("", "", "trajectories/s", "idle generators", "learner", "staleness", "largest", "too old", "given up"):
-        table.add_column(column, justify="left" if not column else "right", overflow="fold")
+    title = "Predictions, those worth choosing marked"  # without lines between columns, so that 80 characters hold it
+    table = Table(title=title, title_justify="left", border_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for column in ("trajectories\na second", "idle\ngenerators", "idle\nlearner", "staleness,\nlargest", "too\nold", "given\nup"):
+        table.add_column(column, justify="right", no_wrap=True)
     every = [*answer.points, *([] if answer.synchronous is None else [answer.synchronous])]
     for place, each in enumerate(every):
         chosen = place in answer.front
@@ -82,8 +85,7 @@ def _table(answer: PlanAnswer) -> Table:
             with_interval(each.trajectories_per_s),
             percent(each.idle_generators.mean),
             percent(each.idle_learner.mean),
-            f"{each.staleness_mean.mean:.2f}",
-            str(each.staleness_max),
+            f"{each.staleness_mean.mean:.2f}, {each.staleness_max}",
             percent(each.masked.mean),
             percent(each.dropped.mean),
             style="bold" if chosen else "",

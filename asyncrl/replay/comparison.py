@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import msgspec
 
+from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
 from asyncrl.run.folder.step_log import StepRecord
-from learners.metrics import GRAD_NORM, POLICY_LOSS
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 """How far a gradient norm may be from the recorded one, as a share of it, and a loss, as a share of its size or of 1 (the size of

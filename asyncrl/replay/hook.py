@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import RowName
-from learners.algorithm.losses import Outcome
-from learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.algorithm.losses import Outcome
+from asyncrl.learners.batches.micro_batch import MicroBatch
 
 
 class StopReplay(BaseException):  # no error, so nothing that handles errors takes it
@@ -37,7 +37,7 @@ class SeenMicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         clipped: bool [n], tokens in the loss whose gradient the loss itself cut.
         staleness: int [n], versions between sampling and training.
         learner, engine: float32 [n], the token's log-probability (nats) by each.
-        reference: float32 [n], that under the reference policy; None without one.
+        reference, teacher: float32 [n], that under the reference policy and by the teacher; None without one.
         pull: float32 [n], |derivative of the loss by the token's log-probability|, times 1 - its probability: how hard the loss
             pulls at it. A token that is as good as certain is not moved, whatever its advantage.
         gradient_norm: float64 [rows], the norm of what each row alone adds to the optimizer step's gradient, before clipping.
@@ -60,6 +60,7 @@ class SeenMicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     learner: Tensor
     engine: Tensor
     reference: Tensor | None
+    teacher: Tensor | None
     pull: Tensor
     gradient_norm: Tensor
     loss: float
@@ -92,6 +93,7 @@ def seen(
         learner=found,
         engine=batch.logp_behaviour,
         reference=batch.logp_reference,
+        teacher=batch.logp_teacher,
         pull=pull,
         gradient_norm=torch.tensor([norms.get(name, 0.0) for name in batch.names], dtype=torch.float64, device=found.device),
         loss=outcome.loss.item(),

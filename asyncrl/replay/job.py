@@ -7,8 +7,8 @@ import msgspec
 
 from asyncrl.core.batch import Batch, RowName
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.step_report import Hardware
 from asyncrl.run.folder.step_log import StepRecord, in_digits
-from learners.step_report import Hardware
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +109,7 @@ class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
         rows, tokens: those of the rank's slice that carried the step; only asked for with ``top``.
         gaps: tokens of the slice where learner and engine differ most; only asked for with ``gap``.
         gap_by: sum of |learner - engine|, and tokens, by what the tokens have in common, such as ``staleness 2``.
+        diverged: why the step made no new weights, and nothing after it is computed; empty if it did.
     """
 
     step: int
@@ -121,6 +122,7 @@ class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
     tokens: tuple[CarriedToken, ...] = ()
     gaps: tuple[CarriedToken, ...] = ()
     gap_by: dict[str, tuple[float, int]] = {}
+    diverged: str = ""
 
 
 def record_of(of_ranks: Sequence[Replayed]) -> StepRecord:

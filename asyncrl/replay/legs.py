@@ -60,12 +60,17 @@ def is_about_computing(override: str) -> bool:
         RecipeError: a replay does not depend on the key.
     """
     key = override.lstrip("~+").partition("=")[0].strip()
-    if key.startswith(_PLACES) or key in {f"learner.{name}" for name in _LAYOUT}:
+    if _within(key, _PLACES) or key in {f"learner.{name}" for name in _LAYOUT}:
         return True
-    if key == "steps" or key.startswith(("algorithm", "learner")):
+    if key == "steps" or _within(key, ("algorithm", "learner")):
         return False
     problem = "has no effect on a replay, which trains what was sampled"
     raise RecipeError(key, problem, "change keys of algorithm or learner, or model.path where the model lies elsewhere here")
+
+
+def _within(key: str, sections: Sequence[str]) -> bool:
+    """Whether a key is one of the sections, or in one."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def legs(kept: KeptSteps, batches: Sequence[Batch], overrides: Sequence[str], machine: Machine) -> list[Leg]:

@@ -11,31 +11,37 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
+from asyncrl.learners.checkpointing import checkpoints
+from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
+from asyncrl.replay.file_groups import is_file_of_episodes, read_files
 from asyncrl.replay.job import Answer, Job, Replayed, record_of
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.replay.legs import fitted, trained_by
 from asyncrl.replay.rank_group import run_ranks
 from asyncrl.replay.recorded_groups import Best, Recorded
 from asyncrl.run.folder.config_yaml import resolved_yaml
-from asyncrl.run.folder.launch_directory import in_launch_directory
-from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.folder.step_log import Launched, StepLog
+from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.models.model_sources import with_local_reference
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.tiny.lessons import players_of
+from asyncrl.run.tracking.tracker import Tracker
 from asyncrl.run.views.live_view import LiveView
-from learners.checkpointing import checkpoints
-from learners.metrics import GRAD_NORM, POLICY_LOSS
+
+TRACKED_S = 60.0
+"""How long MLflow may take to store the last records."""
 
 
 class Offline(msgspec.Struct, frozen=True, kw_only=True):
-    """What to train from: the steps ``first`` to ``last`` (None for all later ones) of ``runs``, and which of their episodes."""
+    """What to train from: the steps ``first`` to ``last`` (None for all later ones) of ``runs``, folders of runs or files of
+    episodes, and which of their episodes."""
 
     recipe: Recipe
     runs: tuple[Path, ...]
@@ -43,23 +49,43 @@ class Offline(msgspec.Struct, frozen=True, kw_only=True):
     last: int | None = None
     best: Best = Best()
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of episodes among what is trained from."""
+        return tuple(path for path in self.runs if is_file_of_episodes(path))
 
-def plan_offline(offline: Offline) -> tuple[Recorded, tuple[str, ...]]:
+
+def plan_offline(offline: Offline, made: Path, view: LiveView | None = None) -> tuple[Recorded, tuple[str, ...]]:
     """Gather what is to be trained; return it, and remarks on what is doubtful.
+
+    Args:
+        made: a folder of the caller's, for the episodes of files. It must stay until they are trained.
+        view: shows how far a model is that files need to be read, and that is made or fetched first.
 
     Raises:
         RecipeError: it cannot be trained rightly.
     """
     recipe = offline.recipe
-    runs = [KeptSteps.of(RunFolder.find(path)) for path in offline.runs]
+    runs = [KeptSteps.of(RunFolder.find(path)) for path in offline.runs if path not in offline.files]
     for run in runs:
         known: dict[str, Recipe] = {}
         for version in run.batches_of(offline.first, offline.last):
             trained_by(run, version + 1, known=known)
         for each in known.values():  # a resume may have changed the recipe
             _check_fits(recipe, each, run)
-    recorded = Recorded.of(runs, offline.first, offline.last).chosen(recipe, offline.best)
-    return recorded, tuple(_remarks(recipe, recorded))
+    recorded, remarks = Recorded.of(runs, offline.first, offline.last), []
+    if offline.files:
+        assert view is not None
+        model, shard = asyncio.run(resolve_model(recipe, view)), len(recorded.payload)
+        files = read_files(offline.files, recipe, model, (offline.first, offline.last), made, shard)
+        recorded = Recorded((*recorded.groups, *files.groups), {**recorded.payload, shard: made})
+        if not files.with_logprobs:
+            remarks.append(
+                "conversations have no log-probabilities, so that mismatch/*, kl/behaviour_* and correction/* of their steps say "
+                "nothing"
+            )
+    chosen = recorded.chosen(recipe, offline.best)
+    return chosen, (*remarks, *_remarks(recipe, chosen))
 
 
 def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:
@@ -81,6 +107,9 @@ def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:
             f"compares the rewards {list(algorithm.reward_names)}, and {where} recorded {list(recorded.algorithm.reward_names)}"
         )
         raise RecipeError("algorithm.advantage.rewards", problem, "name those that were recorded")
+    if algorithm.teacher is not None and recorded.algorithm.teacher is None:
+        problem = f"needs a teacher's log-probabilities, and {where} had no teacher"
+        raise RecipeError("algorithm.teacher", problem, "train from a run that had one, or leave it out")
     if recorded.algorithm.greedy_sample != algorithm.greedy_sample:
         problem = f"of this kind needs a greedy episode in each group, or none, and {where} is not like that"
         raise RecipeError("algorithm.advantage.kind", problem, "take another advantage, such as grpo")
@@ -120,7 +149,7 @@ def _remarks(recipe: Recipe, recorded: Recorded) -> Iterator[str]:
     if not algorithm.uses_behaviour and not algorithm.loss.imitates:
         yield (
             "nothing corrects for other policies having sampled the episodes: algorithm.correction has neither a weight nor the "
-            "behaviour policy as anchor (docs/replay.md)"
+            "behaviour policy as anchor (docs/how-to/replay.md)"
         )
     passes = recipe.steps * size / len(recorded.groups)
     if passes > 1:
@@ -130,32 +159,46 @@ def _remarks(recipe: Recipe, recorded: Recorded) -> Iterator[str]:
 
 
 def train_offline(offline: Offline, recorded: Recorded, folder: RunFolder, view: LiveView) -> list[PolicyVersion]:
-    """Train all steps of the recipe, and return the versions that checkpoints were written of: those to be evaluated.
+    """Train the steps of the recipe, all or from the newest checkpoint in ``folder`` on.
+
+    Returns:
+        the versions that checkpoints are written of, which are to be evaluated.
 
     Raises:
+        RecipeError: another process trains there.
         ReplayFailed, ComponentFailed, DeadlineExceeded: it could not go on; what was trained is recorded in ``folder``.
     """
+    with folder.driven():
+        return _trained(offline, recorded, folder, view)
+
+
+def _trained(offline: Offline, recorded: Recorded, folder: RunFolder, view: LiveView) -> list[PolicyVersion]:
     own = offline.recipe
     machine = Machine.here()
     recipe = asyncio.run(with_local_reference(fitted(own, machine, ())))
     model_path = asyncio.run(resolve_model(recipe, view))
     log, layout = StepLog(folder.steps), recipe.learner.layout
-    log.append(Launched(0, resolved_yaml(own)))
+    tracker = Tracker(own, folder)
+    tracker.start()
     versions = [PolicyVersion(step) for step in range(1, own.steps + 1) if step % own.evaluation.every == 0 or step == own.steps]
-    folder.checkpoints.mkdir()
+    folder.checkpoints.mkdir(exist_ok=True)
+    begin, checkpoint = checkpoints.newest(folder.checkpoints) or (PolicyVersion(0), None)
+    batches = tuple(batch for batch in recorded.batches(own) if batch.version >= begin)
+    log.append(Launched(begin, resolved_yaml(own)))
     parts: dict[int, list[Replayed]] = {}
     view.phase(f"Starting {pluralize(layout.ranks, 'rank')}")
 
     def seen(rank: int, answer: Answer) -> None:
         if not isinstance(answer, Replayed):
             if rank == 0:
-                view.phase(f"Training steps 1 to {own.steps}")
+                view.phase(f"Training steps {begin + 1} to {own.steps}")
             return
         of_step = parts.setdefault(answer.step, [])
         of_step.append(answer)
         if len(of_step) == layout.ranks:
             made = record_of(of_step)
             log.append(made)
+            tracker.log(made.step, made.readings)
             loss, norm = (made.readings.get(metric.name, 0.0) for metric in (POLICY_LOSS, GRAD_NORM))
             view.advance(answer.step / own.steps, f"step {answer.step}, loss {loss:.4g}, gradient norm {norm:.3g}")
 
@@ -163,16 +206,30 @@ def train_offline(offline: Offline, recorded: Recorded, folder: RunFolder, view:
         job = Job(
             recipe=recipe,
             model_path=model_path,
-            checkpoint=None,
-            batches=tuple(recorded.batches(own)),
+            checkpoint=checkpoint,
+            batches=batches,
             first=own.steps + 1,
             payload=recorded.payload,
             threads=max(1, machine.cores // layout.ranks),
             meeting=str(Path(made, "meeting")),
             code=Path.cwd(),
             beside=Path.cwd(),
-            saved={int(version): checkpoints.path_of(folder.checkpoints, version) for version in versions},
+            saved={int(v): checkpoints.path_of(folder.checkpoints, v) for v in versions if v > begin},
             renamed=True,
         )
-        run_ranks(job, Path(made), seen)
+        status, reason = Status.FAILED, ""
+        try:
+            if batches:
+                run_ranks(job, Path(made), seen)
+            status = Status.COMPLETED
+        except KeyboardInterrupt as interrupt:
+            status, reason = Status.INTERRUPTED, str(interrupt)
+            raise
+        except AsyncRLError as error:
+            reason = str(error)
+            raise
+        finally:
+            steps = max((step for step, each in parts.items() if len(each) == layout.ranks), default=begin)
+            Summary(status=status, reason=reason, steps=steps).recorded(folder.summary)
+            tracker.finish(status, TRACKED_S)
     return versions

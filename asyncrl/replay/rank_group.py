@@ -60,10 +60,10 @@ def run_ranks(job: Job, folder: Path, seen: Callable[[int, Answer], None]) -> St
 def _start(job: Path, rank: int, folder: Path, ending: ExitStack, *, on_terminal: bool) -> _Rank:
     reading, writing = os.pipe()
     log = folder / f"rank-{rank}.log"
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         streams = {} if on_terminal else {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "asyncrl.replay.rank_process", str(job), str(rank), str(writing)],
+            [sys.executable, "-P", "-m", "asyncrl.replay.rank_process", str(job), str(rank), str(writing), str(log)],
             pass_fds=[writing],
             # Threads that spin while they wait for each other make this several times slower on a busy machine.
             env={**os.environ, "OMP_WAIT_POLICY": "passive"},
@@ -104,7 +104,7 @@ def _hear(job: Job, ranks: list[_Rank], seen: Callable[[int, Answer], None], *, 
                 return answer
             silent_since[rank], seconds = time.monotonic(), max(deadlines.step, deadlines.start)
             done[rank] += isinstance(answer, Replayed)
-            if done[rank] == steps:
+            if done[rank] == steps or (isinstance(answer, Replayed) and answer.diverged):
                 del silent_since[rank]
     for rank, ending in enumerate(ranks):
         if _ended(rank, ending, max(deadlines.step, deadlines.start)):

@@ -1,6 +1,7 @@
-"""One rank of a replay, as a process of its own: ``python -m asyncrl.replay.rank_process JOB RANK DESCRIPTOR``.
+"""One rank of a replay, as a process of its own: ``python -m asyncrl.replay.rank_process JOB RANK DESCRIPTOR LOG``.
 
-It answers through the file descriptor, which the supervising process (:mod:`asyncrl.replay.rank_group`) reads.
+It answers through the file descriptor, which the supervising process (:mod:`asyncrl.replay.rank_group`) reads. What it logs goes
+to a file even where a hook has the terminal, so that what the hook prints is not lost among it.
 """
 
 import inspect
@@ -13,7 +14,11 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from asyncrl.buffers.payload import PayloadReader
 from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.episode import Episode, decode
 from asyncrl.core.errors import AsyncRLError
@@ -21,18 +26,20 @@ from asyncrl.core.measures.metrics import combine
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.plug_ins.plug_in_function import FunctionBroken, UserFunction, find_function
 from asyncrl.core.text import describe_error
+from asyncrl.learners.rank import FileMeeting, RankSpec
 from asyncrl.replay.job import Answer, Failed, Job, Loaded, Replayed, Stopped, encoder, jobs
 from asyncrl.replay.odd_rewards import odd_rewards
 from asyncrl.replay.recorded_groups import as_of
-from buffers.payload import PayloadReader
-from learners.rank import FileMeeting, RankSpec
+
+if TYPE_CHECKING:
+    from asyncrl.replay.watching import Watching
 
 logger = logging.getLogger(__name__)
 
 
 def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
-    """Compute the steps of ``job`` on one rank; a collective call. Raises what :class:`learners.learner.Learner` does."""
-    from learners.learner import Learner  # before anything of Megatron, which it prepares torch for
+    """Compute the steps of ``job`` on one rank; a collective call. Raises what :class:`asyncrl.learners.learner.Learner` does."""
+    from asyncrl.learners.learner import Learner  # before anything of Megatron, which it prepares torch for
 
     hook = None if job.hook is None else hook_of(job.hook)
     recipe, layout = job.recipe, job.recipe.learner.layout
@@ -47,6 +54,7 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
         model_path=job.model_path,
         rank=spec,
     )
+    from asyncrl.learners.megatron.network import TrainingDiverged
     from asyncrl.replay.hook import StopReplay
     from asyncrl.replay.watching import Watching
     from asyncrl.weights.fingerprint import Fingerprints
@@ -62,6 +70,12 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
             try:
                 episodes = episodes_of(batch, learner.rows_needed(batch), job.payload, renamed=job.renamed)
                 report = learner.step(batch, episodes, watch=watch)
+            except TrainingDiverged as error:
+                if step < job.first:
+                    raise
+                seen = Replayed(step, {}, None, 0, moved=False, peak_bytes=peak_bytes(), diverged=str(error))
+                say(_watched(seen, watch))
+                return
             except StopReplay as stop:
                 say(Stopped(step, str(stop)))
                 return
@@ -76,10 +90,17 @@ def replay(job: Job, rank: int, say: Callable[[Answer], None]) -> None:
             if (saved := job.saved.get(step)) is not None:
                 learner.start_checkpoint(saved)
                 learner.finish_checkpoint()
-            rows, tokens = ((), ()) if watch is None else watch.carried()
-            gaps, gap_by = ((), {}) if watch is None else watch.gaps()
             readings, moved = combine(report.readings), report.weights_moved
-            say(Replayed(step, readings, report.hardware, proof.total(), moved, peak_bytes(), rows, tokens, gaps, gap_by))
+            say(_watched(Replayed(step, readings, report.hardware, proof.total(), moved, peak_bytes()), watch))
+
+
+def _watched(done: Replayed, watch: "Watching | None") -> Replayed:
+    """Return an answer with what the watch has seen of its step."""
+    if watch is None:
+        return done
+    rows, tokens = watch.carried()
+    gaps, gap_by = watch.gaps()
+    return msgspec.structs.replace(done, rows=rows, tokens=tokens, gaps=gaps, gap_by=gap_by)
 
 
 def hook_of(name: str) -> UserFunction:
@@ -117,9 +138,9 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + on_gpu
 
 
-def main(job_file: Path, rank: int, descriptor: int) -> None:
+def main(job_file: Path, rank: int, descriptor: int, log: Path) -> None:
     """Read the job, do it, and answer; an error is an answer, too."""
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, filename=log)
     with Connection(descriptor) as connection:
 
         def say(answer: Answer) -> None:
@@ -139,4 +160,4 @@ def main(job_file: Path, rank: int, descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.buffers.filters import left_out_by
 from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.episode import Episode
 from asyncrl.core.errors import RecipeError
@@ -17,7 +18,6 @@ from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.payload import compared_rewards
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.replay.kept_steps import KeptSteps
-from buffers.filters import left_out_by
 
 Group = tuple[BatchEpisode, ...]
 

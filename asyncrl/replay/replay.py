@@ -13,8 +13,11 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.measures.gap_cause import likely_cause
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
+from asyncrl.learners.checkpointing import checkpoints
+from asyncrl.learners.metrics import MOST_LOAD, gap_evidence
 from asyncrl.replay.comparison import Comparison, compare
 from asyncrl.replay.job import Answer, CarriedRow, CarriedToken, Job, Replayed, Stopped, record_of
 from asyncrl.replay.kept_steps import KeptSteps, Start
@@ -22,15 +25,14 @@ from asyncrl.replay.legs import Leg, Row, check_rows, is_about_computing, legs, 
 from asyncrl.replay.odd_rewards import odd_rewards
 from asyncrl.replay.rank_group import run_ranks
 from asyncrl.replay.rank_process import hook_of
-from asyncrl.replay.watching import most_first
-from asyncrl.run.folder.launch_directory import in_launch_directory
-from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.replay.watching import most_first, or_infinite
+from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.folder.step_log import StepRecord
+from asyncrl.run.measures.warnings import gap_sides
 from asyncrl.run.models.model_sources import with_local_reference
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.views.live_view import LiveView
-from learners.checkpointing import checkpoints
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,8 @@ class ReplayedStep(msgspec.Struct, frozen=True):
         rows, tokens: what carried it, most first.
         gaps: tokens where learner and engine differ most, those first.
         gap_by: mean of |learner - engine|, and tokens, by what the tokens have in common.
+        gap_cause: what that gap probably comes from; empty unless tokens with one were asked for.
+        diverged: why it made no new weights, and the replay ends with it; empty if it did.
     """
 
     batch: Batch
@@ -77,6 +81,8 @@ class ReplayedStep(msgspec.Struct, frozen=True):
     tokens: tuple[CarriedToken, ...]
     gaps: tuple[CarriedToken, ...]
     gap_by: dict[str, tuple[float, int]]
+    gap_cause: str
+    diverged: str = ""
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -178,7 +184,7 @@ class _Group:
                 saved = checkpoints.path_of(self._folder(), version_after(leg))
                 self.saved[version_after(leg)] = saved
             found += self._leg(leg, begin, saved, what)
-            if self.stopped is not None:
+            if self.stopped is not None or (found and found[-1].diverged):
                 break
             begin = saved
         return tuple(found)
@@ -242,8 +248,8 @@ class _Group:
     def _step(self, leg: Leg, batch: Batch, of_ranks: Sequence[Replayed], *, changed: bool) -> ReplayedStep:
         step, top = batch.version + 1, self._request.top
         made, recorded = record_of(of_ranks), self._kept.record[step]
-        comparison = None
-        if not changed:
+        comparison, diverged = None, next((each.diverged for each in of_ranks if each.diverged), "")
+        if not changed and not diverged:
             exact = recorded is not None and recorded.hardware == made.hardware and _same_arithmetic(self._kept, leg.recipe, step)
             dtypes = {leg.recipe.learner.dtype, trained_by(self._kept, step).learner.dtype}
             comparison = compare(recorded, made, exact=exact, dtypes=dtypes)
@@ -254,14 +260,26 @@ class _Group:
             comparison=comparison,
             peak_bytes=max(each.peak_bytes for each in of_ranks),
             rows=tuple(most_first([row for each in of_ranks for row in each.rows], top, odd_rewards(batch))),
-            tokens=tuple(nlargest(top, [token for each in of_ranks for token in each.tokens], key=lambda token: token.pull)),
+            tokens=tuple(nlargest(top, [token for each in of_ranks for token in each.tokens], key=_pull)),
             gaps=tuple(nlargest(self._request.gap, [token for each in of_ranks for token in each.gaps], key=_gap)),
             gap_by=_means(of_ranks),
+            gap_cause=self._gap_cause(leg, made) if self._request.gap and not diverged else "",
+            diverged=diverged,
         )
+
+    def _gap_cause(self, leg: Leg, made: StepRecord) -> str:
+        """What the gap of a step probably comes from: engines were the run's, and the learner is this one."""
+        of_run = trained_by(self._kept, made.step)
+        both = msgspec.structs.replace(leg.recipe, generators=of_run.generators)
+        return str(likely_cause(gap_evidence(made.readings), gap_sides(both, routed=MOST_LOAD.name in made.readings)))
 
 
 def _gap(token: CarriedToken) -> float:
-    return abs(token.learner - token.engine)
+    return or_infinite(abs(token.learner - token.engine))
+
+
+def _pull(token: CarriedToken) -> float:
+    return or_infinite(token.pull)
 
 
 def _means(of_ranks: Sequence[Replayed]) -> dict[str, tuple[float, int]]:

@@ -14,12 +14,7 @@ from asyncrl.core.measures.units import duration, memory
 from asyncrl.core.text import pluralize
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.episodes.visible import visible
-from asyncrl.replay.comparison import Comparison, Verdict
-from asyncrl.replay.job import CarriedToken
-from asyncrl.replay.kept_steps import Start
-from asyncrl.replay.odd_rewards import odd_rewards
-from asyncrl.replay.replay import Replay, ReplayedStep
-from learners.metrics import (
+from asyncrl.learners.metrics import (
     CLIP_FRACTION,
     EFFECTIVE_SAMPLE_SIZE,
     ENTROPY,
@@ -31,6 +26,11 @@ from learners.metrics import (
     STEP_SECONDS,
     TOKENS,
 )
+from asyncrl.replay.comparison import Comparison, Verdict
+from asyncrl.replay.job import CarriedToken
+from asyncrl.replay.kept_steps import Start, spans
+from asyncrl.replay.odd_rewards import odd_rewards
+from asyncrl.replay.replay import Replay, ReplayedStep
 
 SHOWN = (
     POLICY_LOSS,
@@ -50,7 +50,7 @@ _STYLES = {Verdict.EQUAL: "green", Verdict.CLOSE: "green", Verdict.DIFFERENT: "b
 _BEFORE, _AFTER = 12, 4
 """Tokens of context shown before and after a token."""
 _TEXT = 100
-"""Characters shown of a turn."""
+"""The most characters shown of a turn, and before and after a token."""
 
 Episodes = Mapping[SampleName, Episode]
 
@@ -71,7 +71,12 @@ def replay_view(
     if not in_full:
         yield _all_steps(done)
     for step in done.steps if in_full else ():
-        yield _step(step, changed.get(step.made.step), done.start)
+        if step.diverged:
+            yield Text(f"Step {step.made.step} diverges: {step.diverged}", "bold red")
+        other = changed.get(step.made.step)
+        if other is not None and other.diverged:
+            yield Text(f"With the changes, step {step.made.step} diverges: {other.diverged}", "bold red")
+        yield _step(step, other, done.start)
         if step.rows or step.tokens:
             of_step = episodes(step)
             for name, reward in odd_rewards(step.batch).items():
@@ -82,7 +87,7 @@ def replay_view(
             yield _tokens("Tokens that carried the step, by how hard the loss pulls at them", step.tokens, of_step, decode)
         if step.gaps:
             yield _tokens("Tokens where learner and engine differ most", step.gaps, episodes(step), decode)
-            yield _gap_by(step.gap_by)
+            yield _gap_by(step.gap_by, step.gap_cause)
     if done.steps:
         yield _sum(done)
     if done.stopped is not None:
@@ -161,6 +166,12 @@ def _sum(done: Replay) -> Text:
     within = f"{memory(done.steps[-1].peak_bytes)} a rank at most"
     took = f"{duration(seconds)} of training{looked} (in the run {duration(in_run)}), {within}"
     total = len(compared)
+    if not total:
+        return Text(f"No step came to its end; {within}")
+    if unknown := [step.made.step for step in done.steps if step.comparison is not None and step.recorded is None]:
+        lacking = f"Nothing is recorded of step {spans(unknown)}, so nothing is compared there"
+        differs = f"; {pluralize(total - held, 'other')} of {total} are not what was recorded" if held < total else ""
+        return Text(f"{lacking}{differs}; {took}", "bold red" if differs else "yellow")
     if equal == total:
         return Text(
             f"Bit-equal: loss, gradient norm and weights of {pluralize(total, 'step')} are those recorded; {took}", "green"
@@ -194,16 +205,10 @@ def _rows(step: ReplayedStep, episodes: Episodes, decode: Callable[[list[int]], 
     return table
 
 
-def _gap_by(means: Mapping[str, tuple[float, int]]) -> Text:
-    """Where the gap is: by staleness, turn and place; and what that tells."""
+def _gap_by(means: Mapping[str, tuple[float, int]], cause: str) -> Text:
+    """Where the gap is, by staleness, turn and place, and what it probably comes from."""
     lines = [f"mean gap by {what}: {mean:.4g} ({count})" for what, (mean, count) in sorted(means.items(), key=_by_number)]
-    fresh, stale = (
-        [value for what, value in means.items() if what.startswith("staleness") and (what == "staleness 0") is is_fresh]
-        for is_fresh in (True, False)
-    )
-    if fresh and stale and max(mean for mean, _ in stale) > 3 * fresh[0][0]:
-        lines.append("It grows with staleness: the weights have moved since, which the correction is for")
-    return Text("\n".join(lines))
+    return Text("\n".join([*lines, *([f"Likely cause: {cause}"] if cause else [])]))
 
 
 def _by_number(item: tuple[str, tuple[float, int]]) -> tuple[str, int]:
@@ -248,4 +253,6 @@ def in_context(trajectory: Trajectory, place: int, decode: Callable[[list[int]],
     ids = trajectory.token_ids.tolist()
     parts = ids[max(0, place - _BEFORE) : place], [ids[place]], ids[place + 1 : place + 1 + _AFTER]
     before, token, after = (" ".join(visible(decode(part)).splitlines()) for part in parts)
+    before = before if len(before) <= _TEXT else f"…{before[-_TEXT:]}"  # tokens of some models are whole phrases
+    after = after if len(after) <= _TEXT else f"{after[:_TEXT]}…"
     return Text.assemble((before, "dim"), (token or "∅", "bold reverse"), (after, "dim"))

@@ -2,19 +2,25 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import nlargest
+from math import inf, isnan
 
 from torch import Tensor
 
 from asyncrl.core.batch import RowName, SampleName
+from asyncrl.learners.algorithm.losses import Outcome
+from asyncrl.learners.batches.micro_batch import MicroBatch
 from asyncrl.replay.hook import SeenMicroBatch, seen
 from asyncrl.replay.job import CarriedRow, CarriedToken
-from learners.algorithm.losses import Outcome
-from learners.batches.micro_batch import MicroBatch
 
 
 def most_first(rows: Iterable[CarriedRow], count: int, odd: Collection[SampleName]) -> list[CarriedRow]:
     """Return the ``count`` rows that carried a step most: those of ``odd`` episodes, and then by their gradient."""
-    return nlargest(count, rows, key=lambda row: (row.name[:2] in odd, row.norm))
+    return nlargest(count, rows, key=lambda row: (row.name[:2] in odd, or_infinite(row.norm)))
+
+
+def or_infinite(size: float) -> float:
+    """A size by which to sort: what is no number comes before all numbers."""
+    return inf if isnan(size) else size
 
 
 def _bucket(number: int) -> str:
@@ -76,7 +82,7 @@ class Watching:
         """Return the rows and tokens of this slice that carried the step, most first."""
         return (
             tuple(most_first(self._rows, self._top, self._odd)),
-            tuple(nlargest(self._top, self._tokens, key=lambda token: token.pull)),
+            tuple(nlargest(self._top, self._tokens, key=lambda token: or_infinite(token.pull))),
         )
 
     def gaps(self) -> tuple[tuple[CarriedToken, ...], dict[str, tuple[float, int]]]:
@@ -103,7 +109,7 @@ class Watching:
             for number, place in enumerate(of_row):
                 values = advantage[place], weight[place], ratio[place], staleness[place], learner[place], engine[place]
                 token = CarriedToken(name, self._optimizer_step, number, pull[place], *values)
-                if pull[place] > 0:
+                if or_infinite(pull[place]) > 0:
                     tokens.append(token)
                 if mask[place] and first_pass:
                     gaps.append(token)
@@ -121,5 +127,5 @@ class Watching:
                     sum(abs(learner[place] - engine[place]) for place in inside) / count,
                 )
             )
-        self._gaps = nlargest(self._gap, [*self._gaps, *gaps], key=lambda token: abs(token.learner - token.engine))
-        self._tokens = nlargest(self._top, [*self._tokens, *tokens], key=lambda token: token.pull)
+        self._gaps = nlargest(self._gap, [*self._gaps, *gaps], key=lambda token: or_infinite(abs(token.learner - token.engine)))
+        self._tokens = nlargest(self._top, [*self._tokens, *tokens], key=lambda token: or_infinite(token.pull))

@@ -5,24 +5,30 @@ be resumed from any of them, for example from the one before if the newest is da
 keep more. A run without a journal cannot be resumed, and makes no checkpoint.
 """
 
+import asyncio
+import shutil
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from asyncrl.buffers.journal.journal_copy import copy_journal
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.schema import CheckpointConfig, Recipe
+from asyncrl.learners.checkpointing import checkpoints
+from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointNotWritten
+from asyncrl.run.folder.buffer_folder import journal_of
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.totals import SavedTotals, Totals
 from asyncrl.run.resume import begin_from, totals_at, totals_file
+from asyncrl.run.storage.mirrors import Mirrors
+from asyncrl.run.storage.stored_checkpoints import journal_copy_of
 from asyncrl.run.views.live_view import LiveView
-from learners.checkpointing import checkpoints
-from learners.checkpointing.checkpoint_manifest import CheckpointNotWritten
 
 
 class CheckpointingRanks(Protocol):
@@ -46,6 +52,7 @@ class Checkpointer:
 
     Args:
         recipe: says how often a checkpoint is made, how many are kept, and how many steps' batches beside them.
+        mirrors: upload the run to object stores; None, if nothing does.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class Checkpointer:
         buffer: BufferApi,
         totals: Totals,
         view: LiveView,
+        mirrors: Mirrors | None = None,
     ) -> None:
         journal = recipe.buffer.journal
         self._config: CheckpointConfig | None = None
@@ -64,6 +72,8 @@ class Checkpointer:
             self._config, self._keep_batches = recipe.checkpoint, journal.keep
         self._steps = recipe.steps
         self._folder, self._ranks, self._buffer, self._totals, self._view = folder, ranks, buffer, totals, view
+        self._mirrors = mirrors
+        self._published_before = PolicyVersion(0)
         self._writing: PolicyVersion | None = None
         self._overdue = False
         self._checkpoint_bytes = 0
@@ -76,6 +86,7 @@ class Checkpointer:
             CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not fit together.
         """
         version, path = begin_from(self._folder.checkpoints, published_version, kept_from)
+        self._published_before = published_version
         if path is not None:
             self._view.phase(f"Resuming from the checkpoint of version {version}")
             await self._ranks.load_checkpoint(path)
@@ -96,20 +107,39 @@ class Checkpointer:
         self._totals.resume(saved, published_version)
         self._written = version, saved
 
-    async def begin(self, version: PolicyVersion) -> None:
-        """Begin the checkpoint of ``version``, which the learner has just reached, if one is due. Training may go on."""
+    async def begin(self, version: PolicyVersion, *, last: bool = False) -> None:
+        """Begin the checkpoint of ``version``, which the learner has just reached, if one is due. Training may go on.
+
+        Args:
+            last: the run ends with this version, whatever its recipe says.
+        """
         if self._config is None:
             return
-        if not (version % self._config.every == 0 or version == self._steps or self._overdue):
+        if not (version % self._config.every == 0 or version == self._steps or last or self._overdue):
             return
         self._overdue = True
         try:
             # Written before the checkpoint itself, so that every checkpoint has its totals.
             self._write_totals(version, self._totals.now())
+            await self._copy_journal(version)
             self._writing = version
             await self._ranks.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
         except CheckpointNotWritten as error:
             self._not_written(error)
+
+    async def _copy_journal(self, version: PolicyVersion) -> None:
+        """Copy the journal beside the checkpoint, for a resume where nothing else of the run is.
+
+        No batch after ``version`` has been handed out yet, so that resume needs no trajectory. Where training steps are done
+        again, the journal is ahead, and no copy is made.
+        """
+        if self._mirrors is None or not self._mirrors.with_checkpoints or version < self._published_before:
+            return
+        to = journal_copy_of(checkpoints.path_of(self._folder.checkpoints, version))
+        try:
+            await asyncio.to_thread(copy_journal, journal_of(self._folder.path), to)
+        except OSError as error:
+            raise CheckpointNotWritten(f"{to} could not be written: {cause_and_remedy(error)}") from error
 
     async def finish(self) -> None:
         """Wait for the checkpoint that was begun, if any, and tell the buffer what it may forget."""
@@ -125,6 +155,8 @@ class Checkpointer:
         path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
         oldest = self._prune(self._config.keep)
+        if self._mirrors is not None:
+            self._mirrors.wake()
         await self._buffer.checkpointed(min(oldest, PolicyVersion(max(0, version - self._keep_batches))))
 
     def _prune(self, keep: int) -> PolicyVersion:
@@ -133,6 +165,9 @@ class Checkpointer:
         for totals in self._folder.checkpoints.glob("version-*.json"):
             if not totals.with_suffix("").is_dir():
                 totals.unlink()
+        for copy in self._folder.checkpoints.glob("*.journal*"):
+            if not copy.with_name(copy.name.partition(".journal")[0]).is_dir():
+                shutil.rmtree(copy)
         return min(checkpoints.versions(self._folder.checkpoints))
 
     def _not_written(self, error: CheckpointNotWritten) -> None:
@@ -153,7 +188,13 @@ class Checkpointer:
                 self._view.note(str(error))
 
     async def room(self) -> None:
-        """Wait until the disk has room for another training step, and tell the user if there is a wait."""
+        """Wait until the disk has room for another training step, and tell the user if there is a wait.
+
+        Raises:
+            RunTakenOver: another process drives the run by now.
+        """
+        if self._mirrors is not None:
+            self._mirrors.check()
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:

@@ -6,9 +6,7 @@ Always holds: when :meth:`Cluster.close` has returned, nothing that this run sta
 import asyncio
 import contextlib
 import logging
-import secrets
 import shutil
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -23,37 +21,31 @@ from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, Rank
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.step_report import StepReport
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
+from asyncrl.run.judges import Judges
 from asyncrl.run.learner_actor import RemoteLearner
 from asyncrl.run.models.chat_template import write_templates
-from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.certificates import keys_of
-from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
 from asyncrl.run.nodes.model_folder import ModelFolder
-from asyncrl.run.nodes.node_files import model_for_all_nodes
 from asyncrl.run.nodes.node_watch import SHARE_OF_LEASE, NodeWatch
-from asyncrl.run.nodes.placed_processes import find_places
-from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, parts_of
-from asyncrl.run.nodes.process_sizes import sizes_of
-from asyncrl.run.nodes.remote_files import FarFiles
+from asyncrl.run.nodes.placed_processes import Places
+from asyncrl.run.nodes.process_kinds import LEARNER
+from asyncrl.run.nodes.remote_files import FarFiles, model_for_all_nodes
 from asyncrl.run.nodes.shared_folders import refuse_blind
+from asyncrl.run.nodes.unused_nodes import UnusedNodes
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.handle import GeneratorHandle, make_generator
 from asyncrl.run.pool.probe_scores import LearnerScores
-from asyncrl.run.publications.routes import Routes, writers
-from asyncrl.run.publications.transport import TransportRun
+from asyncrl.run.publications.transport import Routes
 from asyncrl.run.publications.transports import transport_of
-from asyncrl.run.reward.reward_model_actor import RemoteRewardModel
 from asyncrl.run.startup_progress import ComingUp
 from asyncrl.weights.merge import merge
-from asyncrl.weights.tcp.chunk_wire import SECRET_BYTES
-from learners.step_report import StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +58,10 @@ LEARNER_WATCH_S = 2.0
 
 
 class Cluster:
-    """The run's actors: buffer, generators, learner ranks, and the reward model if there is one. Calls have deadlines.
+    """The run's actors: buffer, generators, learner ranks, and what judges episodes if anything does. Calls have deadlines.
 
     Args:
+        places: those of its processes, by :func:`asyncrl.run.nodes.placed_processes.find_places`.
         note: shows a line to the user.
         advance: shows how far the start is, as :meth:`asyncrl.run.views.live_view.LiveView.advance` does.
         too_long: places of the training tasks that are left out because of their prompts, by source.
@@ -79,19 +72,19 @@ class Cluster:
         recipe: Recipe,
         folder: RunFolder,
         model_path: str,
+        places: Places,
         note: Callable[[str], None],
         advance: Callable[[float, str], None],
         too_long: Mapping[str, Sequence[int]] = {},
     ) -> None:
-        self._recipe, self._deadlines, self._folder, self._note = recipe, recipe.deadlines, folder, note
-        sizes = sizes_of(recipe, read_shape(model_path))
+        self._recipe, self._deadlines, self._folder, self.places, self._note = recipe, recipe.deadlines, folder, places, note
         silence_s = SHARE_OF_LEASE * recipe.deadlines.lease
         self._nodes = NodeWatch(lambda node: self.far_files.answer(node), lambda: self.far_files.met, silence_s)
-        places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes, lambda: self._nodes.avoided), sizes)
-        engines_on = sum((places.nodes_of(pool) for pool in recipe.generators.by_pool), Counter[str]())
+        places.avoided = lambda: self._nodes.avoided | self._unused.leaving
+        engines_on = places.on_node_of(recipe.generators.by_pool)
         layout = recipe.learner.layout
         self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(layout.ranks)]
-        ranks_on = writers(layout, [where.node for where in self._ranks])
+        ranks_on = [where.node for where in self._ranks]
         on_gpus = ray.cluster_resources().get("GPU", 0) > 0
         transport = transport_of(recipe, on_gpus=on_gpus)
         note(f"Weights: {transport.describe(Routes(recipe, ranks_on, engines_on, folder.path, on_gpus=on_gpus))}")
@@ -102,13 +95,12 @@ class Cluster:
         model = model_for_all_nodes(Path(model_path))
         self._shards_on: set[str] = set()
         self.far_files = FarFiles(folder, lambda: places.others | self._shards_on)
-        self._reward_model: Any | None = None
-        if isinstance(recipe.reward, ModelRewardConfig):
-            self._reward_model = self._make_reward_model(recipe.reward, model)
-        self.transport = transport.for_run(TransportRun(recipe, folder, secrets.token_bytes(SECRET_BYTES), tls))
+        self._judges = Judges.make(recipe, model, folder, places)
+        self.transport = transport.for_run(recipe, folder)
+        self._unused = UnusedNodes(self.far_files, self.transport, lambda: self._nodes.avoided)
         self.generators = GeneratorPool(
             recipe.generators.by_pool,
-            GeneratorSupply(partial(self._make_generator, model), self._report_lost, places.check_memory),
+            GeneratorSupply(partial(self._make_generator, model), self._report_lost, places.add),
             recipe.deadlines,
             note,
             self.transport,
@@ -128,8 +120,7 @@ class Cluster:
             for rank, place in enumerate(self._ranks)
         ]
         self._calls = count()
-        scorers = [REWARD_MODEL] if self._reward_model is not None else []
-        self._coming_up = ComingUp([LEARNER, *self.generators.workers, *scorers], advance)
+        self._coming_up = ComingUp([LEARNER, *self.generators.workers, *self._judges.by_name], advance)
 
     def _make_buffer(self, tls: TlsKeys | None, too_long: Mapping[str, Sequence[int]]) -> Any:
         """Make the buffer on the driver's node: the run folder holds the journal and need not be on a shared file system."""
@@ -139,20 +130,8 @@ class Cluster:
             self._recipe, folder.path, folder.run_id, folder.logs / "buffer.log", tls, too_long
         )
 
-    def _make_reward_model(self, reward: ModelRewardConfig, model: ModelFolder) -> Any:
-        place = self.places.take(REWARD_MODEL, REWARD_MODEL)
-        return RemoteRewardModel.options(**place.options).remote(
-            reward,
-            model_for_all_nodes(Path(reward.path)),
-            model,
-            self.places.on_node[place.node] - 1,
-            self._folder.logs / "reward-model.log",
-        )
-
     def _make_generator(self, model: ModelFolder, pool: str, number: int) -> GeneratorHandle:
-        return make_generator(
-            self._recipe, model, pool, number, self._folder, self.places, self._buffer_actor, self._reward_model
-        )
+        return make_generator(self._recipe, model, pool, number, self._folder, self.places, self._buffer_actor, self._judges)
 
     async def _report_lost(self, worker: WorkerId, with_node: bool) -> None:
         self.places.leave(worker)
@@ -189,8 +168,7 @@ class Cluster:
             if not self._engines_wait:
                 starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self.generators.start(self._coming_up.up))
-            if self._reward_model is not None:
-                starting.create_task(self._start_reward_model(self._reward_model, seconds, remedy))
+            starting.create_task(self._judges.start(seconds, remedy, self._coming_up.up))
 
     async def _look_for_run_folder(self) -> None:
         blind = await self.far_files.blind()
@@ -199,10 +177,6 @@ class Cluster:
         if blind:
             hosts = ", ".join(sorted(self.places.hosts[node] for node in blind))
             self._note(f"{hosts}: the run folder is not seen there; logs and kept episodes are brought to it")
-
-    async def _start_reward_model(self, model: Any, seconds: float, remedy: str) -> None:
-        await ask(model.start.remote(), of="the reward model to start", by="the driver", seconds=seconds, remedy=remedy)
-        self._coming_up.up(REWARD_MODEL)
 
     async def take_over(self) -> None:
         """Let the buffer change the run's files; until now it only read them. Tell the user what was recovered."""
@@ -233,6 +207,7 @@ class Cluster:
                 for number, rank in enumerate(self._learners)
             ]
             watching.append(group.create_task(self.far_files.run()))
+            watching.append(group.create_task(self._unused.run()))
             watching.append(group.create_task(self._nodes.run(self._cut_off, self._back)))
             yield
             for task in watching:
@@ -262,7 +237,7 @@ class Cluster:
         """The processes on a node without which training cannot go on."""
         ranks = [f"learner rank {rank}" for rank, where in enumerate(self._ranks) if where.node == node]
         shard = ["a payload shard"] if node in self._shards_on else []
-        return [*ranks, *shard, *(["the reward model"] if self.places.on_node_of({REWARD_MODEL})[node] else [])]
+        return [*ranks, *shard, *self._judges.on(self.places, node)]
 
     @property
     def buffer(self) -> BufferClient:
@@ -342,7 +317,11 @@ class Cluster:
         """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""
         closing = [
             ask(actor.close.remote(), of=f"{name} to close", by="the driver", seconds=seconds, remedy="it is killed")
-            for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
+            for name, actor in [
+                ("the buffer", self._buffer_actor),
+                *(("a learner rank", rank) for rank in self._learners),
+                *(("a teacher", engine) for engine in self._judges.teachers),
+            ]
         ]
         outcomes = await asyncio.gather(
             self.generators.close(seconds), self.transport.close(seconds), *closing, return_exceptions=True

@@ -4,29 +4,37 @@ What always holds: only who may read the file ``control`` in the run folder gets
 there only while the driver answers, or after it was killed.
 """
 
+import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import explained, naming
+from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, signatures
+from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+BEGIN_S = 60.0
+"""How long a driver that has just begun may take until it can be asked something; it imports Ray meanwhile."""
+_LOOK_S = 0.2
+T = TypeVar("T")
 
 
 class Pools(Protocol):
@@ -41,29 +49,88 @@ class Pools(Protocol):
         """Change how many engines a pool is to have."""
         ...
 
+    async def bound(self, pools: Collection[str], episodes: int) -> None:
+        """Change how many episodes each engine of some pools plays at once."""
+        ...
+
 
 class RunControl:
     """Answers what is asked of a run that goes on, and has the run's recipe say so: a resume begins with what was asked for.
 
     Args:
         recipe: that of the run, as its folder has it.
+        early: is told if the run is to end before its last step.
     """
 
-    def __init__(self, pools: Pools, recipe: Recipe, folder: RunFolder) -> None:
-        self._pools, self._recipe, self._folder = pools, recipe, folder
+    def __init__(self, recipe: Recipe, folder: RunFolder, early: EarlyEnd) -> None:
+        self._recipe, self._folder, self._early = recipe, folder, early
+        self._training: _Training | None = None
+        self._over = False
+
+    def begin(self, pools: Pools, log: Callable[[int, Mapping[str, float]], object]) -> None:
+        """Training begins: pools may change, and ``log`` records metrics of a step."""
+        self._training = _Training(pools, log)
+
+    def end(self) -> None:
+        """The last training step is over."""
+        self._training, self._over = None, True
 
     async def scale(self, pool: str, size: int) -> str:
         """Change the size of a pool, and return what happens now; raises what the pools raise."""
-        answer = await self._pools.scale(pool, size)
-        generators = self._recipe.generators.resized(self._pools.sizes)
+        pools = self._now().pools
+        answer = await pools.scale(pool, size)
         try:
-            self._folder.keep_recipe(msgspec.structs.replace(self._recipe, generators=generators))
+            self._keep(self._recipe.generators.resized(pools.sizes))
         except OSError as error:  # a full disk is no reason to refuse what has begun
             logger.warning("a resume will not know of it: %s", error)
             return (
                 f"{answer}. The run's recipe.yaml could not be written ({error.strerror}), so a resume begins with what it says"
             )
         return answer
+
+    @property
+    def at_once(self) -> int:
+        """``generators.max_running`` as it is now."""
+        return self._recipe.generators.max_running
+
+    async def bound(self, episodes: int) -> None:
+        """Change ``generators.max_running``, within what the engines were made for; raises what writing the recipe raises."""
+        generators, pools = self._recipe.generators, self._now().pools
+        theirs = [name for name in generators.by_pool if name == MAIN_POOL or generators.pools[name].max_running is None]
+        await pools.bound(theirs, episodes)
+        self._keep(msgspec.structs.replace(generators.resized(pools.sizes), max_running=episodes))
+
+    def _keep(self, generators: GeneratorsConfig) -> None:
+        self._recipe = msgspec.structs.replace(self._recipe, generators=generators)
+        self._folder.keep_recipe(self._recipe)
+
+    async def finish(self, reason: str) -> str:
+        """End the run after the training step under way, as if it were its last: evaluated, and with its model saved.
+
+        Returns:
+            when it ends, as the end of a sentence.
+        """
+        if self._over:
+            raise _not_now(self._folder)
+        trains = self._training is not None
+        self._early.ask(reason, trains=trains)
+        return "ends after the training step under way" if trains else "is starting, and ends after one training step"
+
+    async def log(self, step: int, values: dict[str, float]) -> None:
+        """Track metrics of whoever follows the run."""
+        self._now().log(step, values)
+
+    def _now(self) -> "_Training":
+        if self._training is None:
+            raise _not_now(self._folder)
+        return self._training
+
+
+class _Training(NamedTuple):
+    """What can be changed while a run trains."""
+
+    pools: Pools
+    log: Callable[[int, Mapping[str, float]], object]
 
 
 METHODS = signatures(RunControl)
@@ -102,6 +169,30 @@ async def controlled(folder: RunFolder, control: RunControl) -> AsyncIterator[No
 async def scale(run: Path, pool: str, size: int) -> str:
     """Ask the driver of the run in folder ``run`` to change the size of a pool; returns its answer.
 
+    Raises what :func:`ask` raises.
+    """
+    return await ask(run, RunControl.scale, pool, size)
+
+
+async def finish(run: Path, reason: str) -> str:
+    """Ask the driver of the run in folder ``run`` to end it after the step under way, or after one if it is starting.
+
+    Returns when it ends, as :meth:`RunControl.finish` does, and raises what :func:`ask` raises.
+    """
+    folder, until = RunFolder.find(run), time.monotonic() + BEGIN_S
+    while folder.is_driven and not folder.control.exists() and time.monotonic() < until:  # noqa: ASYNC110 - as below
+        await asyncio.sleep(_LOOK_S)  # no event says that another process listens
+    return await ask(run, RunControl.finish, reason)
+
+
+async def log(run: Path, step: int, values: Mapping[str, float]) -> None:
+    """Ask the driver of the run in folder ``run`` to track metrics; raises what :func:`ask` raises."""
+    await ask(run, RunControl.log, step, dict(values))
+
+
+async def ask(run: Path, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+    """Ask the driver of the run in folder ``run`` something, and return its answer.
+
     Raises:
         RecipeError: there is no run, it does not go on, or it refuses.
         DeadlineExceeded: the driver does not answer.
@@ -114,11 +205,11 @@ async def scale(run: Path, pool: str, size: int) -> str:
         problem = f"the run in {str(run)!r} is driven from {address.machine}, and this is {socket.gethostname()}"
         raise RecipeError("", problem, f"run the command on {address.machine}")
     remedy = "its machine may be overloaded; see logs/driver.log of the run"
-    async with deadline(ANSWER_DEADLINE_S, waiter="asyncrl scale", owner="the run's driver to answer", remedy=remedy):
+    async with deadline(ANSWER_DEADLINE_S, waiter="asyncrl", owner="the run's driver to answer", remedy=remedy):
         try:
             client = await RpcClient.connect(address.endpoint, METHODS)
             try:
-                return await client.call(RunControl.scale, pool, size)
+                return await client.call(method, *arguments)
             finally:
                 client.close()
         except ConnectionLost as error:

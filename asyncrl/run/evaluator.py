@@ -5,11 +5,11 @@ from pathlib import Path
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.episodes.files import forget_evaluation
+from asyncrl.generators.evaluation import HeldOutTask, require_results
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.nodes.remote_files import FarFiles
 from asyncrl.run.pool.generator_pool import GeneratorPool
 from asyncrl.run.recorder import Recorder
-from generators.evaluation import HeldOutTask, require_results
 
 
 class Evaluator:

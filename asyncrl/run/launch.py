@@ -12,15 +12,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.file_errors import explained
-from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.text import pluralize
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.episodes.files import forget_steps_after
@@ -28,6 +29,7 @@ from asyncrl.run.buffer.tasks import load_held_out_tasks
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster
 from asyncrl.run.control import RunControl, controlled
+from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
@@ -40,16 +42,25 @@ from asyncrl.run.host.ray_cluster import remove_session, starting_ray, stop_ray
 from asyncrl.run.host.signals import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
-from asyncrl.run.models.model_sources import with_local_reference
+from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.models.model_sources import with_local_reference, with_local_teacher
 from asyncrl.run.models.model_weights import check_model_weights
+from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
+from asyncrl.run.nodes.placed_processes import find_places
+from asyncrl.run.nodes.process_kinds import parts_of
+from asyncrl.run.nodes.process_sizes import sizes_of
 from asyncrl.run.plan.prompt_lengths import TooLong, left_out
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.resume import Reached
+from asyncrl.run.storage.mirrors import Mirrors
+from asyncrl.run.teacher.teacher_check import check_teacher_fits
 from asyncrl.run.tracking.further_trackers import TRACKING_PROCESS
 from asyncrl.run.tracking.tracker import Tracker
 from asyncrl.run.train_pump import Learning, train_pump
+from asyncrl.run.tuning.run_knobs import RunKnobs
+from asyncrl.run.tuning.tuner import Tuner
 from asyncrl.run.views.live_view import LiveView
 from asyncrl.run.weight_probe import Probe
 
@@ -60,8 +71,17 @@ STOP_S = 10.0
 """How long generators may take to cancel their episodes; closing environments may take longer."""
 LAST_WORDS_S = 1.0
 """How long the driver waits for the last counters when a run ends."""
+LAST_UPLOADS_S = 60.0
+"""How long the driver waits for the uploads of a run that failed."""
 TRACKING_FLUSH_S = 60.0
 """How long the driver waits for MLflow to store the last records of a run that completed."""
+
+
+class _Records(NamedTuple):
+    """Where a run's records go beside its folder."""
+
+    tracker: Tracker
+    mirrors: Mirrors
 
 
 def launch(
@@ -84,11 +104,15 @@ def launch(
         totals.buffer = reached.statistics
         if reached.note:
             view.note(reached.note)
+    mirrors = Mirrors(recipe, folder, view.note)
+    mirrors.start()
+    for address in mirrors.addresses:
+        view.note(f"Copied, beside training, to {address}")
     tracker = Tracker(recipe, folder)
     adopt_orphans()
     tracker.start()
     changed = reached is not None and reached.changed
-    running = partial(_run, recipe, folder, view, totals, tracker, changed, too_long)
+    running = partial(_run, recipe, folder, view, totals, _Records(tracker, mirrors), changed, too_long)
     status, reason = asyncio.run(supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
     summary = summarize(totals, status, reason, recipe.buffer).leaving_out(left_out(too_long, "evaluation"))
     if reached is not None:
@@ -101,8 +125,22 @@ def launch(
         if status is Status.COMPLETED:
             summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
             summary = summary.recorded(folder.summary)
+    summary = _uploaded(summary, recipe, folder, mirrors)
     end_descendants(LAST_WORDS_S)
     return summary, totals.now()
+
+
+def _uploaded(summary: Summary, recipe: Recipe, folder: RunFolder, mirrors: Mirrors) -> Summary:
+    """Wait for the last uploads; return the summary, of a run that has failed if it completed and they did not."""
+    limits = {Status.COMPLETED: recipe.deadlines.upload, Status.FAILED: min(recipe.deadlines.upload, LAST_UPLOADS_S)}
+    try:
+        mirrors.finish(limits.get(summary.status, recipe.deadlines.shutdown / 5))
+    except (AsyncRLError, KeyboardInterrupt) as error:
+        logger.warning("the last uploads: %s", error or "interrupted")
+        if summary.status is Status.COMPLETED:
+            reason = str(error) or "interrupted while its last files were uploaded"
+            return msgspec.structs.replace(summary, status=Status.FAILED, reason=reason).recorded(folder.summary)
+    return summary
 
 
 async def supervise(
@@ -148,7 +186,7 @@ async def _run(
     folder: RunFolder,
     view: LiveView,
     totals: Totals,
-    tracker: Tracker,
+    records: _Records,
     changed: bool,
     too_long: Sequence[TooLong],
     ending: asyncio.Event,
@@ -159,50 +197,77 @@ async def _run(
     if (without_effect := inert(recipe)) is not None:
         view.note(without_effect)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
-    model_path = await resolve_model(recipe, view)
-    recipe = await with_local_reference(recipe)
-    here = msgspec.structs.replace(recipe.model, path=str(model_path))
-    check_model_weights(msgspec.structs.replace(recipe, model=here))  # of a model of the hub, the plan may not have seen them
-    async with _cluster(recipe, folder, view, str(model_path), totals, too_long, ending) as cluster:
-        buffer, generators = cluster.buffer, cluster.generators
-        checkpointer = Checkpointer(recipe, folder, cluster, buffer, totals, view)
-        statistics = await buffer.statistics()
-        published_version = statistics.version
-        begin = await checkpointer.resume(published_version, statistics.kept_from)
-        await cluster.take_over()  # everything was read and checked; the run's files change only from here on
-        if changed:
-            folder.keep_recipe(own_recipe)
-        forget_steps_after(folder.trajectories, begin)
-        folder.summary.unlink(missing_ok=True)  # it says how the run ended before
-        recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
-        tasks, pinned = load_held_out_tasks(recipe, left_out(too_long, "evaluation")), recipe.evaluation.pinned
-        recorder.resumed(published_version)
-        evaluator = Evaluator(generators, tasks, pinned, recorder, checkpointer, folder.trajectories, cluster.far_files)
-        publisher = Publisher(cluster, generators, buffer, totals, published_version)
-        if begin >= published_version:
-            view.phase(f"Publishing version {begin}")
-            publication, _ = await publisher.write(begin, must_differ=False)
-            await publisher.deliver(publication)
-        if begin == 0 == published_version:
-            view.phase("Evaluating version 0")
-            await evaluator.evaluate(begin)
-        view.phase(f"Training steps {begin + 1} to {recipe.steps}")
-        await recorder.begin()
-        log = StepLog(folder.steps)
-        log.append(Launched(begin, resolved_yaml(own_recipe)))
-        learning = Learning(buffer, cluster, publisher, checkpointer, Probe(recipe, cluster, generators), log)
-        try:
-            async with asyncio.TaskGroup() as pumps, controlled(folder, RunControl(generators, own_recipe, folder)):
-                generating = pumps.create_task(generators.generate(), name="generation pump")
-                await train_pump(begin, recipe, learning, evaluator, recorder)
-                await generators.stop()
-                await _until_stopped(recipe, generating)
-        finally:
-            checkpointer.note()
-        view.phase("Evaluating the last version and saving the model")
-        await cluster.write_trajectories()
-        await evaluator.evaluate(PolicyVersion(recipe.steps))
-        await cluster.save_model()
+    early = EarlyEnd(view.note)
+    control = RunControl(own_recipe, folder, early)
+    async with controlled(folder, control):
+        model_path = await resolve_model(recipe, view)
+        recipe = await with_local_teacher(await with_local_reference(recipe))
+        await check_teacher_fits(recipe, model_path)
+        here = msgspec.structs.replace(recipe.model, path=str(model_path))
+        check_model_weights(msgspec.structs.replace(recipe, model=here))  # of a model of the hub, the plan may not have seen them
+        async with _cluster(recipe, folder, view, str(model_path), totals, too_long, ending) as cluster:
+            buffer, generators = cluster.buffer, cluster.generators
+            checkpointer = Checkpointer(recipe, folder, cluster, buffer, totals, view, records.mirrors)
+            statistics = await buffer.statistics()
+            published_version = statistics.version
+            begin = await checkpointer.resume(published_version, statistics.kept_from)
+            await cluster.take_over()  # everything was read and checked; the run's files change only from here on
+            if changed:
+                folder.keep_recipe(own_recipe)
+            forget_steps_after(folder.trajectories, begin)
+            folder.summary.unlink(missing_ok=True)  # it says how the run ended before
+            recorder = Recorder(recipe, generators, buffer, records.tracker, view, totals)
+            tasks, pinned = load_held_out_tasks(recipe, left_out(too_long, "evaluation")), recipe.evaluation.pinned
+            recorder.resumed(published_version)
+            evaluator = Evaluator(generators, tasks, pinned, recorder, checkpointer, folder.trajectories, cluster.far_files)
+            publisher = Publisher(cluster, generators, buffer, totals, published_version, tell=view.tell)
+            if begin >= published_version:
+                view.phase(f"Publishing version {begin}")
+                publication, _ = await publisher.write(begin, must_differ=False)
+                await publisher.deliver(publication)
+            if begin == 0 == published_version:
+                view.phase("Evaluating version 0")
+                await evaluator.evaluate(begin)
+            view.phase(f"Training steps {begin + 1} to {recipe.steps}")
+            await recorder.begin()
+            log = StepLog(folder.steps)
+            log.append(Launched(begin, resolved_yaml(own_recipe)))
+            learning = Learning(buffer, cluster, publisher, checkpointer, Probe(recipe, cluster, generators), log)
+            try:
+                async with _tuner(recipe, folder, cluster, control, recorder, view) as tuner, asyncio.TaskGroup() as pumps:
+                    control.begin(generators, recorder.log)
+                    generating = pumps.create_task(generators.generate(), name="generation pump")
+                    last = await train_pump(begin, recipe, learning, evaluator, recorder, early, tuner)
+                    control.end()
+                    await generators.stop()
+                    await _until_stopped(recipe, generating)
+            finally:
+                checkpointer.note()
+            view.phase("Evaluating the last version and saving the model")
+            await cluster.write_trajectories()
+            await evaluator.evaluate(last)
+            await cluster.save_model()
+
+
+@asynccontextmanager
+async def _tuner(
+    recipe: Recipe, folder: RunFolder, cluster: Cluster, control: RunControl, recorder: Recorder, view: LiveView
+) -> AsyncIterator[Tuner | None]:
+    """Have what turns the run's sizes, if the recipe asks for it."""
+    buffer, depth = cluster.buffer, recipe.buffer.pipeline_depth
+    if recipe.tune is None:
+        if depth != AUTO and (await buffer.statistics()).depth != depth:
+            await buffer.pace(depth)  # it was turned before the run was resumed without tune
+        yield None
+        return
+    knobs = RunKnobs(recipe.tune.knobs, control, cluster.generators, buffer)
+    tuner = Tuner(recipe, knobs, folder, recorder.device, view.note, recorder.log)
+    await tuner.begin()
+    try:
+        yield tuner
+        tuner.finish()
+    finally:
+        await tuner.close()
 
 
 async def _until_stopped(recipe: Recipe, generating: "asyncio.Task[None]") -> None:
@@ -231,7 +296,9 @@ async def _cluster(
         await ray_up(ray_started, recipe.deadlines.start)
         async with ending_with(own_daemons()):
             view.phase(f"Starting {pluralize(recipe.generators.engines, 'generator')} and the learner")
-            cluster = Cluster(recipe, folder, model_path, view.note, view.advance, left_out(too_long, "train"))
+            sizes = sizes_of(recipe, read_shape(model_path))
+            places = await find_places(recipe, parts_of, NodesSeen(read_nodes), sizes, view.note)
+            cluster = Cluster(recipe, folder, model_path, places, view.note, view.advance, left_out(too_long, "train"))
             async with cluster.watching_learners():
                 await cluster.start()
                 yield cluster

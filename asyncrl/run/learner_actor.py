@@ -25,6 +25,9 @@ from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.metrics import MOST_LOAD
+from asyncrl.learners.rank import FileMeeting, RankSpec, TcpMeeting
+from asyncrl.learners.step_report import StepReport
 from asyncrl.run.buffer.payload import PayloadSource
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.once import Once
@@ -33,12 +36,10 @@ from asyncrl.run.host.ray_calls import AGAIN, this_node
 from asyncrl.run.kept.trained_episodes import TrainedEpisodes
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.pool.probe_scores import PROBED_ROWS, PROBED_TOKENS, LearnerScores
-from learners.rank import FileMeeting, RankSpec, TcpMeeting
-from learners.step_report import StepReport
 
 if TYPE_CHECKING:
+    from asyncrl.learners.learner import Learner
     from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
-    from learners.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class LearnerActor:
         self._sender: BroadcastSender | None = None
         self._listening: socket.socket | None = None
         self._probed: tuple[tuple[int, ...], ...] = ()
-        self._is_reporter = False
+        self._is_reporter = self._routed = False
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
         self._kept: TrainedEpisodes | None = None
@@ -104,7 +105,7 @@ class LearnerActor:
 
     def start(self, meeting: FileMeeting | TcpMeeting) -> None:
         """Join the other ranks and load the model; a collective call."""
-        from learners.learner import Learner
+        from asyncrl.learners.learner import Learner
 
         recipe, layout = self._recipe, self._recipe.learner.layout
         rank = RankSpec(
@@ -128,11 +129,12 @@ class LearnerActor:
                 model_path=model_path,
                 rank=rank,
             )
+        self._files.reserve(self._learner.shards())
         gc.freeze()  # what is loaded lives on: Megatron collects garbage at each checkpoint, and would search it for a second
 
     def train(self, batch: Batch) -> StepReport:
         """Train ``batch``, as the learner's part of one training step; a collective call."""
-        from learners.batches.token_records import TokenRecords
+        from asyncrl.learners.batches.token_records import TokenRecords
 
         learner, began = self._started(), time.perf_counter()
         assert self._kept is not None
@@ -144,6 +146,7 @@ class LearnerActor:
         report = learner.step(batch, episodes, records)
         if self._is_reporter:
             report = msgspec.structs.replace(report, time=report.time + LearnerTime(data=seconds))
+            self._routed = any(reading.metric == MOST_LOAD for reading in report.readings)
         probed = [episodes[name[:2]].trajectories[name[2]].token_ids for name in needed[:PROBED_ROWS]]
         self._probed = tuple(tuple(tokens[:PROBED_TOKENS].tolist()) for tokens in probed if len(tokens) > 1)
         self._kept.write(batch, episodes, chosen, records)
@@ -183,7 +186,7 @@ class LearnerActor:
         found = learner.log_probabilities(self._probed)
         if found is None or not self._is_reporter:
             return None
-        return LearnerScores(learner.version, self._probed, tuple(found))
+        return LearnerScores(learner.version, self._probed, tuple(found), self._routed)
 
     def save_pretrained(self, folder: Path) -> None:
         """Export the model as a Hugging Face folder; a collective call."""

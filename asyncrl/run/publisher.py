@@ -11,6 +11,7 @@ from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
+from asyncrl.run.measures.events import VersionPublished
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.pool.generator_pool import GeneratorPool
 
@@ -34,9 +35,10 @@ class Publisher:
         totals: Totals,
         published_version: PolicyVersion,
         clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[VersionPublished], object] = lambda event: None,
     ) -> None:
         self._ranks, self._generators, self._buffer = ranks, generators, buffer
-        self._totals, self._clock = totals, clock
+        self._totals, self._clock, self._tell = totals, clock, tell
         self.published_version = published_version
         self._last_fingerprint: int | None = None
 
@@ -72,4 +74,5 @@ class Publisher:
             await self._buffer.advance(publication.version)
             self.published_version = publication.version
             self._totals.published()
+            self._tell(VersionPublished(version=publication.version, seconds=self._clock() - started))
         return self._clock() - started

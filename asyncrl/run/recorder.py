@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,11 +18,26 @@ from asyncrl.core.measures.pacing import Pacing
 from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
+from asyncrl.core.recipe.tune import DEPTH
 from asyncrl.core.text import listed, pluralize
+from asyncrl.generators.evaluation import EvaluationResult
+from asyncrl.generators.finished_episodes import FinishedEpisodes
+from asyncrl.learners.metrics import (
+    CLIP_FRACTION,
+    EFFECTIVE_SAMPLE_SIZE,
+    GRAD_NORM,
+    MOST_LOAD,
+    STALENESS_MAX,
+    STALENESS_MEAN,
+    TOKENS_COMPUTED,
+    TOKENS_MASKED_STALE,
+    gap_evidence,
+)
 from asyncrl.run.host.gpus import describe_visible, usable
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.bottleneck import SlowTool, find_bottleneck
 from asyncrl.run.measures.episode_metrics import REWARD_PARTS, EpisodeMetrics
+from asyncrl.run.measures.events import EvaluationDone, WarningSeen, finite
 from asyncrl.run.measures.measure_file import StepMeasure
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.scores import score
@@ -31,23 +47,27 @@ from asyncrl.run.measures.totals import Totals
 from asyncrl.run.measures.warnings import RunWarning, StepSigns, WarningSigns
 from asyncrl.run.nodes.machine import busy_cores
 from asyncrl.run.pool.generator_pool import GeneratorPool
+from asyncrl.run.tiny.lessons import untaught
 from asyncrl.run.tracking.tracker import Tracker
 from asyncrl.run.views.live_view import LiveView
-from generators.evaluation import EvaluationResult
-from generators.finished_episodes import FinishedEpisodes
-from learners.metrics import (
-    EFFECTIVE_SAMPLE_SIZE,
-    GRAD_NORM,
-    LOGPROB_GAP,
-    STALENESS_MAX,
-    STALENESS_MEAN,
-    TOKENS_COMPUTED,
-    TOKENS_MASKED_STALE,
-)
 
 NO_MEMBERS: Mapping[TaskId, str] = MappingProxyType({})
 BOTTLENECK_STEPS = 20
 """How many of the last training steps are searched for the bottleneck."""
+
+
+class RecordedStep(NamedTuple):
+    """What is said of a training step to whoever turns the run's knobs.
+
+    Attributes:
+        usual: whether it says how fast the run goes on: it was not done again after a resume, and is not near the run's end.
+        sample_size, clip_share: effective sample size, and share of clipped tokens, where the learner says them.
+    """
+
+    measure: StepMeasure
+    usual: bool
+    sample_size: float | None
+    clip_share: float | None
 
 
 class Recorder:
@@ -76,8 +96,9 @@ class Recorder:
         self._finished: deque[FinishedEpisodes] = deque(maxlen=BOTTLENECK_STEPS)
         self._pacing: Pacing | None = None
         self._published_before = PolicyVersion(0)
-        self._device = next((gpu.name for gpu in describe_visible()), "gpu") if usable() else "cpu"
-        self._episode_metrics, self._warning_signs = EpisodeMetrics(recipe.environment), WarningSigns(recipe)
+        self.device = next((gpu.name for gpu in describe_visible()), "gpu") if usable() else "cpu"
+        self._episode_metrics = EpisodeMetrics(recipe.environment)
+        self._warning_signs = WarningSigns(recipe, able=not untaught(recipe))
 
     async def begin(self) -> None:
         """Start measuring."""
@@ -85,15 +106,16 @@ class Recorder:
         self._last = await self._moment()
         self._began, buffer = self._last.at, self._last.buffer
         self._published_before = buffer.version
-        if self._recipe.buffer.pipeline_depth == AUTO:
+        tuned = self._recipe.tune is not None and DEPTH in self._recipe.tune.knobs
+        if self._recipe.buffer.pipeline_depth == AUTO and not tuned:
             self._pacing = Pacing(buffer.depth, self._recipe.buffer.largest_depth)
 
     async def _moment(self) -> Moment:
         generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
         return Moment(self._clock(), generators, buffer)
 
-    async def step(self, step: int, done: TrainedStep) -> None:
-        """Record one training step."""
+    async def step(self, step: int, done: TrainedStep) -> RecordedStep:
+        """Record one training step, and return what is said of it."""
         before, now = self._last, await self._moment()
         self._last = now
         measured, batch, readings = MeasuredStep.between(before, now, done, busy_cores()), done.batch, done.readings
@@ -120,14 +142,16 @@ class Recorder:
         )
         self._totals.step(step, batch, readings, measured.time, now.generators, now.buffer)
         self._tracker.log(step, values)
-        self._tracker.log_measure(_measure(step, measured, values, self._device))
+        measure = _measure(step, measured, values, self.device)
+        self._tracker.log_measure(measure)
         for notice in self._episode_metrics.notices():
             self._view.note(notice)
         self._warn(self._warning_signs.step(step, _signs(values, measured, finished)))
         self._tracker.log_trained(step)
-        self._view.update(self._progress(step, measured, values, reward_parts))
+        self._view.update(self._progress(step, measured, values, reward_parts), values)
         if usual:
             await self._pace(measured.time.both_wait)
+        return RecordedStep(measure, usual, values.get(EFFECTIVE_SAMPLE_SIZE.name), values.get(CLIP_FRACTION.name))
 
     def _find_bottleneck(self, depth: int) -> None:
         if not self._times:
@@ -142,6 +166,7 @@ class Recorder:
         for warning in warnings:
             if self._totals.warn(warning.key, warning.sentence):
                 self._view.note(f"Warning: {warning.sentence}", logging.WARNING)
+                self._view.tell(WarningSeen(key=warning.key, sentence=warning.sentence))
 
     async def _pace(self, both_wait: float) -> None:
         """Change the pipeline depth where the recipe leaves it open and the last steps ask for it."""
@@ -179,6 +204,7 @@ class Recorder:
         )
         self._tracker.log(version, values)
         self._tracker.log_evaluated(version)
+        self._view.tell(EvaluationDone(version=version, reward=reward, metrics=finite(values)))
         played = f"versions {oldest} to {newest}" if newest > oldest else f"version {newest}"
         details = "".join(f", pass@{k} {share:.3f}" for k, share in passed.items())
         details += "".join(f", {member} {mean:.3f}" for member, mean in by_member.items())
@@ -189,6 +215,10 @@ class Recorder:
             details += f"; versions {listed(sorted(self._skipped_since))} were due since the last one, and are left out"
             self._skipped_since.clear()
         self._view.note(f"{played}: evaluation reward {reward:.3f} over {tasks}{several}{details}")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of somebody else's, who follows the run."""
+        self._tracker.log(step, finite(values))
 
     def skip_evaluation(self, version: PolicyVersion) -> None:
         """Record that an evaluation which was due is left out; the line of the next evaluation names it."""
@@ -253,7 +283,8 @@ def _signs(values: Mapping[str, float], measured: MeasuredStep, finished: Finish
         zero_variance=values[metrics.ZERO_VARIANCE.name],
         grad_norm=values.get(GRAD_NORM.name),
         sample_size=values.get(EFFECTIVE_SAMPLE_SIZE.name),
-        gap=values.get(LOGPROB_GAP.name),
+        gap=gap_evidence(values),
+        routed=MOST_LOAD.name in values,
         filtered=measured.filtered,
         complete=measured.complete,
         finished=finished,

@@ -13,7 +13,7 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.models.dequantised import plain_folder, quantisation
-from asyncrl.run.models.model_shape import TINY
+from asyncrl.run.models.model_shape import TINY, read_shape
 from asyncrl.run.models.model_sources import fetch_model, is_remote
 from asyncrl.run.tiny.lessons import players_of
 from asyncrl.run.tiny.warm_up import Made, Request, Step
@@ -25,15 +25,16 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
 
     Raises:
         ComponentFailed: the tiny model could not be made, or quantised weights could not be dequantised.
-        RecipeError: a model of the hub could not be fetched.
+        RecipeError: a model of the hub could not be fetched, or the folder holds no model.
         DeadlineExceeded: making or fetching it took too long.
     """
     if is_remote(recipe):
-        view.phase("Fetching the model from the Hugging Face hub")
+        view.phase("Fetching the model")
     if recipe.model.path == TINY:
         request = Request(players_of(recipe), recipe.model, recipe.seed)
         return await _make_tiny(request, recipe.deadlines.start, view)
     folder = await fetch_model(recipe.model.path, "model.path", recipe.deadlines.start)
+    read_shape(str(folder))  # refuses a folder without a model
     if quantisation(folder):
         view.phase("Dequantising the model")
     return await plain_folder(folder, recipe.deadlines.start)

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.buffers.journal.journal_files import JournalGone, Recovery, read_journal
+from asyncrl.buffers.journal.recovery import Identity, rebuild
+from asyncrl.buffers.payload import SUFFIX, check_there
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat, check_json_format
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.checkpointing import checkpoints
+from asyncrl.learners.checkpointing.checkpoint_check import check_checkpoint
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder, journal_of
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.measures.totals import FORMAT, SavedTotals, Totals, summarize
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.tracking_check import check_database
-from buffers.journal.identity import Identity
-from buffers.journal.journal_files import JournalGone, Recovery, read_journal
-from buffers.journal.recovery import rebuild
-from buffers.payload import SUFFIX, check_there
-from buffers.replay_buffer import ReplayBuffer
-from learners.checkpointing import checkpoints
-from learners.checkpointing.checkpoint_check import check_checkpoint
 
 
 class CheckpointOfTheFuture(AsyncRLError):
@@ -66,6 +66,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
     folder.check_not_driven()
+    _check_teacher(recipe, folder)
     ended, unreadable = _how_it_ended(folder)
     if ended is not None and ended.status is Status.COMPLETED and recipe.steps <= ended.steps:
         problem = f"{folder.path} has completed its {ended.steps} training steps, so there is nothing to resume"
@@ -85,10 +86,17 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     return Reached(_summary_so_far(recipe.buffer, folder, totals, statistics, ended), totals, statistics, unreadable)
 
 
+def _check_teacher(recipe: Recipe, folder: RunFolder) -> None:
+    """Refuse a teacher where the run had none: nobody has looked at the episodes that are waiting to be trained."""
+    if recipe.algorithm.teacher is not None and compose(str(folder.recipe)).algorithm.teacher is None:
+        problem = f"{folder.path} has had no teacher, so none has looked at the episodes that wait in its buffer"
+        raise RecipeError("algorithm.teacher", problem, "launch a new run with it, from the model that this one has exported")
+
+
 def check_changes(overrides: Sequence[str]) -> None:
     """Refuse changes of a resumed run's recipe that would say something else than its folder does.
 
-    What else may not change is found where it matters: see :meth:`buffers.journal.identity.Identity.check`, and the checkpoint's
+    What else may not change is found where it matters: see ``Identity.check``, and the checkpoint's
     model.
 
     Raises:

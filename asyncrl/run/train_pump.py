@@ -18,14 +18,16 @@ from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.time_split import LearnerTime
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.step_report import StepReport
 from asyncrl.run.checkpointer import Checkpointer
+from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder.step_log import StepLog, StepRecord
 from asyncrl.run.measures.step_readings import TrainedStep
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
+from asyncrl.run.tuning.tuner import Tuner
 from asyncrl.run.weight_probe import Probe
-from learners.step_report import StepReport
 
 
 class Ranks(Protocol):
@@ -98,10 +100,10 @@ class Learning:
         readings = [*(reading for report in reports for reading in report.readings), *self._probe.readings()]
         return TrainedStep(batch, readings, spent, delivery_s)
 
-    async def checkpoint(self, version: PolicyVersion) -> None:
+    async def checkpoint(self, version: PolicyVersion, *, last: bool = False) -> None:
         """Begin the checkpoint of ``version`` if one is due. Recording has ended its step: the time belongs to the next one."""
         recorded = self._clock()
-        await self._checkpointer.begin(version)
+        await self._checkpointer.begin(version, last=last)
         self._checkpointing = self._clock() - recorded
 
     async def finish(self) -> None:
@@ -111,24 +113,44 @@ class Learning:
         await self._checkpointer.finish()
 
 
-async def train_pump(begin: PolicyVersion, recipe: Recipe, learning: Learning, evaluator: Evaluator, recorder: Recorder) -> None:
+async def train_pump(
+    begin: PolicyVersion,
+    recipe: Recipe,
+    learning: Learning,
+    evaluator: Evaluator,
+    recorder: Recorder,
+    early: EarlyEnd,
+    tuner: Tuner | None = None,
+) -> PolicyVersion:
     """Run the training steps from version ``begin`` to the recipe's last; returns when the last version is delivered.
 
     Args:
         begin: the version that the learner is at.
+        early: if it has a reason, the step under way is the last.
+        tuner: looks at each step, where the recipe has it turn sizes.
+
+    Returns:
+        The last version.
     """
+    version = begin
     async with asyncio.TaskGroup() as background:
         evaluating: asyncio.Task[None] | None = None
         for step in range(begin + 1, recipe.steps + 1):
             version = PolicyVersion(step)
-            await recorder.step(step, await learning.step(version, background))
-            await learning.checkpoint(version)
+            recorded = await recorder.step(step, await learning.step(version, background))
+            if tuner is not None:
+                await tuner.step(recorded)
+            ending = early.reason is not None
+            await learning.checkpoint(version, last=ending)
+            if ending:
+                break
             if step % recipe.evaluation.every == 0 and step < recipe.steps and learning.delivering is not None:
                 if evaluating is None or evaluating.done():
                     evaluating = background.create_task(_evaluate_delivered(learning.delivering, evaluator, version))
                 else:
                     evaluator.skip(version)
         await learning.finish()
+    return version
 
 
 async def _evaluate_delivered(delivering: "asyncio.Task[float]", evaluator: Evaluator, version: PolicyVersion) -> None:

@@ -12,17 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.measures.gap_cause import GapEvidence, GapSides, likely_cause
+from asyncrl.core.measures.gap_sums import GapSums
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.measures import metrics
-from asyncrl.run.measures.warnings import ROUNDING
 from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
-
-BOUNDS = ROUNDING
-"""The largest mean difference of log-probabilities, in nats, by the coarser type of both sides. Rounding gives about a tenth of
-it. In a trained model, one wrong matrix gives 1 or more; one layer's norm in a wrong order gives a few hundredths, which only
-float32 shows."""
-_COARSER = ("bfloat16", "float16", "float32")
 
 
 class ScoringRanks(Protocol):
@@ -94,17 +89,26 @@ class Probe:
         mean, worst = float(everything.mean()), float(everything.max())
         self._readings = [Reading(metrics.PROBE_MEAN, mean), Reading(metrics.PROBE_WORST, worst)]
         engine = self._engine_dtypes[found.pool]
-        bound = BOUNDS[min(engine, self._learner_dtype, key=_COARSER.index)]
-        if mean > bound:
+        sides = GapSides(learner=self._learner_dtype, engines=frozenset({engine}), routes=expected.routed)
+        if mean > sides.rounding:
             row = next(number for number, gap in enumerate(gaps) if gap.max(initial=0.0) == worst)
             place = int(gaps[row].argmax())
             token, theirs, ours = expected.rows[row][place + 1], found.scored[row].logprobs[place], expected.logprobs[row][place]
             raise WeightMismatch(
                 f"{found.worker} ({engine}) and the learner ({self._learner_dtype}) compute different log-probabilities with "
                 f"version {expected.version}: they differ by {mean:.3g} in the mean of {everything.size} tokens, and rounding "
-                f"explains at most {bound:g}. The worst is token {token} at place {place + 1} of row {row}: {theirs:.4g} by the "
-                f"engine, {ours:.4g} by the learner. Both have the same bits of all weights, so look at what the two make of "
-                "them: settings of attention, rotary positions or experts in config.json or generators.engine, and kernels; set "
-                "generators.dtype=float32 and learner.dtype=float32 to take rounding out, or weights.probe_every=null to train "
-                "all the same"
+                f"explains at most {sides.rounding:g}. Worst is token {token} at place {place + 1} of row {row}: {theirs:.4g} by "
+                f"the engine, {ours:.4g} by the learner. Both have the same bits of all weights. Likely cause: "
+                f"{likely_cause(_evidence(expected, found), sides)}. Settings of attention, rotary positions or experts in "
+                "config.json or generators.engine, and kernels, may differ too; set generators.dtype=float32 and "
+                "learner.dtype=float32 to take rounding out, or weights.probe_every=null to train all the same"
             )
+
+
+def _evidence(expected: LearnerScores, found: EngineScores) -> GapEvidence:
+    """What a probe tells: of given tokens by one version, so that neither staleness nor what stands between turns matters."""
+    sums = GapSums()
+    for row, own in zip(found.scored, expected.logprobs, strict=True):
+        engine, learner = row.logprobs.astype(np.float64), own.astype(np.float64)
+        sums.add(engine, learner, np.zeros(len(own), np.int64), np.zeros(len(own), bool), np.zeros(len(own), bool))
+    return sums.evidence()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from asyncrl.buffers.tasks.task_stream import TaskStream
 from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
@@ -16,7 +17,6 @@ from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket
-from buffers.tasks.task_stream import TaskStream
 
 
 class _Group(msgspec.Struct):

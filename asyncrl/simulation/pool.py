@@ -15,6 +15,8 @@ from itertools import count
 
 import msgspec
 
+from asyncrl.buffers.replay_buffer import ReplayBuffer
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
@@ -25,8 +27,6 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from asyncrl.simulation.admission_only import AdmissionOnly
-from buffers.replay_buffer import ReplayBuffer
-from buffers.tasks.task_stream import TaskSource, TaskStream
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SHARD = 0

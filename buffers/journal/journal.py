@@ -9,7 +9,7 @@ What always holds:
   silently;
 * opening a journal changes none of its files; what a crash left behind is repaired by the first append or snapshot.
 
-:mod:`buffers.journal.journal_files` reads the files back.
+:mod:`asyncrl.buffers.journal.journal_files` reads the files back.
 """
 
 import fcntl
@@ -18,13 +18,13 @@ import os
 import time
 from pathlib import Path
 
+from asyncrl.buffers.journal import frames, journal_files
+from asyncrl.buffers.journal.disk import append_whole, disk_full
+from asyncrl.buffers.journal.frames import Header
+from asyncrl.buffers.journal.journal_files import DAMAGED, LOG, SNAPSHOT, Found, Head, Recovery
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import naming
-from buffers.journal import frames, journal_files
-from buffers.journal.disk import append_whole, disk_full
-from buffers.journal.frames import Header
-from buffers.journal.journal_files import DAMAGED, LOG, SNAPSHOT, Found, Head, Recovery
 
 logger = logging.getLogger(__name__)
 

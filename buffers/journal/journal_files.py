@@ -5,7 +5,7 @@ needed raises an error that names the file and says what to do. A journal whose 
 one.
 
 A journal is a folder of segments ``00000001.log`` and snapshots ``00000001.snapshot``, in the format of
-:mod:`buffers.journal.frames`. Beside the folder lies its head, a small file that says how far the journal has come. Without the
+``buffers/journal/frames.py``. Beside the folder lies its head, a small file that says how far the journal has come. Without the
 head, it would not be noticed if the newest files, or all of them, were gone.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.buffers.journal import frames
+from asyncrl.buffers.journal.frames import Header
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.file_errors import naming
-from buffers.journal import frames
-from buffers.journal.frames import Header
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class JournalDamaged(AsyncRLError):
 
     def __init__(self, file: Path, offset: int, problem: str, remedy: str = "") -> None:
         self.file, self.offset, self.problem, self.remedy = file, offset, problem, remedy
-        instead = f", or, to give up what was recorded there and since, {remedy} and resume again" if remedy else ""
+        instead = f", or, to give up what was recorded there and since, {remedy} and try again" if remedy else ""
         super().__init__(f"{file} is damaged at offset {offset:,}: {problem}; restore the file from a backup{instead}")
 
 
@@ -53,7 +53,7 @@ class JournalGone(AsyncRLError):
     def __init__(self, folder: Path, evidence: str) -> None:
         self.folder, self.evidence = folder, evidence
         super().__init__(
-            f"the run's journal {folder} is gone or holds nothing, although {evidence}; put it back as it was and resume again "
+            f"the run's journal {folder} is gone or holds nothing, although {evidence}; put it back as it was and try again "
             "(without it the run cannot go on: if it is lost, launch a new run)"
         )
 

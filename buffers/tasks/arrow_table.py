@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from asyncrl.buffers.tasks.task_columns import Columns
+from asyncrl.buffers.tasks.task_rows import Row
 from asyncrl.core.errors import RecipeError
-from buffers.tasks.task_columns import Columns
-from buffers.tasks.task_rows import Row
 
 PARQUET_MAGIC = b"PAR1"
 

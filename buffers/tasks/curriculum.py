@@ -111,7 +111,7 @@ def load_curriculum(spec: CurriculumConfig, sources: Sequence[str]) -> Curriculu
     missing = [method for method in ("weights", "observe", "state", "restore") if not callable(getattr(loaded, method, None))]
     if missing:
         raise RecipeError(
-            place, f"{spec.name} has no {', '.join(missing)}", "define the methods of buffers.tasks.curriculum.Curriculum"
+            place, f"{spec.name} has no {', '.join(missing)}", "define the methods of asyncrl.buffers.tasks.curriculum.Curriculum"
         )
     problem = f"{spec.name} refuses sources {tuple(sources)} and options {spec.options}:"
     with users_code(problem, "tasks.curriculum.options", "give options that its constructor accepts"):

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.buffers.tasks.plain_values import NESTING, TOO_DEEP, fitting, is_too_deep
+from asyncrl.buffers.tasks.task_columns import Columns, has
+from asyncrl.buffers.tasks.task_rows import Row
 from asyncrl.core.errors import RecipeError
-from buffers.tasks.plain_values import NESTING, TOO_DEEP, fitting, is_too_deep
-from buffers.tasks.task_columns import Columns, has
-from buffers.tasks.task_rows import Row
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROW = msgspec.json.Decoder(dict[str, Any])

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from asyncrl.buffers.tasks.curriculum import Curriculum
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
-from buffers.tasks.curriculum import Curriculum
-from buffers.tasks.task_stream import TaskSource, TaskStream
 
 
 class RecordedSource(msgspec.Struct, frozen=True):
-    """A source of training tasks; see :class:`buffers.tasks.task_stream.TaskSource`.
+    """A source of training tasks; see :class:`asyncrl.buffers.tasks.task_stream.TaskSource`.
 
     Attributes:
         tasks: how many tasks the source has.

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from asyncrl.buffers.tasks.plain_values import fitting
 from asyncrl.core.chat_prompt import chat_prompt, closing_turn, why_no_chat
 from asyncrl.core.described_tools import described_tools
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.text import short
-from buffers.tasks.plain_values import fitting
 
 PROMPT, ID, TOOLS, SYSTEM = "prompt", "id", "tools", "system"
 _MISSING = object()

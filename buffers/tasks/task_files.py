@@ -1,8 +1,8 @@
 """Finds, reads and checks the files and folders of the task sources that a recipe names.
 
 A path is a JSON file, a Parquet file, a folder that Hugging Face datasets saved, a folder of Parquet or JSON-lines files as
-dataset repositories have them, or a data set of the hub. Each file is read once and completely, so later changes of the files do
-not affect the run.
+dataset repositories have them, a data set of the hub, or one of these at an address of an object store. Each file is read once
+and completely, so later changes of the files do not affect the run.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,14 +13,16 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from asyncrl.buffers.tasks.arrow_table import PARQUET_MAGIC, ArrowTable
+from asyncrl.buffers.tasks.hub_datasets import is_on_hub, splits_of, subset_files
+from asyncrl.buffers.tasks.json_rows import BYTE_ORDER_MARK, read_json
+from asyncrl.buffers.tasks.task_columns import Columns
+from asyncrl.buffers.tasks.task_rows import LabelledFile, RowFile, TaskRows
+from asyncrl.buffers.tasks.task_stream import TaskSource, source_names
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import TaskFileConfig
-from buffers.tasks.arrow_table import PARQUET_MAGIC, ArrowTable
-from buffers.tasks.hub_datasets import is_on_hub, splits_of, subset_files
-from buffers.tasks.json_rows import BYTE_ORDER_MARK, read_json
-from buffers.tasks.task_columns import Columns
-from buffers.tasks.task_rows import LabelledFile, RowFile, TaskRows
-from buffers.tasks.task_stream import TaskSource, source_names
+from asyncrl.core.storage.address import is_address
+from asyncrl.core.storage.fetched import fetched
 
 Schema = TypeVar("Schema")
 
@@ -61,7 +63,10 @@ def _read_source(
     file: TaskFileConfig, name: str, place: str, on_malformed: Literal["refuse", "skip"], id_prefix: str, taken: set[str]
 ) -> TaskSource:
     root, columns = Path(file.path), Columns(file)
-    if is_on_hub(file.path):
+    if is_address(file.path):
+        root = fetched(file.path, place)
+        paths = find_files(root, file.split, place)
+    elif is_on_hub(file.path):
         root, paths = subset_files(file, place)
     elif file.subset:
         raise RecipeError(

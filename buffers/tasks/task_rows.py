@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+from asyncrl.buffers.tasks.task_columns import TOOLS, Columns, Misfit
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize, short
-from buffers.tasks.task_columns import TOOLS, Columns, Misfit
 
 NAMED = 3
 """Most malformed rows of a source that a message names; the others are counted."""
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class RowFile(Protocol):
-    """A file of rows, numbered from 0 whether they are good or not; see :class:`buffers.tasks.json_rows.JsonRows`."""
+    """A file of rows, numbered from 0 whether they are good or not; see :class:`asyncrl.buffers.tasks.json_rows.JsonRows`."""
 
     @property
     def digest(self) -> str: ...  # noqa: D102

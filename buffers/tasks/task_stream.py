@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from asyncrl.buffers.tasks.curriculum import CheckedCurriculum, Curriculum
+from asyncrl.buffers.tasks.hub_datasets import name_of
+from asyncrl.buffers.tasks.mixing import Mixer, shares_of
+from asyncrl.buffers.tasks.permutation import Permutation
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.tasks import TaskFileConfig
+from asyncrl.core.storage.address import is_address
 from asyncrl.core.task import Task
-from buffers.tasks.curriculum import CheckedCurriculum, Curriculum
-from buffers.tasks.hub_datasets import name_of
-from buffers.tasks.mixing import Mixer, shares_of
-from buffers.tasks.permutation import Permutation
 
 
 class NoTaskLeft(AsyncRLError):
@@ -261,7 +262,8 @@ def source_names(files: Sequence[TaskFileConfig], place: str) -> list[str]:
     Raises:
         RecipeError: two sources have the same path, split and environment.
     """
-    sources = [(Path(name_of(file.path)), _part(file), file.environment) for file in files]
+    plain = [file.path.partition("?")[0] if is_address(file.path) else file.path for file in files]
+    sources = [(Path(name_of(path)), _part(file), file.environment) for path, file in zip(plain, files, strict=True)]
     for index, source in enumerate(sources):
         if source in sources[:index]:
             raise RecipeError(f"{place}[{index}]", f"{source[0]} is listed twice", "name it once, with a larger weight")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from generators.calls.formats import CallFormat
+from asyncrl.generators.calls.formats import CallFormat
 
 _SHIELD = "\ufdd3"
 """Stands for ``<`` within the values of a call. Unicode reserves it for internal use by programs."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from generators.calls.repeated import repeated_in_json
+from asyncrl.generators.calls.repeated import repeated_in_json
 
 MISTRAL = "[TOOL_CALLS]"
 """The mark that begins a call, or a list of calls, of Mistral's models."""

@@ -21,13 +21,13 @@ from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
 from asyncrl.core.text import class_name, writable
 from asyncrl.envs.base import Action
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from generators.calls.blocks import blocks, shielded, unshielded
-from generators.calls.formats import JSON_PARSERS, PYTHON_PARSERS, CallFormat, format_named
-from generators.calls.json_calls import MISTRAL, Broken, JsonCall, json_calls, mistral_calls
-from generators.calls.reasoning import Reasoning
-from generators.calls.repeated import once, repeated_in_json, repeated_in_python, unpaired
-from generators.calls.schemas import without_references
-from generators.calls.several import calls_of_list, calls_of_section, on_one_line
+from asyncrl.generators.calls.blocks import blocks, shielded, unshielded
+from asyncrl.generators.calls.formats import JSON_PARSERS, PYTHON_PARSERS, CallFormat, format_named
+from asyncrl.generators.calls.json_calls import MISTRAL, Broken, JsonCall, json_calls, mistral_calls
+from asyncrl.generators.calls.reasoning import Reasoning
+from asyncrl.generators.calls.repeated import once, repeated_in_json, repeated_in_python, unpaired
+from asyncrl.generators.calls.schemas import without_references
+from asyncrl.generators.calls.several import calls_of_list, calls_of_section, on_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.core.messages import ToolSpec
-from generators.chat_format import ChatFormat
+from asyncrl.generators.chat_format import ChatFormat
 
 if TYPE_CHECKING:
     from vllm.reasoning import ReasoningParser

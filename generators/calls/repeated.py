@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from generators.calls.formats import ValueMarks
+from asyncrl.generators.calls.formats import ValueMarks
 
 
 class _Repeated(ValueError):

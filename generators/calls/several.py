@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from generators.calls.formats import CallFormat
+from asyncrl.generators.calls.formats import CallFormat
 
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
 

@@ -14,10 +14,10 @@ from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.trajectory import EpisodeTimes, StopReason, Trajectory
 from asyncrl.envs.hosting.hosted import HostedEnvironment
 from asyncrl.envs.played_by_agent import AGENT_ENDS_WITHIN_S, AgentResult, Endpoint
-from generators.completion import Sampler, Samplers
-from generators.episode import EpisodeLimits, EpisodeName, checked_reset, metric_name
-from generators.gateway.episode import GatewayLimits
-from generators.gateway.server import Gateway
+from asyncrl.generators.completion import Sampler, Samplers
+from asyncrl.generators.episode import EpisodeLimits, EpisodeName, checked_reset, metric_name
+from asyncrl.generators.gateway.episode import GatewayLimits
+from asyncrl.generators.gateway.server import Gateway
 
 TURNS_TAKEN_BACK = "turns_taken_back"
 """The metric with the turns of an episode that were sampled, and never reached the agent."""
@@ -31,12 +31,14 @@ class AgentPlay(msgspec.Struct, frozen=True):
 
     Attributes:
         result: with the reward.
+        traffic: what the agent asked and was answered; empty if it is not kept.
     """
 
     trajectories: tuple[Trajectory, ...]
     result: AgentResult
     stop_reason: StopReason
     metrics: dict[str, float]
+    traffic: bytes
 
 
 async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: Sampler, limits: EpisodeLimits) -> AgentPlay:
@@ -50,12 +52,13 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
     assert agent is not None
     spec = agent.spec
     most_s = 2 * limits.episode_timeout_s + AGENT_ENDS_WITHIN_S
-    async with gateway.playing(GatewayLimits(limits, spec.max_trajectories, spec.constrained), sampler) as played:
+    gateway_limits = GatewayLimits(limits, spec.max_trajectories, spec.constrained, spec.keep_traffic)
+    async with gateway.playing(gateway_limits, sampler) as played:
         episode = played.episode
         timer = asyncio.get_running_loop().call_later(limits.episode_timeout_s, episode.end, StopReason.EPISODE_TIMEOUT)
         try:
             async with asyncio.timeout(most_s) as bound:
-                result = await environment.play(Endpoint(played.openai_url, played.anthropic_url), episode.over)
+                result = await environment.play(Endpoint(played.openai_url, played.anthropic_url, gateway.socket), episode.over)
         except TimeoutError as late:
             if not bound.expired():  # it is one of the reward's own
                 raise EnvironmentBroken(f"task {environment.task.id}: the reward failed: {late!r}") from late
@@ -80,7 +83,8 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
         TURNS_TAKEN_BACK: float(episode.streams.taken_back),
         UNENFORCED: float(episode.unenforced),
     }
-    return AgentPlay(trajectories, result, stop_reason, metrics)
+    traffic = played.traffic.kept(agent.given, episode.streams.steps) if played.traffic else b""
+    return AgentPlay(trajectories, result, stop_reason, metrics, traffic)
 
 
 async def agent_episode(
@@ -118,4 +122,5 @@ async def agent_episode(
         sampling=limits.sampling,
         metrics=metrics,
         times=msgspec.structs.replace(times, reset_s=reset_s),
+        traffic=played.traffic,
     )

@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from generators.gateway.matching import Streams
-from generators.gateway.protocols import Answer
+from asyncrl.generators.gateway.matching import Streams
+from asyncrl.generators.gateway.protocols import Answer
 
 OUTLIVES_S = 15.0
 """Seconds for which an attempt goes on without a client."""

@@ -20,17 +20,17 @@ import msgspec
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.trajectory import StopReason, Trajectory
-from generators.chat_format import ChatFormat
-from generators.chat_template import TemplateUnsuitable
-from generators.completion import Completion, Sampler
-from generators.episode import EpisodeLimits
-from generators.gateway.matching import Ask, Asked, Streams, TooManyStreams, Turn
-from generators.gateway.messages import ChatMessage, for_template
-from generators.gateway.observer import Observer, Placed, Silent
-from generators.gateway.parameters import Constrained, Settled
-from generators.gateway.problems import Kind, Problem, too_long
-from generators.gateway.protocol import Protocol
-from generators.gateway.sampled_text import SampledText
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.completion import Completion, Sampler
+from asyncrl.generators.episode import EpisodeLimits
+from asyncrl.generators.gateway.matching import Ask, Asked, Streams, TooManyStreams, Turn
+from asyncrl.generators.gateway.messages import ChatMessage, for_template
+from asyncrl.generators.gateway.observer import Observer, Placed, Silent
+from asyncrl.generators.gateway.parameters import Constrained, Settled
+from asyncrl.generators.gateway.problems import Kind, Problem, too_long
+from asyncrl.generators.gateway.protocol import Protocol
+from asyncrl.generators.gateway.sampled_text import SampledText
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,13 @@ class GatewayLimits(msgspec.Struct, frozen=True):
         episode: the limits that all episodes have.
         max_trajectories: how many token streams it may have.
         constrained: what becomes of requests that would constrain what is sampled.
+        keep_traffic: whether its requests and answers are kept.
     """
 
     episode: EpisodeLimits
     max_trajectories: int = 16
     constrained: Constrained = "free"
+    keep_traffic: bool = False
 
 
 class GatewayEpisode:
@@ -113,8 +115,8 @@ class GatewayEpisode:
             self.end(StopReason.MAX_TURNS)
             self.check_open()
 
-    async def sample(self, prompt: Sequence[int], most: int, stop_strings: tuple[str, ...]) -> Completion:
-        """Have a turn sampled after ``prompt``, of at most ``most`` tokens.
+    async def sample(self, prompt: Sequence[int], most: int, stop_strings: tuple[str, ...], known_experts: int = 0) -> Completion:
+        """Have a turn sampled after ``prompt``, of at most ``most`` tokens; ``known_experts`` as in :class:`.Sampler`.
 
         Raises:
             Problem: the episode is over.
@@ -131,6 +133,7 @@ class GatewayEpisode:
                 max_tokens=promised,
                 sampling=msgspec.structs.replace(limits.sampling, stop=(*limits.sampling.stop, *stop_strings)),
                 stop_token_ids=self.chat.ends_of_turn,
+                known_experts=known_experts,
             )
             sampled = len(completion.token_ids)
             return completion
@@ -175,16 +178,18 @@ class GatewayTurn:
         model: the name that the client asked for, which is its role.
 
     Attributes:
-        placed: its conversation and its place, once it has one.
+        placed: its conversation and its place, once it has one and its tokens are known.
+        number: its place in the order of the requests that have one among the streams; None if it has none.
         failure: what ended it while it was sampled.
         text: what was sampled.
     """
 
     def __init__(self, episode: GatewayEpisode, protocol: Protocol, model: str) -> None:
         self.model = model
-        self._episode, self._protocol = episode, protocol
+        self.episode, self.protocol = episode, protocol
         self.placed: Placed | None = None
         self._ask: Ask | None = None
+        self.number: int | None = None
         self._given: list[int] = []
         self._ids: list[int] = []
         self._sampled: tuple[Completion, float] | None = None
@@ -211,7 +216,7 @@ class GatewayTurn:
     async def _place(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
     ) -> None:
-        episode, limits = self._episode, self._episode.limits.episode
+        episode = self.episode
         specs = [spec_of(tool) for tool in tools]
         arguments = episode.chat.arguments_read(arguments, specs)
         episode.check_turns()
@@ -223,20 +228,48 @@ class GatewayTurn:
             episode.check_open()
             raise
         tokens = ask.stream.tokens
+        self.number = ask.number
         try:
             after = tokens.token_ids[-1] if ask.matched else None
             given = await rendered(episode.chat, messages[ask.matched :], specs, arguments, after)
-            self._ids = [*tokens.token_ids, *given]
-            if len(self._ids) >= limits.max_context:
-                raise too_long(self._protocol, len(self._ids), limits.max_context)
+            self._check_length(len(tokens) + len(given))
         except BaseException:
             episode.streams.give_up(ask)
             raise
+        self._placed(ask, given, asked)
+
+    def place_after(self, prompt: Sequence[int]) -> None:
+        """Give a place to a request whose conversation is token ids.
+
+        Raises:
+            Problem: the episode is over, or the prompt is too long.
+        """
+        episode = self.episode
+        episode.check_turns()
+        self._check_length(len(prompt))
+        try:
+            ask = episode.streams.begin_after(self.model, prompt)
+        except TooManyStreams:
+            episode.end(StopReason.MAX_TRAJECTORIES)
+            episode.check_open()
+            raise
+        self.number = ask.number
+        asked = Asked(self.model, ({"role": "user", "content": episode.chat.decode(list(prompt))},))
+        self._placed(ask, list(prompt[len(ask.stream.tokens) :]), asked)
+
+    def _check_length(self, length: int) -> None:
+        """Refuse a prompt that leaves no room for a turn."""
+        if length >= (most := self.episode.limits.episode.max_context):
+            raise too_long(self.protocol, length, most)
+
+    def _placed(self, ask: Ask, given: list[int], asked: Asked) -> None:
+        episode, tokens = self.episode, ask.stream.tokens
+        self._ids = [*tokens.token_ids, *given]
         if ask.stream.turns:  # so far, its client has not come back after the last one
             tokens.answer_turn(0.0, (), max(0.0, time.perf_counter() - ask.stream.answered))
         self._ask, self._given = ask, given
         begins = None if ask.stream.turns else ask.stream.why
-        self.placed = Placed(episode, self._protocol, asked, begins, ask.matched, episode.asked_in_vain)
+        self.placed = Placed(episode, self.protocol, asked, begins, ask.matched, len(ask.stream.turns), episode.asked_in_vain)
         episode.observer.placed(self.placed)
 
     async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> SampledText:
@@ -246,7 +279,7 @@ class GatewayTurn:
             Problem: the episode is over.
             ComponentFailed: the engine died.
         """
-        chat = self._episode.chat
+        chat = self.episode.chat
         try:
             if self._sampled is None:
                 self._sampled = await self._completion(most, tuple(each for each in stop_strings if each))
@@ -263,7 +296,8 @@ class GatewayTurn:
 
     async def _completion(self, most: int, stop_strings: tuple[str, ...]) -> tuple[Completion, float]:
         asked = time.perf_counter()
-        completion = await self._episode.sample(self._ids, most, stop_strings)
+        known = 0 if self._ask is None else self._ask.stream.tokens.known_experts
+        completion = await self.episode.sample(self._ids, most, stop_strings, known)
         return completion, time.perf_counter() - asked
 
     def finish(self, message: ChatMessage) -> Turn:
@@ -271,14 +305,16 @@ class GatewayTurn:
         if self._ask is None or self._sampled is None or self.placed is None:
             raise RuntimeError("a turn is finished that was not sampled")
         completion, seconds = self._sampled
-        self._episode.observer.finished(self.placed, message)
+        if self.protocol is Protocol.GENERATE:  # the client got ids, which say nothing to an observer
+            message = {"role": "assistant", "content": self.text}
+        self.episode.observer.finished(self.placed, message)
         self._ask.stream.answered = time.perf_counter()
-        return self._episode.streams.finish(self._ask, self._given, completion, seconds, message)
+        return self.episode.streams.finish(self._ask, self._given, completion, seconds, message)
 
     def give_up(self) -> None:
         """End the request without a turn."""
         if self._ask is not None:
-            self._episode.streams.give_up(self._ask)
+            self.episode.streams.give_up(self._ask)
 
 
 def _until(text: str, strings: Sequence[str]) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from generators.gateway.messages import ChatMessage
+from asyncrl.generators.gateway.messages import ChatMessage
 
 
 class Unreadable(Exception):
@@ -95,6 +95,17 @@ def of_responses(answer: Mapping[str, Any]) -> ChatMessage:
         raise Unreadable(f"the output of a response is {len(messages)} messages")
     message: ChatMessage = messages[0]
     return message
+
+
+def of_generate(answer: Mapping[str, Any]) -> ChatMessage:
+    """Return what the token ids of an answer stand for in place of a message."""
+    return {"role": "assistant", "content": " ".join(map(str, answer["choices"][0]["token_ids"]))}
+
+
+def of_generate_stream(chunks: Iterable[str]) -> ChatMessage:
+    """Return what the token ids of a streamed answer stand for in place of a message."""
+    ids = [token for event in events_of(chunks) for choice in event["choices"] for token in choice["token_ids"] or ()]
+    return {"role": "assistant", "content": " ".join(map(str, ids))}
 
 
 def of_responses_stream(chunks: Iterable[str]) -> ChatMessage:

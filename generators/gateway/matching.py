@@ -3,7 +3,8 @@
 A client sends its whole conversation with each request. The turns in it that were sampled here shall be the tokens that the
 engine sampled, never their text tokenized again. So a request goes on where the longest beginning of its conversation ends
 that was sampled here: in the stream itself, if that is where the stream ends; else in a new stream, a *branch*, which has the
-tokens up to there as context. A conversation without such a beginning is a new stream.
+tokens up to there as context. A conversation without such a beginning is a new stream. Where clients send token ids, these are
+compared in place of messages.
 
 What always holds:
 
@@ -14,20 +15,33 @@ What always holds:
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from asyncrl.core.trajectory import StartReason, Trajectory
-from generators.completion import Completion
-from generators.gateway.messages import ChatMessage, call_ids, chained, start_of_chain
-from generators.token_stream import TokenStream
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.gateway.messages import ChatMessage, call_ids, chained, start_of_chain
+from asyncrl.generators.token_stream import TokenStream
+
+_TOKENS = "tokens"
+"""What streams of requests in token ids have in place of tools and arguments of the template."""
 
 
 class TooManyStreams(Exception):
     """A request would begin one stream too many."""
+
+
+class Step(StrEnum):
+    """What happens to a request's place among the streams."""
+
+    BEGAN = "began"
+    FINISHED = "finished"
+    GIVEN_UP = "given up"
+    TAKEN_BACK = "taken back"
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -67,6 +81,18 @@ class Stream:
             self.shared = after.end
             self.tokens.append_given(after.stream.tokens.token_ids[: self.shared])
 
+    def ends_within(self, tokens: Sequence[int]) -> "Iterator[tuple[Turn, int]]":
+        """Yield the turns up to whose ends ``tokens`` begin as the stream does, with these ends."""
+        last = self.turns[-1:]
+        unsettled = [token for turn in last for token in turn.unsettled]
+        own = np.array([*self.tokens.token_ids, *unsettled], np.int32)
+        length = min(len(own), len(tokens))
+        differ = np.flatnonzero(own[:length] != np.array(tokens[:length], np.int32))
+        alike = int(differ[0]) if len(differ) else length
+        for turn in self.turns:
+            if (end := turn.end if turn.settled else len(own)) <= alike:
+                yield turn, end
+
     def settle(self) -> None:
         """Keep the last turn: somebody goes on from it, or the episode is over."""
         if self.turns:
@@ -76,13 +102,19 @@ class Stream:
 class Turn:
     """A turn that was sampled. Until it is settled, its stream does not have its tokens.
 
+    Args:
+        ask: the request that it answers.
+        message: the turn as the client gets it.
+        sampled: the tokens before it that are new in the stream, what was sampled, and the seconds that it took.
+
     Attributes:
         tip: hash of the conversation that ends with it.
         end: where it ends in its stream's tokens, once it is settled.
     """
 
-    def __init__(self, stream: Stream, tip: bytes, ids: frozenset[str], sampled: tuple[Sequence[int], Completion, float]) -> None:
-        self.stream, self.tip, self.call_ids = stream, tip, ids
+    def __init__(self, ask: "Ask", message: ChatMessage, sampled: tuple[Sequence[int], Completion, float]) -> None:
+        self.stream, self.number = ask.stream, ask.number
+        self.tip, self.call_ids = chained(ask.tip, message), call_ids(message)
         self.end = 0
         self._sampled: tuple[Sequence[int], Completion, float] | None = sampled
 
@@ -90,6 +122,14 @@ class Turn:
     def is_last(self) -> bool:
         """Whether its stream ends with it."""
         return self.stream.turns[-1] is self
+
+    @property
+    def unsettled(self) -> list[int]:
+        """The tokens that its stream will have once it is settled, those before it included; none if it is."""
+        if self._sampled is None:
+            return []
+        given, completion, _ = self._sampled
+        return [*given, *completion.token_ids.tolist()]
 
     @property
     def settled(self) -> bool:
@@ -111,10 +151,12 @@ class Ask(msgspec.Struct, frozen=True):
     """A request that has its place: its turn will be the next of ``stream``.
 
     Attributes:
-        matched: how many messages of the conversation are in the stream already; the others are to be given.
+        number: its place in the order of the requests.
+        matched: how many messages of the conversation, or tokens of it, are in the stream already; the others are to be given.
         tip: hash of the conversation.
     """
 
+    number: int
     stream: Stream
     matched: int
     tip: bytes
@@ -124,15 +166,21 @@ class Streams:
     """The token streams of one episode; ``most`` is how many there may be.
 
     Attributes:
-        taken_back: how many turns were taken back.
+        steps: what happened to the requests, by their numbers, in this order. The same steps make the same streams again.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.taken_back = 0
+        self._begun = 0
+        self.steps: list[tuple[Step, int]] = []
         self._streams: list[Stream] = []
         self._turns: defaultdict[bytes, list[Turn]] = defaultdict(list)
         self._asked: set[bytes] = set()
+
+    @property
+    def taken_back(self) -> int:
+        """How many turns were taken back."""
+        return sum(step is Step.TAKEN_BACK for step, _ in self.steps)
 
     def begin(self, asked: Asked) -> Ask:
         """Find the place of a request. Its stream is busy until :meth:`finish` or :meth:`give_up`.
@@ -151,9 +199,28 @@ class Streams:
             stream = self._continued(found, call_ids(asked.messages[matched - 1]), tip)
         else:
             stream = self._new(asked.role, setting, self._why(asked.role, setting, tip))
+        return self._began(tip, stream, matched)
+
+    def begin_after(self, role: str, prompt: Sequence[int]) -> Ask:
+        """Find the place of a request whose conversation is token ids: in the stream whose turn ends furthest in them.
+
+        Raises:
+            TooManyStreams: see :meth:`begin`.
+        """
+        tip = start_of_chain((role, _TOKENS, list(prompt)))
+        ends = [(end, turn) for stream in self._streams if stream.role == role for turn, end in stream.ends_within(prompt)]
+        matched = max((end for end, _ in ends), default=0)
+        found = [turn for end, turn in ends if end == matched]
+        stream = self._continued(found, frozenset(), tip) if found else self._new(role, _TOKENS, self._why(role, _TOKENS, tip))
+        return self._began(tip, stream, matched)
+
+    def _began(self, tip: bytes, stream: Stream, matched: int) -> Ask:
         self._asked.add(tip)
         stream.busy = True
-        return Ask(stream, matched, tip)
+        ask = Ask(self._begun, stream, matched, tip)
+        self._begun += 1
+        self.steps.append((Step.BEGAN, ask.number))
+        return ask
 
     def _continued(self, found: Sequence[Turn], ids: frozenset[str], tip: bytes) -> Stream:
         """Return the stream that goes on from one of the turns that were ``found``: its own if it ends there, else a branch."""
@@ -192,17 +259,19 @@ class Streams:
         Args:
             message: the turn as the client gets it, by which it will be found again.
         """
-        turn = Turn(ask.stream, chained(ask.tip, message), call_ids(message), (given, completion, seconds))
+        turn = Turn(ask, message, (given, completion, seconds))
         ask.stream.settle()
         ask.stream.turns.append(turn)
         ask.stream.busy = False
         self._turns[turn.tip].append(turn)
+        self.steps.append((Step.FINISHED, ask.number))
         return turn
 
     def give_up(self, ask: Ask) -> None:
         """End a request without a turn: nothing of it remains."""
         ask.stream.busy = False
         self._forget_empty(ask.stream)
+        self.steps.append((Step.GIVEN_UP, ask.number))
 
     def take_back(self, turn: Turn) -> bool:
         """Remove a turn that never reached the client; returns whether it could be: nobody has gone on from it."""
@@ -211,7 +280,7 @@ class Streams:
         turn.stream.turns.remove(turn)
         self._turns[turn.tip].remove(turn)
         self._forget_empty(turn.stream)
-        self.taken_back += 1
+        self.steps.append((Step.TAKEN_BACK, turn.number))
         return True
 
     def _forget_empty(self, stream: Stream) -> None:
@@ -230,6 +299,7 @@ class Streams:
                 loss_mask=stream.tokens.loss_mask,
                 version_spans=stream.tokens.version_spans,
                 turns=tuple(stream.tokens.turns),
+                experts=stream.tokens.experts,
                 part=part,
                 role=stream.role,
                 parent=None if stream.parent is None else kept.index(stream.parent),

@@ -6,10 +6,10 @@ from typing import Protocol as Interface
 import msgspec
 
 from asyncrl.core.trajectory import StartReason
-from generators.gateway.matching import Asked
-from generators.gateway.messages import ChatMessage
-from generators.gateway.problems import Problem
-from generators.gateway.protocol import Protocol
+from asyncrl.generators.gateway.matching import Asked
+from asyncrl.generators.gateway.messages import ChatMessage
+from asyncrl.generators.gateway.problems import Problem
+from asyncrl.generators.gateway.protocol import Protocol
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
@@ -18,7 +18,8 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         episode: is the same for all requests of an episode.
         begins: why it begins a stream; None if it extends one.
-        matched: how many of its messages are in the stream already.
+        matched: how many of its messages, or of its tokens, are in the stream already.
+        turns: how many turns the stream has.
         asked_in_vain: how often requests of the episode asked for what was replaced, not enforced or ignored.
     """
 
@@ -27,6 +28,7 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     asked: Asked
     begins: StartReason | None
     matched: int
+    turns: int
     asked_in_vain: Mapping[str, int]
 
 

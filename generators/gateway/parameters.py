@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from generators.gateway.messages import role_of
-from generators.gateway.problems import Kind, Problem
-from generators.gateway.protocol import Protocol
+from asyncrl.generators.gateway.messages import role_of
+from asyncrl.generators.gateway.problems import Kind, Problem
+from asyncrl.generators.gateway.protocol import Protocol
 
 Constrained = Literal["free", "refuse"]
 """What becomes of requests that ask for a format or a call: they are sampled as all others, or refused."""
 
-_HONOURED = {
+HONOURED = {
     Protocol.CHAT: {
         *("messages", "model", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "tools", "tool_choice"),
         *("parallel_tool_calls", "chat_template_kwargs", "reasoning_effort", "include_reasoning", "logprobs"),
@@ -32,13 +32,16 @@ _HONOURED = {
         *("input", "instructions", "model", "stream", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls"),
         *("reasoning", "text", "store"),
     },
+    Protocol.GENERATE: {"token_ids", "model", "stream", "stream_options", "sampling_params", "return_token_ids", "request_id"},
 }
+"""What of a request bears on its answer. All else is replaced, not enforced, ignored, or refused."""
 _REPLACED = {"temperature", "top_p", "top_k", "min_p", "seed"}
 _NEUTRAL: Mapping[str, object] = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
     **dict.fromkeys(("n", "repetition_penalty", "length_penalty"), 1),
     **dict.fromkeys(("echo", "use_beam_search", "continue_final_message", "background"), False),
     **{"add_generation_prompt": True, "logit_bias": {}},
+    **{key: [] for key in ("bad_words", "allowed_token_ids")},
     **dict.fromkeys(("prompt_logprobs", "previous_response_id", "conversation", "prompt"), None),
 }
 """Parameters of requests that are refused, unless they have the value with which they do nothing."""
@@ -53,7 +56,10 @@ _LIMITS = {
     Protocol.CHAT: ("max_completion_tokens", "max_tokens"),
     Protocol.MESSAGES: ("max_tokens",),
     Protocol.RESPONSES: ("max_output_tokens",),
+    Protocol.GENERATE: ("max_tokens",),
 }
+_SAMPLING_HONOURED = {"max_tokens", "stop", "logprobs", "skip_special_tokens"}
+_SAMPLING_REPLACED = _REPLACED | {"stop_token_ids"}
 _OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
 _FORMATS = {"response_format", "structured_outputs"}
 _OTHER_MEDIA = {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url"}
@@ -89,31 +95,75 @@ def settled(
         TypeError, ValueError, AttributeError, KeyError: it is no request of this protocol.
     """
     given = {name: value for name, value in body.items() if value is not None}
-    for name, neutral in _NEUTRAL.items():
-        if given.get(name, neutral) != neutral:
-            why = _WHY_REFUSED.get(name, "it changes what is sampled, and with it what log-probabilities mean")
-            raise Problem(Kind.REFUSED, f"{name} is not supported: {why}", name)
-    left = {name: value for name, value in given.items() if name in _HONOURED[protocol]}
+    _check_neutral(given)
+    left = {name: value for name, value in given.items() if name in HONOURED[protocol]}
     if not left.get("tools", True):  # which vLLM refuses
         left = {name: value for name, value in left.items() if name not in _OF_TOOLS}
     unenforced = [*_unconstrained(left, protocol), *sorted(name for name in _FORMATS if _is_format(given.get(name)))]
     if unenforced and constrained == "refuse":
-        text = f"{unenforced[0]} would constrain what is sampled, and the recipe has such requests refused (constrained: refuse)"
-        raise Problem(Kind.REFUSED, text, unenforced[0])
+        raise _constrains(unenforced[0])
     replaced = sorted(given.keys() & _REPLACED)
+    _cut_limit(left, protocol, most_tokens)
     if "budget_tokens" in left.get("thinking", ()):
         left["thinking"] = {"type": "adaptive"}
         replaced.append("thinking.budget_tokens")
-    first, *others = _LIMITS[protocol]
-    asked = [int(left.pop(name)) for name in (first, *others) if name in left]
-    left[first] = min([*asked, most_tokens])
-    if left[first] < 1:
-        raise Problem(Kind.REFUSED, f"a turn needs at least one token, and the request allows {left[first]}", first)
     conversation = "input" if protocol is Protocol.RESPONSES else "messages"
     if isinstance(left[conversation], list):
         left[conversation] = list(_conversation(left[conversation], system_later))
-    ignored = given.keys() - _HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
+    ignored = given.keys() - HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
     return Settled(left, tuple(replaced), tuple(unenforced), tuple(sorted(ignored)))
+
+
+def settled_sampling(body: Mapping[str, Any], *, most_tokens: int, constrained: Constrained) -> Settled:
+    """Return what is honoured of a request in token ids, whose parameters of sampling stand in a dictionary of their own.
+
+    Raises:
+        Problem, TypeError, ValueError, AttributeError, KeyError: see :func:`settled`.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in ("features", "content_parts"):
+        if given.get(name):
+            raise Problem(Kind.REFUSED, f"{name} is not supported: the policy reads text alone", name)
+    sampling = {name: value for name, value in dict(given.get("sampling_params", {})).items() if value is not None}
+    _check_neutral({"top_logprobs": max(0, int(sampling.get("logprobs", 0)) - 1), **sampling})
+    unenforced = sorted(name for name in _FORMATS if _is_format(sampling.get(name)))
+    if unenforced and constrained == "refuse":
+        raise _constrains(unenforced[0])
+    left = {name: value for name, value in sampling.items() if name in _SAMPLING_HONOURED}
+    _cut_limit(left, Protocol.GENERATE, most_tokens)
+    honoured = {name: value for name, value in given.items() if name in HONOURED[Protocol.GENERATE]}
+    ignored = (given.keys() - honoured.keys()) | (
+        sampling.keys() - _SAMPLING_HONOURED - _SAMPLING_REPLACED - _FORMATS - _NEUTRAL.keys()
+    )
+    replaced = tuple(sorted(sampling.keys() & _SAMPLING_REPLACED))
+    return Settled(honoured | {"sampling_params": left}, replaced, tuple(unenforced), tuple(sorted(ignored)))
+
+
+def _check_neutral(given: Mapping[str, Any]) -> None:
+    """Refuse parameters that would change what log-probabilities mean, or that ask for what there is not."""
+    for name, neutral in _NEUTRAL.items():
+        if given.get(name, neutral) != neutral:
+            why = _WHY_REFUSED.get(name, "it changes what is sampled, and with it what log-probabilities mean")
+            raise Problem(Kind.REFUSED, f"{name} is not supported: {why}", name)
+
+
+def _cut_limit(left: dict[str, Any], protocol: Protocol, most_tokens: int) -> None:
+    """Cut the limit of a turn's tokens to the recipe's."""
+    first, *others = _LIMITS[protocol]
+    asked = [most_tokens]
+    for name in (first, *others):
+        try:
+            asked += [int(left.pop(name))] if name in left else []
+        except (TypeError, ValueError) as error:
+            raise Problem(Kind.REFUSED, f"{name} must be a whole number: {error}", name) from error
+    left[first] = min(asked)
+    if left[first] < 1:
+        raise Problem(Kind.REFUSED, f"a turn needs at least one token, and the request allows {left[first]}", first)
+
+
+def _constrains(name: str) -> Problem:
+    text = f"{name} would constrain what is sampled, and the recipe has such requests refused (constrained: refuse)"
+    return Problem(Kind.REFUSED, text, name)
 
 
 def _unconstrained(left: dict[str, Any], protocol: Protocol) -> Iterator[str]:

@@ -7,7 +7,7 @@ Too long a prompt is told in the words that each protocol has for it, by which a
 from enum import StrEnum
 from typing import Any
 
-from generators.gateway.protocol import Protocol
+from asyncrl.generators.gateway.protocol import Protocol
 
 OVER, DEAD = 410, 503
 """The status of requests to an episode that is over, and to an engine that is dead."""
@@ -64,9 +64,6 @@ def too_long(protocol: Protocol, prompt: int, most: int) -> Problem:
     """Return the problem of a prompt of so many tokens, where there is room for ``most``, a turn included."""
     if protocol is Protocol.MESSAGES:
         return Problem(Kind.TOO_LONG, f"prompt is too long: {prompt} tokens > {most} maximum")
+    parameter = {Protocol.RESPONSES: "input", Protocol.GENERATE: "token_ids"}.get(protocol, "messages")
     text = f"This model's maximum context length is {most} tokens. However, your messages resulted in {prompt} tokens."
-    return Problem(
-        Kind.TOO_LONG,
-        f"{text} Please reduce the length of the messages.",
-        "input" if protocol is Protocol.RESPONSES else "messages",
-    )
+    return Problem(Kind.TOO_LONG, f"{text} Please reduce the length of the messages.", parameter)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
-from generators.chat_format import ChatFormat
-from generators.gateway import heard
-from generators.gateway.episode import GatewayEpisode, GatewayTurn, rendered, spec_of
-from generators.gateway.matching import Turn
-from generators.gateway.messages import ChatMessage, calls_of, text_of
-from generators.gateway.parameters import settled
-from generators.gateway.problems import Kind, Problem
-from generators.gateway.protocol import Protocol
-from generators.gateway.sampled_text import SampledText
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.gateway import heard
+from asyncrl.generators.gateway.episode import GatewayEpisode, GatewayLimits, GatewayTurn, rendered, spec_of
+from asyncrl.generators.gateway.matching import Turn
+from asyncrl.generators.gateway.messages import ChatMessage, calls_of, text_of
+from asyncrl.generators.gateway.parameters import Settled, settled, settled_sampling
+from asyncrl.generators.gateway.problems import Kind, Problem
+from asyncrl.generators.gateway.protocol import Protocol
+from asyncrl.generators.gateway.sampled_text import SampledText
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -89,13 +89,14 @@ class Protocols:
         from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+        from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 
-        from generators.gateway.serving import Serving
+        from asyncrl.generators.gateway.serving import Serving
 
         if config.model_config.hf_config.model_type == _HARMONY:
             problem = f"agents cannot play with models of type {_HARMONY}, whose conversations vLLM renders past the gateway"
             raise AsyncRLError(f"{problem}; use a model with a chat template, or an environment of another kind")
-        self._chat = chat
+        self._chat, self._vocabulary = chat, int(config.model_config.get_vocab_size())
         self._serving = serving = Serving(config, renderer, chat, tool_parser, reasoning_parser)
         self._count_request = AnthropicCountTokensRequest
         self._ways = {
@@ -113,6 +114,9 @@ class Protocols:
             Protocol.RESPONSES: _Way(
                 ResponsesRequest, serving.responses.create_responses, heard.of_responses, heard.of_responses_stream, True, "none"
             ),
+            Protocol.GENERATE: _Way(
+                GenerateRequest, serving.tokens.serve_tokens, heard.of_generate, heard.of_generate_stream, False, "none"
+            ),
         }
 
     @classmethod
@@ -120,34 +124,47 @@ class Protocols:
         """Return the protocols for the model of an engine."""
         return cls(llm.vllm_config, type(llm.renderer), chat, tool_parser, reasoning_parser)
 
-    async def answer(self, episode: GatewayEpisode, protocol: Protocol, body: Mapping[str, Any]) -> Answer:
-        """Answer one request of an episode with a turn.
+    async def answer(self, turn: GatewayTurn, body: Mapping[str, Any]) -> Answer:
+        """Answer a request with a turn.
 
         Raises:
             Problem: it cannot be answered.
             ComponentFailed: the engine died.
         """
+        episode, protocol = turn.episode, turn.protocol
         episode.check_open()
         way = self._ways[protocol]
         limits = episode.limits
         try:
-            honoured = settled(
-                body,
-                protocol,
-                most_tokens=limits.episode.max_turn_tokens,
-                constrained=limits.constrained,
-                system_later=self._chat.takes_system_later,
-            )
+            honoured = self._settled(body, protocol, limits)
         except (TypeError, ValueError, AttributeError, KeyError):
             _validated(way.request, body)  # says what is wrong with it
             raise
         episode.note(honoured)
-        turn = GatewayTurn(episode, protocol, str(body.get("model") or ""))
+        if protocol is Protocol.GENERATE:
+            turn.place_after(self._known(_validated(way.request, honoured.body).token_ids))
         try:
             return await self._turn(way, turn, honoured.body)
         except BaseException:
             turn.give_up()
             raise
+
+    def _known(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return token ids, all of which the model has; its tokenizer may have fewer, and the policy samples the others, too.
+
+        Raises:
+            Problem: there is another one.
+        """
+        if (largest := max(token_ids)) >= self._vocabulary:
+            raise Problem(Kind.REFUSED, f"there is no token {largest}; the model has {self._vocabulary}", "token_ids")
+        return token_ids
+
+    def _settled(self, body: Mapping[str, Any], protocol: Protocol, limits: GatewayLimits) -> Settled:
+        most = limits.episode.max_turn_tokens
+        if protocol is Protocol.GENERATE:
+            return settled_sampling(body, most_tokens=most, constrained=limits.constrained)
+        later = self._chat.takes_system_later
+        return settled(body, protocol, most_tokens=most, constrained=limits.constrained, system_later=later)
 
     async def _turn(self, way: _Way, turn: GatewayTurn, body: dict[str, Any]) -> Answer:
         try:
@@ -164,7 +181,7 @@ class Protocols:
         """Make the answer, and add its turn to its stream."""
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-        from generators.gateway.serving import CURRENT
+        from asyncrl.generators.gateway.serving import CURRENT
 
         CURRENT.set(turn)
         result = await self._asked(way, turn, _validated(way.request, body))
@@ -172,12 +189,16 @@ class Protocols:
             raise _told(result)
         if hasattr(result, "__aiter__"):
             chunks = [chunk if isinstance(chunk, str) else _as_event(chunk) async for chunk in result]
+            if turn.protocol is Protocol.GENERATE:
+                chunks = [_named_in_stream(chunk) for chunk in chunks]
             if turn.failure is not None:  # vLLM has made an event of it
                 raise turn.failure
             message = way.heard_stream(chunks)
             _check_said(turn, message, body)
             return Answer(tuple(chunk.encode() for chunk in chunks), True, turn.finish(message))
         written = result.model_dump_json(exclude_none=way.omit_none)
+        if turn.protocol is Protocol.GENERATE:
+            written = _named(written)
         message = way.heard(msgspec.json.decode(written))
         _check_said(turn, message, body)
         return Answer((written.encode(),), turn=turn.finish(message))
@@ -186,7 +207,7 @@ class Protocols:
         """Have vLLM answer; raises what ended the turn, where vLLM would tell of it in its own way."""
         from vllm.entrypoints.serve import create_error_response
 
-        from generators.gateway.serving import Abandoned
+        from asyncrl.generators.gateway.serving import Abandoned
 
         try:
             return await way.serve(request, None)
@@ -203,7 +224,7 @@ class Protocols:
         """Count the tokens of a conversation as the template writes it; a stream that it goes on from may have others."""
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-        from generators.gateway.serving import CURRENT
+        from asyncrl.generators.gateway.serving import CURRENT
 
         CURRENT.set(_Counted(self._chat, str(body.get("model") or "")))
         result = await self._serving.messages.count_tokens(_validated(self._count_request, body), None)
@@ -250,6 +271,21 @@ def _as_event(event: Any) -> str:
     return f"event: {event.type}\ndata: {event.model_dump_json()}\n\n"
 
 
+def _named(answer: str) -> str:
+    """Return an answer in token ids whose log-probabilities name their tokens as earlier releases of vLLM did, too."""
+    told = msgspec.json.decode(answer)
+    for choice in told["choices"]:
+        for entry in (choice.get("logprobs") or {}).get("content") or ():
+            for each in (entry, *entry.get("top_logprobs", ())):
+                each["token"] = f"token_id:{each['token_id']}"
+    return msgspec.json.encode(told).decode()
+
+
+def _named_in_stream(chunk: str) -> str:
+    event, data = chunk.partition("data: ")[1:]
+    return chunk if not data.startswith("{") or '"choices"' not in data else f"{event}{_named(data.strip())}\n\n"
+
+
 def _validated(kind: Any, body: Mapping[str, Any]) -> Any:
     """Make vLLM's request of a body.
 
@@ -262,7 +298,8 @@ def _validated(kind: Any, body: Mapping[str, Any]) -> Any:
     try:
         return kind.model_validate(dict(body))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        first = next((each for each in found if each["type"] != "is_instance_of"), found[0])  # one of Python's, not of JSON's
         place = ".".join(map(str, first["loc"]))
         raise Problem(Kind.REFUSED, f"{place}: {first['msg']}"[:_MOST_SHOWN], place) from error
     except Exception as error:  # vLLM's own kinds, some of which are no ValueErrors

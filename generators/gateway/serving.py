@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.inputs.engine import TokensInput
 from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
@@ -27,8 +28,8 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.hf import get_cached_tokenizer
 
-from generators.chat_format import ChatFormat
-from generators.gateway.sampled_text import SampledText
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.gateway.sampled_text import SampledText
 
 NAME = "policy"
 """The name under which the model is listed. Clients may ask for any other; it is the name of a role."""
@@ -154,6 +155,7 @@ class Serving:
         online = _Renderer(config.model_config, engine.renderer, reasoning_parser=reasoning_parser, **shared)
         shared |= {"online_renderer": online, "reasoning_parser": reasoning_parser or ""}
         self.chat = OpenAIServingChat(engine, self.models, "assistant", **shared)
+        self.tokens = ServingTokens(engine, self.models, online, request_logger=None)
         self.responses = OpenAIServingResponses(engine, self.models, **shared)
         # What it is else set to would be found out by rendering prompts with the renderer above.
         self.messages = AnthropicServingMessages(engine, self.models, "assistant", disabled_thinking_effort="none", **shared)

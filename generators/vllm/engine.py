@@ -32,25 +32,27 @@ from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import LOAD, PREPARE, Publication
+from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.trajectory import Sampling, VersionSpan
-from generators.completion import Completion, EngineUse, Sampler, ScoredRow
-from generators.concurrency import EngineLoad
-from generators.first_error import first_error
-from generators.loop_share import LoopShare
-from generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
-from generators.vllm.engine_arguments import EngineSettings, engine_arguments
-from generators.vllm.engine_folder import EngineFolder
-from generators.vllm.engine_load import REPORT_LOAD
-from generators.vllm.engine_ranks import EngineRanks
-from generators.vllm.held_outputs import HOLD_OUTPUTS
-from generators.vllm.request_settings import adapter_request, sampling_params, scoring_params
-from generators.vllm.text_stops import STOP_AT_TEXTS
-from generators.vllm.turn_batches import TurnSettings
-from generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
-from generators.vllm.version_slots import VersionSlots, version_in
+from asyncrl.generators.completion import Completion, EngineUse, Sampler, ScoredRow
+from asyncrl.generators.concurrency import EngineLoad
+from asyncrl.generators.first_error import first_error
+from asyncrl.generators.loop_share import LoopShare
+from asyncrl.generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
+from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
+from asyncrl.generators.vllm.engine_folder import EngineFolder
+from asyncrl.generators.vllm.engine_load import REPORT_LOAD
+from asyncrl.generators.vllm.engine_ranks import EngineRanks
+from asyncrl.generators.vllm.engine_routing import EngineRouting
+from asyncrl.generators.vllm.held_outputs import HOLD_OUTPUTS
+from asyncrl.generators.vllm.request_settings import adapter_request, sampling_params, scoring_params
+from asyncrl.generators.vllm.text_stops import STOP_AT_TEXTS
+from asyncrl.generators.vllm.turn_batches import TurnSettings
+from asyncrl.generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
+from asyncrl.generators.vllm.version_slots import VersionSlots, version_in
 
 if TYPE_CHECKING:
-    from vllm import AsyncLLMEngine
+    from vllm import AsyncLLMEngine, SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
 
@@ -77,6 +79,7 @@ class VllmEngine:
         self._ranks = EngineRanks(llm, name, answer_s)
         self._turns = TurnRequests(llm)
         self._params = lru_cache(1024)(partial(sampling_params, llm.input_processor))
+        self._routing = EngineRouting.of(llm)
         self._share = LoopShare()
         self._load = EngineLoad(0, 0, 0.0)
         self._cpu_seconds_when_ready = 0.0
@@ -110,15 +113,20 @@ class VllmEngine:
             folder = EngineFolder() if server is None else server.folder
             llm = await asyncio.to_thread(_build, settings, server, folder)
             engine = cls(llm, name, answer_s, settings.adapters, folder if server is None else None)
-            await engine._warm_up(name, settings.max_context)
+            if settings.published:
+                await engine._await_publications(name)
+            await engine._warm_up(settings.max_context)
         return engine
 
-    async def _warm_up(self, name: str, max_context: int) -> None:
-        """Send the first requests. They take seconds to compile kernels, so they must not count in any measurement."""
+    async def _await_publications(self, name: str) -> None:
+        """Have vLLM's workers get ready for publications."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         settings = {"engine": name, "ranks": self._ranks.count, "adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
+
+    async def _warm_up(self, max_context: int) -> None:
+        """Send the first requests. They take seconds to compile kernels, so they must not count in any measurement."""
         await self._ranks.ask(HOLD_OUTPUTS)
         await self._ranks.ask(STOP_AT_TEXTS)
         length = min(_WARM_UP_TOKENS, max_context // 2)
@@ -148,7 +156,7 @@ class VllmEngine:
 
     @contextmanager
     def episode(self) -> Iterator[Sampler]:
-        """Return the context of one episode; see :meth:`generators.completion.Samplers.episode`."""
+        """Return the context of one episode; see :meth:`asyncrl.generators.completion.Samplers.episode`."""
         slot = self._slots.enter()
         try:
             with self._ranks.used() as rank:
@@ -157,35 +165,40 @@ class VllmEngine:
             self._slots.leave(slot)
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
-    ) -> Completion:
-        """Sample one turn after ``token_ids`` with the newest version; see :class:`generators.completion.Sampler`."""
-        with self._ranks.used() as rank:
-            return await self.generate_in(
-                self._slots.newest, rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
-            )
-
-    async def generate_in(
         self,
-        slot: int,
-        rank: int,
         token_ids: Sequence[int],
         *,
         max_tokens: int,
         sampling: Sampling,
         stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
-        """Sample one turn after ``token_ids``; see :class:`generators.completion.Sampler`.
+        """Sample one turn after ``token_ids`` with the newest version; see :class:`asyncrl.generators.completion.Sampler`."""
+        params = self._params(max_tokens, sampling, stop_token_ids)
+        with self._ranks.used() as rank:
+            return await self.generate_in(self._slots.newest, rank, token_ids, params, known_experts)
+
+    async def generate_in(
+        self, slot: int, rank: int, token_ids: Sequence[int], params: "SamplingParams", known_experts: int
+    ) -> Completion:
+        """Sample one turn after ``token_ids``; see :class:`asyncrl.generators.completion.Sampler`.
 
         Args:
             slot: that of the version that samples.
             rank: the data-parallel rank that samples.
+            params: how it samples.
         """
-        params = self._params(max_tokens, sampling, stop_token_ids)
         settings = TurnSettings(params, self._adapter(slot), self._salt(slot))
-        turn = await self._answered(self._turns.ask(token_ids, settings, rank))
+        turn = await self._answered(self._turns.ask(token_ids, settings, rank, known_experts))
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
-        return self._completion(turn, slot)
+        experts = None
+        if self._routing is not None:
+            experts = self._routing.told(turn.experts, len(token_ids) + len(turn.token_ids) - 1 - known_experts)
+        return self._completion(turn, slot, experts)
+
+    def params(self, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]) -> "SamplingParams":
+        """How turns are sampled, as vLLM takes it."""
+        return self._params(max_tokens, sampling, stop_token_ids)
 
     async def _answered(self, asked: Awaitable[T]) -> T:
         """Wait for the answer to one request."""
@@ -233,7 +246,7 @@ class VllmEngine:
             raise ProcessDied("the vLLM engine ended a request without an answer; see its log")
         return answers[-1]
 
-    def _completion(self, turn: SampledTurn, slot: int) -> Completion:
+    def _completion(self, turn: SampledTurn, slot: int, experts: RoutedExperts | None) -> Completion:
         ends = (*(start for _, start in turn.labels[1:]), len(turn.token_ids))
         spans = _merged(
             [VersionSpan(start, end, version_in(label, slot)) for (label, start), end in zip(turn.labels, ends, strict=True)]
@@ -245,10 +258,11 @@ class VllmEngine:
             logprobs=np.concatenate(turn.logprobs),
             spans=spans,
             finished_by_stop=turn.stopped,
+            experts=experts,
         )
 
     async def load_publication(self, publication: Publication) -> int:
-        """Load the weights of ``publication`` while requests run; see :class:`generators.completion.Engine`.
+        """Load the weights of ``publication`` while requests run; see :class:`asyncrl.generators.completion.Engine`.
 
         Generation pauses only while prepared weights are exchanged, or, where they cannot be prepared, while they are
         loaded. Requests keep their place and their cache; none is aborted or prefilled again.
@@ -294,7 +308,7 @@ class VllmEngine:
             raise WeightMismatch(f"{problem}: {error}") from error
 
     async def report_load(self) -> EngineLoad:
-        """What the engine has to do now; see :class:`generators.completion.Engine`."""
+        """What the engine has to do now; see :class:`asyncrl.generators.completion.Engine`."""
         self._load = EngineLoad.total([EngineLoad(*each) for each in await self._ranks.ask(REPORT_LOAD)])
         return self._load
 
@@ -329,12 +343,17 @@ class _EpisodeSampler:
         self._engine, self._slot, self._rank = engine, slot, rank
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         """Sample one turn of the episode."""
-        return await self._engine.generate_in(
-            self._slot, self._rank, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
-        )
+        params = self._engine.params(max_tokens, sampling, stop_token_ids)
+        return await self._engine.generate_in(self._slot, self._rank, token_ids, params, known_experts)
 
 
 def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
@@ -355,7 +374,7 @@ def _build(settings: EngineSettings, server: EngineProcessServer | None, folder:
     with folder.used(), added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": folder.path}):
         from vllm import AsyncLLMEngine
 
-        from generators.vllm.coordinator_process import tie_coordinators
+        from asyncrl.generators.vllm.coordinator_process import tie_coordinators
 
         tie_coordinators()
         with server.used_by_vllm() if server is not None else nullcontext():

@@ -4,6 +4,7 @@ What always holds: a name in ``engine`` of a pool is one of vLLM's own, and noth
 """
 
 import ast
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -80,6 +81,7 @@ _NEEDED = {
     "distributed_executor_backend": "generators choose it by the device",
     "worker_cls": "generators choose it by the device",
     **dict.fromkeys(_OF_ADAPTERS, "it follows from learner.lora"),
+    **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), "it follows from learner.experts.replay"),
     "prefill_context_parallel_size": "GPUs that divide a prompt between them are not counted in an engine's",
     "enable_eplb": "experts that move between workers would not be where a publication puts their weights",
     **dict.fromkeys(_OF_RANKS, "an engine and all its ranks are on the node where its generator is"),
@@ -97,6 +99,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
         seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
         adapters: what is published are adapters with these settings; None if it is whole weights.
         yields: on a CPU, whether the engine has a lower priority than the process that starts it and those beside it.
+        tells_experts: whether the engine says which experts it sends tokens to.
+        published: whether new weights will be published to it.
     """
 
     config: GeneratorsConfig
@@ -105,6 +109,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     seed: int = 0
     adapters: AdapterSettings | None = None
     yields: bool = False
+    tells_experts: bool = False
+    published: bool = True
 
 
 def check_cpu_arguments(arguments: Mapping[str, Any], pool: str) -> None:
@@ -183,7 +189,14 @@ def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
         **({} if settings.adapters is None else _lora_arguments(settings.adapters)),
         **config.engine,
     }
-    return AsyncEngineArgs(
+    made = AsyncEngineArgs
+    if settings.tells_experts and current_platform.is_cpu():
+        from asyncrl.generators.vllm.cpu.told_experts import TellingEngineArgs  # imports vLLM
+
+        made = TellingEngineArgs
+    elif settings.tells_experts:
+        arguments["enable_return_routed_experts"] = True
+    return made(
         model=settings.model_path,
         load_format="safetensors",
         skip_tokenizer_init=True,
@@ -217,7 +230,9 @@ def try_engine_arguments(settings: EngineSettings, place: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         remedy = "correct it, or leave it out; see the engine arguments in vLLM's documentation"
-        raise RecipeError(f"{place}.engine", f"vLLM refuses {dict(settings.config.engine)}: {reason}", remedy) from error
+        asked = f"{dict(settings.config.engine)}{' and to say which experts it chose' * settings.tells_experts}"
+        remedy += ", or set learner.experts.replay to false" * settings.tells_experts
+        raise RecipeError(f"{place}.engine", f"vLLM refuses {asked}: {reason}", remedy) from error
 
 
 def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
@@ -234,16 +249,24 @@ def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
 
 
 def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
-    from generators.vllm.cpu.worker import IN_PROCESS, IN_PROCESSES, worker_config
+    from asyncrl.generators.vllm.cpu.worker import IN_PROCESS, IN_PROCESSES, worker_config
 
     config = settings.config
     check_cpu_arguments(config.engine, MAIN_POOL)
     return {
         "kv_cache_memory_bytes": (config.kv_cache_mb << 20) // config.engine_workers,  # each has its part of it
         "block_size": CPU_BLOCK_TOKENS,
+        # Where a processor has AMX, vLLM would take a kernel that lets go of weights which the next publication needs.
+        **({"attention_backend": "CPU_MLA"} if _is_latent(settings) else {}),
         # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
         "enforce_eager": True,
         "distributed_executor_backend": IN_PROCESS if config.tensor_parallel == 1 else IN_PROCESSES,
-        "worker_cls": "generators.vllm.cpu.worker.ThreadedCpuWorker",
+        "worker_cls": "asyncrl.generators.vllm.cpu.worker.ThreadedCpuWorker",
         "additional_config": worker_config(config.count, config.engine_workers, yields=settings.yields),
     }
+
+
+def _is_latent(settings: EngineSettings) -> bool:
+    """Whether the model's attention is latent."""
+    config = Path(settings.model_path) / "config.json"
+    return config.is_file() and json.loads(config.read_text()).get("kv_lora_rank") is not None

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from generators.vllm.engine_locks import own_progress_locks
-from generators.vllm.engine_steps import EngineSteps
-from generators.vllm.held_outputs import HOLD_OUTPUTS, hold_outputs
-from generators.vllm.text_stops import STOP_AT_TEXTS, stop_at_texts
-from generators.vllm.turn_batches import ADD_TURNS, add_turns
+from asyncrl.generators.vllm.engine_locks import own_progress_locks
+from asyncrl.generators.vllm.engine_steps import EngineSteps
+from asyncrl.generators.vllm.held_outputs import HOLD_OUTPUTS, hold_outputs
+from asyncrl.generators.vllm.text_stops import STOP_AT_TEXTS, stop_at_texts
+from asyncrl.generators.vllm.turn_batches import ADD_TURNS, add_turns
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
@@ -26,7 +26,7 @@ def register() -> None:
     """Add to vLLM's engine process the methods that generators call; own all processes' queues and locks. Safe to call again."""
     from vllm.v1.engine.core import EngineCoreProc
 
-    from generators.vllm.owned_queues import own_queues  # imports of vLLM what the line before did
+    from asyncrl.generators.vllm.owned_queues import own_queues  # imports of vLLM what the line before did
 
     own_queues()
     own_progress_locks()
@@ -37,7 +37,7 @@ def register() -> None:
 
 
 def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float, list[float]]:
-    """The fields of a :class:`generators.concurrency.EngineLoad`."""
+    """The fields of a :class:`asyncrl.generators.concurrency.EngineLoad`."""
     steps = EngineSteps.measuring(core)
     load = *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, _cpu_seconds(core)
     return *load, steps.prefill_seconds, steps.decode_seconds, steps.moments

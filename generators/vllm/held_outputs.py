@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 HOLD_OUTPUTS = "hold_outputs"
 """The name under which vLLM's engine process has :func:`hold_outputs` as a method."""
 
-_MAY_WAIT = {"request_id", "new_token_ids", "new_logprobs", "finish_reason", "stop_reason", "prefill_stats", "trace_headers"}
+_MAY_WAIT = {
+    *("request_id", "new_token_ids", "new_logprobs", "finish_reason", "stop_reason", "prefill_stats", "trace_headers"),
+    "routed_experts",
+}
 """Fields of an output of a request that goes on which may wait. If another field is set, the output is sent."""
 
 
@@ -104,6 +107,8 @@ def _joined(outputs: "Sequence[EngineCoreOutput]") -> "EngineCoreOutput":
     last.prefill_stats = outputs[0].prefill_stats
     found = [each.new_logprobs[:3] for each in outputs if each.new_logprobs is not None]
     last.new_logprobs = LogprobsLists(*map(np.concatenate, zip(*found, strict=True))) if found else None
+    experts = [each.routed_experts for each in outputs if each.routed_experts is not None]
+    last.routed_experts = np.concatenate(experts) if experts else None
     return last
 
 

@@ -127,9 +127,10 @@ REACHES = (
             *(f"{_SERVING}.models.serving.OpenAIServingModels.model_name", f"{_SERVING}.models.serving.OpenAIServingModels"),
             *(f"{_SERVING}.chat_completion.serving.OpenAIServingChat", f"{_SERVING}.responses.serving.OpenAIServingResponses"),
             "vllm.entrypoints.anthropic.serving.AnthropicServingMessages",
+            "vllm.entrypoints.scale_out.token_in_token_out.serving.ServingTokens",
         ),
-        why="answer in the protocols of OpenAI and Anthropic by vLLM's serving classes, with the token ids of an episode in "
-        "place of those that a template writes, and a turn of its sampler in place of the engine's",
+        why="answer in the protocols of OpenAI and Anthropic, and in token ids, by vLLM's serving classes, with the token ids of "
+        "an episode in place of those that a template writes, and a turn of its sampler in place of the engine's",
         test="tests/generators/gateway/test_seams.py::test_vllm_is_reached_into_where_it_was",
         needless="vLLM serves its protocols over an engine and a renderer of one's own",
     ),
@@ -159,6 +160,17 @@ REACHES = (
         why="make a model's new parameters beside those in use, so that the pause is only for exchanging them",
         test="tests/weights/vllm/test_load_plan.py::test_a_plan_makes_what_the_loaders_make_and_touches_nothing_before_the_exchange",
         needless="vLLM loads weights beside those in use",
+    ),
+    Reach(
+        files=("asyncrl/weights/vllm/derived_weights.py",),
+        names=(
+            "vllm.model_executor.layers.quantization.base_config",
+            "vllm.model_executor.layers.attention.is_deferred_attention_layer",
+            "vllm.model_executor.model_loader.reload",
+        ),
+        why="know which weights vLLM makes of those that it loads, and that it makes them anew",
+        test="tests/gpu/test_graph_safety.py::test_weights_that_vllm_makes_of_others_have_no_plan_and_are_made_anew",
+        needless="vLLM's weight transfer says what it has made",
     ),
     Reach(
         files=("asyncrl/weights/vllm/adapter_slots.py",),
@@ -222,6 +234,19 @@ REACHES = (
         needless="vLLM takes these kernels without AMX too",
     ),
     Reach(
+        files=("generators/vllm/cpu/rotation.py",),
+        names=(
+            "vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding",
+            "vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu",
+        ),
+        why="rotate the queries of latent attention, whose heads have a dimension of their own: vLLM's kernel for the CPU "
+        "rotates some of the heads, each by the angle of another token",
+        device="CPU",
+        test="tests/generators/vllm/cpu/test_cpu_rotation.py::"
+        "test_queries_and_the_key_of_latent_attention_are_those_of_hugging_face",
+        needless="vLLM's kernel for the CPU reads the stride of heads, as the one for GPUs does",
+    ),
+    Reach(
         files=("generators/vllm/cpu/experts.py",),
         names=(
             "vllm.model_executor.layers.fused_moe.experts.cpu_moe.CPUUnquantizedExperts",
@@ -267,6 +292,25 @@ REACHES = (
         device="CPU",
         test=_WHERE,
         needless="VLLM_WORKER_MULTIPROC_METHOD takes forkserver",
+    ),
+    Reach(
+        files=("generators/vllm/cpu/told_experts.py", "generators/vllm/cpu/worker.py"),
+        names=(
+            *("vllm.v1.core.sched.output.SchedulerOutput", "vllm.v1.kv_cache_interface.KVCacheConfig"),
+            *("vllm.v1.outputs.ModelRunnerOutput", "vllm.v1.outputs.ModelRunnerOutput.aux_output_connector_output"),
+            *(".enable_return_routed_experts", "vllm.config.VllmConfig._verify_aux_output_compatibility"),
+        ),
+        why="have an engine on a CPU say which experts it chose: the model runner that hands them on needs Triton",
+        device="CPU",
+        test="tests/generators/vllm/test_told_experts.py::test_each_token_has_the_experts_that_the_model_chooses",
+        needless="vLLM's newer model runner runs on CPUs, or the older one hands on what routers chose",
+    ),
+    Reach(
+        files=("generators/vllm/turn_batches.py", "generators/vllm/held_outputs.py"),
+        names=(".routed_experts_prompt_start", ".routed_experts"),
+        why="ask for the experts of those tokens alone whose experts are not known yet, and hold them back with the tokens",
+        test="tests/generators/vllm/test_told_experts.py::test_each_token_has_the_experts_that_the_model_chooses",
+        needless="vLLM takes requests in batches, and keeps outputs of RequestOutputKind.FINAL_ONLY to itself",
     ),
 )
 """What is reached in vLLM 0.32."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.core.adapters import adapter_id
 from asyncrl.core.trajectory import Sampling
-from generators.vllm.text_stops import STOP_TEXTS
+from asyncrl.generators.vllm.text_stops import STOP_TEXTS
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -7,6 +7,7 @@ what they do for a turn. What always holds: a request gets the answer that it wo
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,11 +45,13 @@ class TurnRequest(NamedTuple):
 
     Attributes:
         token_ids: what the turn follows.
+        known_experts: of how many of them nobody needs the experts.
     """
 
     name: str
     token_ids: list[int]
     settings: TurnSettings
+    known_experts: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -58,12 +61,12 @@ def encode_turns(requests: Iterable[TurnRequest]) -> bytes:
     """Encode requests for :func:`add_turns`. Settings with the same objects are sent once."""
     settings: list[TurnSettings] = []
     numbers: dict[tuple[int, int, str], int] = {}
-    named: list[tuple[str, list[int], int]] = []
-    for name, token_ids, (params, adapter, salt) in requests:
+    named: list[tuple[str, list[int], int, int]] = []
+    for name, token_ids, (params, adapter, salt), known_experts in requests:
         number = numbers.setdefault((id(params), id(adapter), salt), len(settings))
         if number == len(settings):
             settings.append(TurnSettings(params, adapter, salt))
-        named.append((name, token_ids, number))
+        named.append((name, token_ids, number, known_experts))
     return _encoder.encode((settings, named))
 
 
@@ -73,7 +76,7 @@ def _decoder() -> "msgspec.msgpack.Decoder[Any]":
     from vllm.lora.request import LoRARequest
 
     settings = tuple[SamplingParams, LoRARequest | None, str]
-    return msgspec.msgpack.Decoder(tuple[list[settings], list[tuple[str, list[int], int]]])
+    return msgspec.msgpack.Decoder(tuple[list[settings], list[tuple[str, list[int], int, int]]])
 
 
 def vllm_request(request: TurnRequest, client: int) -> "EngineCoreRequest":
@@ -81,6 +84,9 @@ def vllm_request(request: TurnRequest, client: int) -> "EngineCoreRequest":
     from vllm.v1.engine import EngineCoreRequest
 
     params, adapter, salt = request.settings
+    if request.known_experts:
+        params = copy(params)
+        params.routed_experts_prompt_start = request.known_experts
     return EngineCoreRequest(
         request_id=request.name,
         prompt_token_ids=request.token_ids,
@@ -103,8 +109,8 @@ def add_turns(core: "EngineCoreProc", encoded: bytes, client: int) -> "Future[No
         A future that never ends, so that vLLM sends no answer to this call: the answers to the requests are enough.
     """
     several, named = _decoder().decode(encoded)
-    for name, token_ids, number in named:
-        request = vllm_request(TurnRequest(name, token_ids, TurnSettings(*several[number])), client)
+    for name, token_ids, number, known_experts in named:
+        request = vllm_request(TurnRequest(name, token_ids, TurnSettings(*several[number]), known_experts), client)
         try:
             ready = core.preprocess_add_request(request)
         except Exception:  # noqa: BLE001 - as vLLM does: the request ends with an error, and the others go on

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from generators.vllm.turn_batches import ADD_TURNS, TurnRequest, TurnSettings, encode_turns, vllm_request
+from asyncrl.generators.vllm.turn_batches import ADD_TURNS, TurnRequest, TurnSettings, encode_turns, vllm_request
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -39,15 +39,19 @@ class SampledTurn(msgspec.Struct):
         logprobs: float32 [T], in parts.
         labels: vLLM's labels of its weights, each with the first token that was sampled with them.
         stopped: whether the last token is one at which sampling stops.
+        experts: [tokens, layers, per_token], the experts that tokens went to, in parts; none unless the engine was asked.
     """
 
     token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[np.ndarray] = msgspec.field(default_factory=list)
     labels: list[tuple[str, int]] = msgspec.field(default_factory=list)
     stopped: bool = False
+    experts: list[np.ndarray] = msgspec.field(default_factory=list)
 
     def add(self, output: "EngineCoreOutput", label: str) -> None:
         """Add what came next."""
+        if output.routed_experts is not None:
+            self.experts.append(output.routed_experts)
         if not output.new_token_ids:
             return
         if not self.labels or self.labels[-1][0] != label:
@@ -73,8 +77,8 @@ class TurnRequests:
         self._core.utility_results[_CALL] = self._refused
         llm._run_output_handler()
 
-    async def ask(self, token_ids: Sequence[int], settings: TurnSettings, rank: int = 0) -> SampledTurn:
-        """Have one turn sampled in ``rank`` after ``token_ids``.
+    async def ask(self, token_ids: Sequence[int], settings: TurnSettings, rank: int = 0, known_experts: int = 0) -> SampledTurn:
+        """Have one turn sampled in ``rank`` after ``token_ids``; nobody needs the experts of the first ``known_experts``.
 
         Raises:
             EngineDeadError: the engine died.
@@ -83,7 +87,7 @@ class TurnRequests:
         name = f"turn {next(self._numbers)}"
         if not self._unsent:
             self._loop.call_soon(self._send)
-        self._unsent[rank].append(TurnRequest(name, list(token_ids), settings))
+        self._unsent[rank].append(TurnRequest(name, list(token_ids), settings, known_experts))
         answer: asyncio.Future[SampledTurn] = self._loop.create_future()
         self._turns[name] = SampledTurn(), answer
         try:

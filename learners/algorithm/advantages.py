@@ -22,6 +22,7 @@ from asyncrl.core.recipe.advantage import (
     GpgAdvantageConfig,
     GrpoAdvantageConfig,
     MaxRlAdvantageConfig,
+    NoAdvantageConfig,
     OpoAdvantageConfig,
     PassAtKAdvantageConfig,
     ReinforcePlusPlusAdvantageConfig,
@@ -30,7 +31,7 @@ from asyncrl.core.recipe.advantage import (
 )
 from asyncrl.core.recipe.custom import CustomAdvantageConfig
 from asyncrl.core.reward_spread import has_spread, reaches
-from learners.algorithm.segments import Segments
+from asyncrl.learners.algorithm.segments import Segments
 
 
 class Returns(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ def advantages(returns: Returns, config: AdvantageConfig) -> Tensor:
     Raises:
         ValueError: for kind gae, which needs a critic's values (see :mod:`.token_credit`), gdpo, which needs several
             rewards (see :func:`decoupled_advantages`), remax, which needs a greedy episode (see
-            :func:`against_greedy`), and custom (see :mod:`learners.custom.calls`).
+            :func:`against_greedy`), and custom (see :mod:`asyncrl.learners.custom.calls`).
     """
     groups = _Groups(returns)
     match config:
@@ -77,6 +78,8 @@ def advantages(returns: Returns, config: AdvantageConfig) -> Tensor:
             result = _over_the_rate_of_success(groups, success)
         case BestOfGroupAdvantageConfig():
             result = _lead_over_the_others(groups)
+        case NoAdvantageConfig():
+            result = torch.zeros_like(groups.values)
         case GaeAdvantageConfig():
             raise ValueError("advantages of kind gae need a critic's values")
         case GdpoAdvantageConfig():

@@ -19,8 +19,8 @@ from asyncrl.core.recipe.algorithm import (
     TokenMeanConfig,
 )
 from asyncrl.core.recipe.custom import CustomAggregationConfig
-from learners.custom.calls import RowShares, call_aggregation, loaded
-from learners.custom.inputs import AggregationInputs
+from asyncrl.learners.custom.calls import RowShares, call_aggregation, loaded
+from asyncrl.learners.custom.inputs import AggregationInputs
 
 
 class Sequences(NamedTuple):

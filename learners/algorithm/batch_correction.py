@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from learners.algorithm.corrections import units
-from learners.algorithm.loss_tokens import LossTokens
+from asyncrl.learners.algorithm.corrections import units
+from asyncrl.learners.algorithm.loss_tokens import LossTokens
 
 
 def second_moment_outliers(log_ratio: Tensor, mask: Tensor, upper: float, gather: Callable[[Tensor], Tensor]) -> Tensor:

@@ -22,11 +22,11 @@ from asyncrl.core.recipe.correction import (
     TruncateBoundConfig,
 )
 from asyncrl.core.recipe.custom import CustomWeightConfig
-from learners.algorithm.kl import divergence, guarded
-from learners.algorithm.loss_tokens import LossTokens
-from learners.algorithm.segments import Segments
-from learners.custom.calls import call_weight, loaded
-from learners.custom.inputs import WeightInputs
+from asyncrl.learners.algorithm.kl import divergence, guarded
+from asyncrl.learners.algorithm.loss_tokens import LossTokens
+from asyncrl.learners.algorithm.segments import Segments
+from asyncrl.learners.custom.calls import call_weight, loaded
+from asyncrl.learners.custom.inputs import WeightInputs
 
 
 class Corrected(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
-from learners.algorithm.loss_tokens import LossTokens
+from asyncrl.learners.algorithm.loss_tokens import LossTokens
 
 
 def single_out(

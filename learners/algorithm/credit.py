@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from learners.algorithm.gae import discounted_sums
+from asyncrl.learners.algorithm.gae import discounted_sums
 
 
 def turn_returns(rewards: Tensor, row: Tensor, discount: float) -> Tensor:

@@ -3,7 +3,7 @@
 import msgspec
 from torch import Tensor
 
-from learners.algorithm.segments import Segments
+from asyncrl.learners.algorithm.segments import Segments
 
 
 class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +21,7 @@ class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
         max_staleness: the largest staleness that a token in the mask may have.
         logp_reference: float32 [n], nats, under the reference policy; None without a reference, and on all pipeline
             stages but the last.
+        logp_teacher: float32 [n], nats, under the teacher; None without one.
         outliers: bool [n], tokens that a criterion over the whole batch rejects; None without such a criterion, and on
             all pipeline stages but the last.
         mean_weight: mean weight over the whole batch; a correction that normalises weights divides them by it.
@@ -36,5 +37,6 @@ class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
     singled_out: Tensor
     max_staleness: int
     logp_reference: Tensor | None = None
+    logp_teacher: Tensor | None = None
     outliers: Tensor | None = None
     mean_weight: float = 1.0

@@ -20,11 +20,11 @@ from asyncrl.core.recipe.loss import (
     ReinforceLossConfig,
     SapoLossConfig,
 )
-from learners.algorithm.corrections import Corrected, correct, held_ratio
-from learners.algorithm.kl import OVERFLOW_GUARD, divergence, guarded, straight_through
-from learners.algorithm.loss_tokens import LossTokens
-from learners.custom.calls import call_loss, loaded
-from learners.custom.inputs import LossInputs
+from asyncrl.learners.algorithm.corrections import Corrected, correct, held_ratio
+from asyncrl.learners.algorithm.kl import OVERFLOW_GUARD, divergence, guarded, straight_through
+from asyncrl.learners.algorithm.loss_tokens import LossTokens
+from asyncrl.learners.custom.calls import call_loss, loaded
+from asyncrl.learners.custom.inputs import LossInputs
 
 
 class Outcome(NamedTuple):

@@ -19,10 +19,10 @@ from asyncrl.core.payload import compared_rewards
 from asyncrl.core.recipe.advantage import AdvantageConfig, GdpoAdvantageConfig, RemaxAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, OverlongPenaltyConfig, TurnCreditConfig
 from asyncrl.core.recipe.custom import CustomAdvantageConfig
-from learners.algorithm.advantages import Returns, advantages, against_greedy, decoupled_advantages
-from learners.algorithm.credit import turn_groups, turn_places, turn_returns
-from learners.algorithm.overlong import overlong_penalties
-from learners.custom.calls import call_advantage, loaded
+from asyncrl.learners.algorithm.advantages import Returns, advantages, against_greedy, decoupled_advantages
+from asyncrl.learners.algorithm.credit import turn_groups, turn_places, turn_returns
+from asyncrl.learners.algorithm.overlong import overlong_penalties
+from asyncrl.learners.custom.calls import call_advantage, loaded
 
 
 class Compared(NamedTuple):

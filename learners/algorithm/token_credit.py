@@ -13,9 +13,9 @@ from asyncrl.core.batch import BatchRow
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, TurnCreditConfig
 from asyncrl.core.reward_spread import has_spread
-from learners.algorithm.gae import generalised_advantages, length_adaptive_lambdas
-from learners.algorithm.kl import kl_in_reward
-from learners.algorithm.loss_tokens import LossTokens
+from asyncrl.learners.algorithm.gae import generalised_advantages, length_adaptive_lambdas
+from asyncrl.learners.algorithm.kl import kl_in_reward
+from asyncrl.learners.algorithm.loss_tokens import LossTokens
 
 
 def token_credit(

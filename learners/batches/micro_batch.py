@@ -7,6 +7,7 @@ to know of them. What a row has from its last sampled token on predicts nothing,
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,11 +17,19 @@ from torch import Tensor
 from asyncrl.core.batch import Batch, BatchRow, RowName
 from asyncrl.core.episode import Episode
 from asyncrl.core.trajectory import Trajectory
-from learners.algorithm.loss_tokens import LossTokens
-from learners.algorithm.segments import Segments
-from learners.batches.prefixes import planned_prefix, shared_preamble, shared_prefix
+from asyncrl.learners.algorithm.loss_tokens import LossTokens
+from asyncrl.learners.algorithm.segments import Segments
+from asyncrl.learners.batches.prefixes import planned_prefix, shared_preamble, shared_prefix
 
 _PADDING_TOKEN = 0
+
+
+class Routing(NamedTuple):
+    """The routing of a model with experts: experts of a layer, layers with experts, experts that a token goes to in each."""
+
+    experts: int
+    layers: int
+    per_token: int
 
 
 class MicroBatch(LossTokens, frozen=True, kw_only=True):
@@ -43,6 +52,8 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
         values, returns: float32 [n], the critic's value of each token's state before the first optimizer step of the
             batch, and the value it is to learn; None without a critic, and on all pipeline stages but the last.
         names: group, sample index and part of each row.
+        experts: int16 [layers with experts, t, per_token], the experts that engines chose; -1 where none did. None if the
+            routers choose.
     """
 
     token_ids: Tensor
@@ -56,6 +67,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     values: Tensor | None = None
     returns: Tensor | None = None
     names: tuple[RowName, ...] = ()
+    experts: Tensor | None = None
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -116,6 +128,7 @@ def pack(
     batch: Batch,
     multiple: int,
     families: Mapping[RowName, int],
+    routing: Routing | None = None,
 ) -> MicroBatch:
     """Lay ``rows`` end to end. Padding at the end makes the length a multiple of ``multiple`` tokens.
 
@@ -131,34 +144,32 @@ def pack(
             fp8 products need multiples.
         families: the family of each row, see :func:`.prefixes.families`: a prefix that neighbouring rows of one family have in
             common is laid down once, and so is what several such prefixes begin with. Empty to lay down every row whole.
+        routing: the model's routing, if the routers are to take the experts that engines chose; else None.
 
     Raises:
         ValueError: naming the row, if it does not match its record, the number of its advantages is neither 1 nor the
-            number of its turns, or a behaviour log-probability is not finite.
+            number of its turns, a behaviour log-probability is not finite, or its experts are not known.
     """
     for record, row, of_turns in zip(records, rows, advantages, strict=True):
         _check(record, row, batch)
-        if len(of_turns) not in (1, len(row.turns)):
-            raise ValueError(
-                f"{record.described}: {len(of_turns)} advantages for its {len(row.turns)} turns; its record must hold one reward "
-                "for each turn"
-            )
+        _check_advantages(record, row, of_turns)
+        if routing is not None:
+            _check_experts(record, row, routing)
     prefixes = _prefixes(records, rows, families) if families else {}
     shared = np.zeros(len(rows), np.int64)
     for continuing, length in prefixes.items():
         shared[continuing.start : continuing.stop] = length
     whole = np.array([len(row) for row in rows], np.int64)
     own = np.array([_needed(row) for row in rows], np.int64) - shared
-    preamble, first_tokens = _shared_tokens(rows, prefixes)
-    lengths = [*map(len, first_tokens), *own.tolist()]
+    preamble, shared_segments = _shared_tokens(rows, prefixes)
+    segments = [*shared_segments, *map(_Stretch, rows, shared.tolist(), (shared + own).tolist())]
+    lengths = [segment.length for segment in segments]
     total = sum(lengths)
     padding = -total % multiple if total else multiple
     # Where each row would begin if rows were laid down whole, and where its own tokens begin in the packed sequence.
     starts = _starts(whole, 0)
-    own_starts = _starts(own, sum(map(len, first_tokens)))
-    ends = (shared + own).tolist()
-    own_tokens = [row.token_ids[first:end] for row, first, end in zip(rows, shared.tolist(), ends, strict=True)]
-    token_ids = _joined([*first_tokens, *own_tokens], np.int64)
+    own_starts = _starts(own, sum(segment.length for segment in shared_segments))
+    token_ids = _joined([row.token_ids[start:end] for row, start, end in segments], np.int64)
     sampled = np.flatnonzero(_joined([row.loss_mask for row in rows], np.bool_))
     versions = _joined([row.versions() for row in rows], np.int32)[sampled]
     row_of_token = np.searchsorted(starts, sampled, side="right") - 1
@@ -186,7 +197,16 @@ def pack(
         staleness=torch.from_numpy(batch.version - versions),
         in_buffer=torch.from_numpy(batch.version - committed),
         names=tuple(record.name for record in records),
+        experts=None if routing is None else _experts(segments, routing, padding),
     )
+
+
+def _check_advantages(record: BatchRow, row: Trajectory, advantages: Sequence[float]) -> None:
+    if len(advantages) not in (1, len(row.turns)):
+        raise ValueError(
+            f"{record.described}: {len(advantages)} advantages for its {len(row.turns)} turns; its record must hold one reward "
+            "for each turn"
+        )
 
 
 def trajectory_of(record: BatchRow, episode: Episode) -> Trajectory:
@@ -233,13 +253,24 @@ def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory], families:
     return prefixes
 
 
-def _shared_tokens(rows: Sequence[Trajectory], prefixes: dict[range, int]) -> tuple[int, list[np.ndarray]]:
-    """The length of the preamble, and the tokens of each segment that is laid down before the rows."""
-    segments = [rows[continuing.start].token_ids[:length] for continuing, length in prefixes.items()]
-    preamble = shared_preamble(segments)
-    if preamble:
-        segments = [segments[0][:preamble], *(tokens[preamble:] for tokens in segments)]
-    return preamble, segments
+class _Stretch(NamedTuple):
+    """Tokens ``[start, end)`` of a row, which are laid down as one segment."""
+
+    row: Trajectory
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+def _shared_tokens(rows: Sequence[Trajectory], prefixes: dict[range, int]) -> tuple[int, list[_Stretch]]:
+    """The length of the preamble, and each segment that is laid down before the rows."""
+    beginning = [rows[continuing.start] for continuing in prefixes]
+    preamble = shared_preamble(beginning, list(prefixes.values()))
+    segments = [_Stretch(row, preamble, length) for row, length in zip(beginning, prefixes.values(), strict=True)]
+    return preamble, [_Stretch(beginning[0], 0, preamble), *segments] if preamble else segments
 
 
 def _spread_over_turns(rows: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> list[float]:
@@ -263,10 +294,38 @@ def _needed(row: Trajectory) -> int:
     return int(sampled[-1]) if len(sampled) else len(row)
 
 
+def _experts(segments: Sequence[_Stretch], routing: Routing, padding: int) -> Tensor:
+    """int16 [layers, t, per_token], the experts of each token that is laid down; -1 where none were chosen."""
+    parts = [np.empty((0, *routing[1:]), np.int16)]
+    chosen = {id(each.row): each.row.experts.chosen() for each in segments if each.row.experts is not None}
+    for row, start, end in segments:
+        known = chosen[id(row)][start:end]
+        parts += (known, np.full((end - start - len(known), *routing[1:]), -1, np.int16))
+    parts.append(np.full((padding, *routing[1:]), -1, np.int16))
+    return torch.from_numpy(np.ascontiguousarray(np.concatenate(parts).swapaxes(0, 1)))
+
+
 def _starts(lengths: np.ndarray, first: int) -> np.ndarray:
     """int64 [rows], where each row begins if rows of ``lengths`` are laid end to end, starting at ``first``."""
     starts: np.ndarray = first + np.cumsum(lengths) - lengths
     return starts
+
+
+def _check_experts(record: BatchRow, row: Trajectory, routing: Routing) -> None:
+    """Refuse a row whose tokens' experts are not known, or are those of another model."""
+    if row.experts is None:
+        raise ValueError(
+            f"{record.described}: its engine did not say which experts its tokens went to, and learner.experts.replay needs it; "
+            "it was played before the key was set: begin a run of its own with it"
+        )
+    if row.experts.shape != routing:
+        raise ValueError(
+            f"{record.described}: its engine's experts are {_told(Routing(*row.experts.shape))}, the model's {_told(routing)}"
+        )
+
+
+def _told(routing: Routing) -> str:
+    return f"{routing.per_token} of {routing.experts} in {routing.layers} layers"
 
 
 def _check(record: BatchRow, row: Trajectory, batch: Batch) -> None:

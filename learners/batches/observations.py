@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
+from asyncrl.core.measures.gap_sums import SURE, UNLIKELY, log_odds_line
 from asyncrl.core.measures.metrics import Reading, Reduction
 from asyncrl.core.recipe.correction import CorrectionConfig
-from learners import metrics
-from learners.algorithm.corrections import held_ratio
-from learners.algorithm.kl import divergence, guarded
-from learners.algorithm.losses import Outcome
-from learners.algorithm.value_loss import ValueOutcome
-from learners.batches.micro_batch import MicroBatch
-from learners.batches.tally import Tally, add_to, tally_count, tally_means, tally_total
+from asyncrl.learners import metrics
+from asyncrl.learners.algorithm.corrections import held_ratio
+from asyncrl.learners.algorithm.kl import divergence, guarded
+from asyncrl.learners.algorithm.losses import Outcome
+from asyncrl.learners.algorithm.value_loss import ValueOutcome
+from asyncrl.learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.batches.tally import Tally, add_to, tally_count, tally_means, tally_total
 
 
 def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome, correction: CorrectionConfig) -> Tally:
@@ -32,6 +34,9 @@ def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome, 
         weight = outcome.correction.weight * held_ratio(logp - outcome.correction.logp_anchor, correction)
         of_tokens = weight * divergence(logp - batch.logp_reference, "k3")
         tally |= tally_means({metrics.KL_REFERENCE: of_tokens}, _kept(batch, outcome))
+    if batch.logp_teacher is not None:
+        weight = outcome.correction.weight * held_ratio(logp - outcome.correction.logp_anchor, correction)
+        tally |= tally_means({metrics.TEACHER_KL: weight * (logp - batch.logp_teacher)}, _kept(batch, outcome))
     tally |= _left_out(batch, outcome)
     return tally
 
@@ -94,6 +99,8 @@ def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
     readings = []
     for metric, sums in tally.items():
         total, weight = sums.tolist()
+        if metric in metrics.LOG_ODDS_SUMS:
+            continue
         if metric.reduction is not Reduction.MEAN:
             readings.append(Reading(metric, total))
         elif weight > 0:
@@ -102,6 +109,9 @@ def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
     readings.append(Reading(metrics.STALENESS_MAX, float(max(seen))))
     ratio, ratio_square = (tally[metric][0] / tally[metric][1] for metric in (metrics.RATIO_MEAN, metrics.RATIO_SQUARE_MEAN))
     readings.append(Reading(metrics.EFFECTIVE_SAMPLE_SIZE, (ratio**2 / ratio_square).item()))
+    odds = [tally[metric].tolist() for metric in metrics.LOG_ODDS_SUMS]
+    if (line := log_odds_line([odds[0][1], *(total for total, _ in odds)])) is not None:
+        readings += [Reading(metrics.LOG_ODDS_SLOPE, line[0]), Reading(metrics.LOG_ODDS_EXPLAINED, line[1])]
     if metrics.VALUE_ERROR in tally:
         returned, square, error = (
             (tally[metric][0] / tally[metric][1]).item()
@@ -128,11 +138,7 @@ def _staleness(batch: MicroBatch) -> Tally:
 
 
 def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
-    """Distances between policies, over all tokens and by staleness.
-
-    The gap between engine and learner is measured on tokens that the version being trained sampled itself. Only there
-    do both sides compute the same number, so that any gap comes from their arithmetic.
-    """
+    """Distances between policies, over all tokens and by staleness."""
     gap = logp - batch.logp_behaviour
     ratio = guarded(gap).exp()
     behaviour_k3 = divergence(-gap, "k3")
@@ -140,23 +146,42 @@ def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcom
         metrics.CLIP_FRACTION: outcome.clipped.float(),
         metrics.RATIO_MEAN: ratio,
         metrics.BEHAVIOUR_K3: behaviour_k3,
+        metrics.BEHAVIOUR_GAP: gap.abs(),
     }
     tally = tally_means(
         {
             **by_age,
             metrics.ENTROPY: entropy,
             metrics.RATIO_SQUARE_MEAN: ratio.square(),
-            metrics.BEHAVIOUR_GAP: gap.abs(),
         },
         batch.mask,
     )
     from_anchor = outcome.correction.weight * divergence(-outcome.log_ratio, "k3")
     tally |= tally_means({metrics.KL_ANCHOR_THETA: from_anchor}, _kept(batch, outcome))
-    tally |= tally_means({metrics.LOGPROB_GAP: gap.abs(), metrics.MISMATCH_K3: behaviour_k3}, batch.mask & (batch.staleness == 0))
+    tally |= _mismatch(batch, logp, gap.abs(), behaviour_k3)
     for youngest, oldest in staleness_buckets(batch.max_staleness):
         aged = batch.mask & (batch.staleness >= youngest) & (batch.staleness <= oldest)
         tally |= tally_means({metrics.by_staleness(metric, youngest, oldest): value for metric, value in by_age.items()}, aged)
     return tally
+
+
+def _mismatch(batch: MicroBatch, logp: Tensor, gap: Tensor, k3: Tensor) -> Tally:
+    """The gap between engine and learner, on tokens that the version being trained sampled itself, and what tells its cause.
+
+    Only there do both sides compute the same number, so that any gap comes from their arithmetic.
+    """
+    fresh = batch.mask & (batch.staleness == 0)
+    tally = tally_means({metrics.LOGPROB_GAP: gap, metrics.MISMATCH_K3: k3}, fresh)
+    oldest = batch.rows.maxima(batch.staleness.float(), torch.ones_like(fresh))
+    tally |= tally_means({metrics.ONE_VERSION_GAP: gap}, fresh & (oldest[batch.rows.index] == 0))
+    turns = batch.turns.index
+    begins = torch.ones_like(fresh)
+    begins[1:] = turns[1:] != turns[:-1]
+    tally |= tally_means({metrics.TURN_BEGIN_GAP: gap}, fresh & begins)
+    engine = batch.logp_behaviour
+    compared = fresh & (logp < SURE) & (logp > UNLIKELY) & (engine < 0)
+    x, y = (one.double() - torch.log(-torch.expm1(one.double())) for one in (logp, engine))
+    return tally | tally_means(dict(zip(metrics.LOG_ODDS_SUMS, (x, y, x * x, x * y, y * y), strict=True)), compared)
 
 
 def _kept(batch: MicroBatch, outcome: Outcome) -> Tensor:

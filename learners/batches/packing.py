@@ -25,7 +25,7 @@ from typing import NamedTuple
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
-from learners.batches.prefixes import families, planned_prefix
+from asyncrl.learners.batches.prefixes import families, planned_prefix
 
 FP8_MULTIPLE = 16
 """TransformerEngine multiplies matrices in fp8 only if their dimensions (tokens and channels) are multiples of this."""

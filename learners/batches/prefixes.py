@@ -97,21 +97,38 @@ def tokens_before(lengths: Sequence[int], prefixes: Sequence[range], preamble: i
 
 
 def shared_prefix(rows: Sequence[Trajectory]) -> int:
-    """How many leading tokens rows share, according to their tokens."""
+    """How many leading tokens rows share, according to their tokens and the experts that these went to."""
     first = rows[0].token_ids
     common = min(row.prompt_length() for row in rows) - 1
     for row in rows[1:]:
         differing = np.flatnonzero(row.token_ids[:common] != first[:common])
         common = int(differing[0]) if len(differing) else common
+        common = _routed_alike(row, rows[0], common)
     return max(0, common)
 
 
-def shared_preamble(prefixes: Sequence[np.ndarray]) -> int:
-    """How many leading tokens all of these shared prefixes (int32 [length] each) have in common, as a preamble that leaves
-    each at least one token of its own; 0 if there is just one prefix, or if they are too few to be worth it."""
-    if len(prefixes) < 2:
+def _routed_alike(row: Trajectory, other: Trajectory, common: int) -> int:
+    """How many of the ``common`` leading tokens went to the same experts in both rows; all if experts are not known."""
+    if row.experts is None or other.experts is None:
+        return common
+    differing = np.flatnonzero(row.experts.first(common) != other.experts.first(common))
+    return int(differing[0]) // row.experts.token_bytes if len(differing) else common
+
+
+def shared_preamble(rows: Sequence[Trajectory], lengths: Sequence[int]) -> int:
+    """How many leading tokens all shared prefixes have in common, as a preamble that leaves each at least one token of its
+    own; 0 if there is just one prefix, or if they are too few to be worth it.
+
+    Args:
+        rows: for each prefix, a row that begins with it.
+        lengths: the prefixes' lengths.
+    """
+    if len(rows) < 2:
         return 0
-    common = min(map(len, prefixes)) - 1
-    differing = np.flatnonzero((np.stack([prefix[:common] for prefix in prefixes]) != prefixes[0][:common]).any(0))
+    common = min(lengths) - 1
+    first = rows[0].token_ids[:common]
+    differing = np.flatnonzero((np.stack([row.token_ids[:common] for row in rows]) != first).any(0))
     common = int(differing[0]) if len(differing) else common
+    for row in rows[1:]:
+        common = _routed_alike(row, rows[0], common)
     return common if common >= _LEAST_PREAMBLE else 0

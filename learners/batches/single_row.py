@@ -10,8 +10,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from learners.algorithm.segments import Segments
-from learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.algorithm.segments import Segments
+from asyncrl.learners.batches.micro_batch import MicroBatch
 
 
 def single_row(batch: MicroBatch, row: int, multiple: int) -> MicroBatch:
@@ -30,12 +30,16 @@ def single_row(batch: MicroBatch, row: int, multiple: int) -> MicroBatch:
     tokens = torch.cat([batch.token_ids[starts[each] : starts[each + 1]] for each in segments])
     before = len(tokens) - batch.lengths[own]
     padding = -len(tokens) % multiple
+    experts = batch.experts
+    if experts is not None:
+        stretches = [experts[:, starts[each] : starts[each + 1]] for each in segments]
+        experts = torch.cat([*stretches, experts.new_full((len(experts), padding, experts.shape[2]), -1)], dim=1)
     chosen = batch.rows.index == row
     _, turns = batch.turns.index[chosen].unique_consecutive(return_inverse=True)
     picked = {
         name: value[chosen]
         for name, value in msgspec.structs.asdict(batch).items()
-        if isinstance(value, Tensor) and name not in ("token_ids", "positions")
+        if isinstance(value, Tensor) and name not in ("token_ids", "positions", "experts")
     }
     return msgspec.structs.replace(
         batch,
@@ -48,4 +52,5 @@ def single_row(batch: MicroBatch, row: int, multiple: int) -> MicroBatch:
         rows=Segments(torch.zeros_like(batch.rows.index[chosen]), 1),
         turns=Segments(turns, int(turns.max()) + 1 if len(turns) else 0),
         names=batch.names[row : row + 1],
+        experts=experts,
     )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import RowName
-from learners.algorithm.losses import Outcome
-from learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.algorithm.losses import Outcome
+from asyncrl.learners.batches.micro_batch import MicroBatch
 
 
 class TokenRecord(NamedTuple):

@@ -7,8 +7,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from learners.checkpointing.checkpoint_manifest import Manifest
-from learners.checkpointing.checkpoint_names import check_names
+from asyncrl.learners.checkpointing.checkpoint_manifest import Manifest
+from asyncrl.learners.checkpointing.checkpoint_names import check_names
 
 
 def check_checkpoint(folder: Path) -> None:

@@ -14,7 +14,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.file_formats import check_json_format
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
-from learners.checkpointing import checkpoints
+from asyncrl.learners.checkpointing import checkpoints
 
 NAME = "checkpoint.json"
 FORMAT = 1

@@ -1,7 +1,7 @@
 """Checks what the pickles of a checkpoint name, without torch and without resolving any of it.
 
 What always holds: nothing that a checkpoint names is imported or called. Only the classes and functions that Megatron and torch
-write into a checkpoint may be named; :mod:`learners.megatron.state.checkpoint_reader` resolves no others either.
+write into a checkpoint may be named; :mod:`asyncrl.learners.megatron.state.checkpoint_reader` resolves no others either.
 """
 
 import io
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from learners.checkpointing.checkpoint_manifest import CheckpointDamaged, UnknownClass
+from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointDamaged, UnknownClass
 
 INDEX = ".metadata"
 COMMON = "common.pt"

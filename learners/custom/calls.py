@@ -1,7 +1,7 @@
 """Calls the functions of the user's own, and refuses results that the learner cannot use.
 
 What always holds: a result that is returned from here has the documented shape and type. What takes longer to find out,
-for example whether a loss depends on how rows are packed, is checked once, at launch: :mod:`learners.custom.check`.
+for example whether a loss depends on how rows are packed, is checked once, at launch: :mod:`asyncrl.learners.custom.check`.
 """
 
 import math
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from asyncrl.core.plug_ins.plug_in_function import UserFunction, load_function
 from asyncrl.core.recipe.custom import CustomConfig
-from learners.algorithm.advantages import Returns
-from learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
+from asyncrl.learners.algorithm.advantages import Returns
+from asyncrl.learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
 
 _PAIR = 2
 

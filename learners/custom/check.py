@@ -1,7 +1,7 @@
 """Tries the functions of the user's own that a recipe names on a small made batch, before anything starts.
 
 What is found is refused with the key of the recipe, the function, its file and line, what is violated and a remedy. What
-must hold for each kind of function: docs/own-algorithms.md.
+must hold for each kind of function: docs/how-to/own-algorithms.md.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from asyncrl.core.recipe.custom import (
     CustomWeightConfig,
 )
 from asyncrl.core.recipe.schema import Recipe
-from learners.algorithm.advantages import Returns
-from learners.custom.calls import call_advantage, call_aggregation, call_schedule, call_weight, loaded
-from learners.custom.check_loss import check_loss
-from learners.custom.inputs import AggregationInputs, ScheduleInputs
-from learners.custom.made_rows import made_aggregation, made_returns, made_rows, returns_without_spread, weights_of
-from learners.custom.purity import STATE, alike, called_with_seed, pure, refuse_packing
+from asyncrl.learners.algorithm.advantages import Returns
+from asyncrl.learners.custom.calls import call_advantage, call_aggregation, call_schedule, call_weight, loaded
+from asyncrl.learners.custom.check_loss import check_loss
+from asyncrl.learners.custom.inputs import AggregationInputs, ScheduleInputs
+from asyncrl.learners.custom.made_rows import made_aggregation, made_returns, made_rows, returns_without_spread, weights_of
+from asyncrl.learners.custom.purity import STATE, alike, called_with_seed, pure, refuse_packing
 
 _SCHEDULE_STEPS = 2_000
 """The most training steps for which a schedule is tried, evenly spread over the run."""

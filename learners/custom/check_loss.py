@@ -7,10 +7,10 @@ from torch import Tensor
 
 from asyncrl.core.plug_ins.plug_in_function import UserFunction
 from asyncrl.core.recipe.schema import Recipe
-from learners.custom.calls import call_loss
-from learners.custom.inputs import LossInputs
-from learners.custom.made_rows import MadeRow, MadeTokens, made_rows, tokens_of
-from learners.custom.purity import alike, pure, refuse_packing
+from asyncrl.learners.custom.calls import call_loss
+from asyncrl.learners.custom.inputs import LossInputs
+from asyncrl.learners.custom.made_rows import MadeRow, MadeTokens, made_rows, tokens_of
+from asyncrl.learners.custom.purity import alike, pure, refuse_packing
 
 
 def check_loss(function: UserFunction, recipe: Recipe, *, with_reference: bool) -> Iterator[str]:

@@ -7,7 +7,7 @@ the parallel layout: tensor-, pipeline-, data- and context-parallel ranks see th
 import msgspec
 from torch import Tensor
 
-from learners.algorithm.segments import Segments
+from asyncrl.learners.algorithm.segments import Segments
 
 
 class LossInputs(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from learners.algorithm.advantages import Returns
-from learners.algorithm.kl import OVERFLOW_GUARD
-from learners.algorithm.segments import Segments
-from learners.custom.inputs import AggregationInputs, LossInputs, WeightInputs
+from asyncrl.learners.algorithm.advantages import Returns
+from asyncrl.learners.algorithm.kl import OVERFLOW_GUARD
+from asyncrl.learners.algorithm.segments import Segments
+from asyncrl.learners.custom.inputs import AggregationInputs, LossInputs, WeightInputs
 
 _LENGTHS = (5, 1, 3, 4, 2, 6, 3)
 _TURNS = (2, 1, 1, 2, 1, 3, 1)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.plug_ins.plug_in_function import FunctionBroken, UserFunction
-from learners.algorithm.segments import Segments
-from learners.custom.made_rows import MadeRow
+from asyncrl.learners.algorithm.segments import Segments
+from asyncrl.learners.custom.made_rows import MadeRow
 
 STATE = "no random numbers, clock, counters or other state"
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6

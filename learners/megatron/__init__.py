@@ -1,2 +1,1 @@
-"""The Megatron side of the learner. Call :func:`learners.megatron.cpu.compat.install` before importing any other module from
-here."""
+"""The Megatron side of the learner. Call ``compat.install`` before importing any other module from here but :mod:`.versions`."""

@@ -31,7 +31,7 @@ def engine_layers(dtype: torch.dtype, context_parallel: int) -> bool:
 def why_unusable() -> str:
     """Say why TransformerEngine cannot be used in this process; empty if it can.
 
-    The answer is kept, because a package that cannot be used is hidden afterwards (:mod:`learners.megatron.optional_packages`).
+    The answer is kept, because a package that cannot be used is hidden afterwards (``learners/megatron/optional_packages.py``).
     """
     # Check for a GPU first: without one, the package may be installed all the same, and its import fails in many ways.
     if not torch.cuda.is_available():

@@ -32,18 +32,23 @@ from torch import Tensor
 from asyncrl.core.adapters import PEFT_PREFIX
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.learner import LoraConfig
-from learners.megatron import placement
-from learners.megatron.layers.elementwise import rms_norm
-from learners.megatron.model import PolicyModel
-from learners.rank import RankSpec
+from asyncrl.learners.megatron import placement
+from asyncrl.learners.megatron.layers.elementwise import rms_norm
+from asyncrl.learners.megatron.model import PolicyModel
+from asyncrl.learners.rank import RankSpec
 
 _PROJECTIONS = {
     "self_attention.linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "self_attention.linear_q_proj": ("q_proj",),
+    "self_attention.linear_q_down_proj": ("q_a_proj",),
+    "self_attention.linear_q_up_proj": ("q_b_proj",),
+    "self_attention.linear_kv_down_proj": ("kv_a_proj_with_mqa",),
+    "self_attention.linear_kv_up_proj": ("kv_b_proj",),
     "self_attention.linear_proj": ("o_proj",),
     "mlp.linear_fc1": ("gate_proj", "up_proj"),
     "mlp.linear_fc2": ("down_proj",),
 }
-"""The projections in each of Megatron's linear layers."""
+"""The projections in each of Megatron's linear layers, of which a layer has some."""
 
 
 class Adapter(torch.nn.Module):
@@ -53,7 +58,7 @@ class Adapter(torch.nn.Module):
         name: name of the projection in Hugging Face's model.
         rows: int64 [n], where the projection's outputs lie among this rank's outputs of the linear layer.
         divided: name of the matrix that tensor-parallel ranks divide, as they divide the weight; each rank has the
-            other one whole.
+            other one whole. Empty if they do not divide the weight.
         lora_A: [rank, inputs]; if it is divided, this rank's columns.
         lora_B: [outputs, rank]; if it is divided, this rank's rows. It starts at zero.
 
@@ -82,10 +87,10 @@ class Adapter(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.name, self.rows = name, part.local.flatten().to(torch.cuda.current_device())
-        self.divided = "lora_B" if part.split == 0 else "lora_A"
+        self.divided = {0: "lora_B", 1: "lora_A", None: ""}[part.split]
         begins = torch.zeros(len(self.rows), settings.rank)
         first = _first_factor(
-            f"{seed} {name}", settings.rank, inputs if self.divided == "lora_B" else inputs * spec.layout.tensor
+            f"{seed} {name}", settings.rank, inputs * spec.layout.tensor if self.divided == "lora_A" else inputs
         )
         if self.divided == "lora_A":
             first = first.chunk(spec.layout.tensor, 1)[spec.tensor_rank]
@@ -129,16 +134,16 @@ class Adapters(torch.nn.Module):
         """Compute what the adapters add to the layer's outputs.
 
         Args:
-            values: [t, 1, inputs], the layer's inputs; this rank's part of the sequence if the outputs are divided.
+            values: [t, 1, inputs], the layer's inputs; this rank's part of the sequence unless the inputs are divided.
 
         Returns:
-            [t, 1, outputs]; this rank's part of the sequence if the inputs are divided.
+            [t, 1, outputs]; this rank's part of the sequence unless the outputs are divided.
         """
         members = self.members
         inner = F.linear(values, torch.cat([member.lora_A for member in members]))
         if members[0].divided == "lora_B":
             inner = gather_from_sequence_parallel_region(inner)
-        else:
+        elif members[0].divided == "lora_A":
             inner = reduce_scatter_to_sequence_parallel_region(inner)
         rank = len(members[0].lora_A)
         outer = inner.new_zeros(self._outputs, rank * len(members))
@@ -166,9 +171,10 @@ class LowRank:
             chunk.requires_grad_(requires_grad=False)
             first_layer = get_transformer_layer_offset(chunk.config, chunk.vp_stage)
             for number, layer in enumerate(chunk.decoder.layers):
+                there = dict(layer.named_modules())
                 for name, projections in _PROJECTIONS.items():
-                    if not set(settings.targets).isdisjoint(projections):
-                        self._add(layer.get_submodule(name), name, f"model.layers.{number + first_layer}.", chunk.config, seed)
+                    if name in there and not set(settings.targets).isdisjoint(projections):
+                        self._add(there[name], name, f"model.layers.{number + first_layer}.", chunk.config, seed)
         self._by_projection = {adapter.name: adapter for beside in self._beside for adapter in beside.members}
 
     @property
@@ -283,9 +289,12 @@ def bit_sum(chunks: Sequence[PolicyModel], spec: RankSpec) -> int:
     return int(total)
 
 
-def _with_adapters(linear: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    """Forward hook of a linear layer: add the adapters' contribution to the output, a pair of values and a bias that is
-    added later."""
+_Output = Tensor | tuple[Tensor, Tensor | None]
+"""What a linear layer returns: values or, if it is one of Megatron's, values and a bias that is added later."""
+
+
+def _with_adapters(linear: Any, inputs: tuple[Tensor], output: _Output) -> _Output:
+    """Forward hook of a linear layer: add the adapters' contribution to the output."""
     beside = linear.get_submodule(placement.ADAPTERS)
     if not beside.enabled:
         return output
@@ -293,7 +302,8 @@ def _with_adapters(linear: Any, inputs: tuple[Tensor], output: tuple[Tensor, Ten
     if hasattr(linear, "layer_norm_weight"):
         # This is TransformerEngine's layer, which applies the norm to its inputs itself.
         values = rms_norm(values, linear.layer_norm_weight, linear.config.layernorm_epsilon)
-    return output[0] + beside(values), output[1]
+    added = beside(values)
+    return output + added if isinstance(output, Tensor) else (output[0] + added, output[1])
 
 
 def _first_factor(name: str, rank: int, inputs: int) -> Tensor:

@@ -12,13 +12,14 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from asyncrl.core.recipe.learner import LearnerConfig
-from learners.megatron import optimizer_state, parallel
-from learners.megatron.layers.kernels import Kernels, UsesKernels
-from learners.megatron.layers.layer_spec import block_spec, gives_predicting_only, uses_transformer_engine
-from learners.megatron.layers.log_probabilities import Predictions, token_log_probabilities
-from learners.megatron.layers.packed_rows import PackedRows
-from learners.megatron.layers.row_moves import take_rows
-from learners.megatron.model_config import PolicyConfig
+from asyncrl.learners.megatron import optimizer_state, parallel
+from asyncrl.learners.megatron.layers.kernels import Kernels, UsesKernels
+from asyncrl.learners.megatron.layers.layer_spec import block_spec, gives_predicting_only, uses_transformer_engine
+from asyncrl.learners.megatron.layers.log_probabilities import KEPT_BYTES, Predictions, token_log_probabilities
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.layers.routing import choose_for
+from asyncrl.learners.megatron.layers.row_moves import take_rows
+from asyncrl.learners.megatron.model_config import PolicyConfig
 
 
 class PolicyModel(GPTModel):
@@ -49,6 +50,7 @@ class PolicyModel(GPTModel):
         for layer in self.modules():
             if isinstance(layer, UsesKernels):
                 layer.kernels = kernels
+        choose_for(self.modules(), config.architecture.with_experts)
         # Megatron leaves the routers' weights in host memory until they are first used.
         self.to(torch.cuda.current_device())
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
@@ -108,7 +110,10 @@ class PolicyModel(GPTModel):
             # Each rank's part of the vocabulary gives a part of the gradient. The backward of the gather adds these up.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
         group = parallel_state.get_tensor_model_parallel_group()
-        return token_log_probabilities(self.states_at(hidden, packed, positions), weight, targets, temperature, group)
+        # Who computes activations again is short of memory.
+        kept = 0 if self.config.recompute_granularity else KEPT_BYTES
+        states = self.states_at(hidden, packed, positions)
+        return token_log_probabilities(states, weight, targets, temperature, group, kept_bytes=kept)
 
     def states_at(self, hidden: Tensor, packed: PackedRows, positions: Tensor) -> Tensor:
         """[n, hidden], the hidden states at ``positions``, if the last layer has not left out the others already."""

@@ -1,6 +1,7 @@
 """Translates a Hugging Face folder's ``config.json`` into Megatron's configuration, for the supported architectures
 only."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.architecture import Architecture, LatentSizes
 from asyncrl.core.recipe.learner import LearnerConfig
-from learners.flops import ProductShapes
-from learners.megatron.engine import engine_layers
-from learners.supported_model import SCALED_ROPE, description_of, supported_config
+from asyncrl.learners.batches.micro_batch import Routing
+from asyncrl.learners.flops import ProductShapes
+from asyncrl.learners.megatron.engine import engine_layers
+from asyncrl.learners.megatron.layers.weight_gradients import added_in_products
+from asyncrl.learners.megatron.transformer import PolicyTransformerConfig
+from asyncrl.learners.supported_model import SCALED_ROPE, description_of, supported_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -32,14 +36,16 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
             rotated.
         rotation_scale: factor of rotated queries and keys; 1 unless the embedding is YaRN's.
         max_positions: longest row that the model was made for.
+        routing: how many experts tokens go to, in how many layers; None in a model without experts.
     """
 
-    transformer: TransformerConfig
+    transformer: PolicyTransformerConfig
     architecture: Architecture
     tied: bool
     inverse_frequencies: Tensor
     rotation_scale: float
     max_positions: int
+    routing: Routing | None = None
 
 
 def product_shapes(config: PolicyConfig) -> ProductShapes:
@@ -55,10 +61,20 @@ def product_shapes(config: PolicyConfig) -> ProductShapes:
         hidden=hidden,
         heads=transformer.num_attention_heads,
         query_groups=transformer.num_query_groups,
-        head_dim=transformer.kv_channels,
         feed_forward=tuple(mixture if has_experts(transformer, layer) else dense for layer in range(transformer.num_layers)),
         outputs=config.architecture.vocabulary,
+        **{"head_dim": transformer.kv_channels, **_latent_products(config.architecture)},
     )
+
+
+def _latent_products(architecture: Architecture) -> dict[str, int]:
+    """What of :class:`.flops.ProductShapes` is another for latent attention."""
+    latent = architecture.latent
+    if latent is None:
+        return {}
+    attention = [tensor.shape for tensor in architecture.tensors() if tensor.layer == 0 and ".self_attn." in tensor.name]
+    weights = sum(math.prod(shape) for shape in attention if len(shape) > 1)
+    return {"projections": weights, "head_dim": latent.query, "value_dim": latent.value}
 
 
 def has_experts(transformer: TransformerConfig, layer: int) -> bool:
@@ -72,10 +88,11 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
     """Read the configuration in ``folder`` for the parallel layout and data type of ``learner``.
 
     Raises:
-        RecipeError: see :func:`learners.supported_model.supported_config`.
+        RecipeError: see :func:`asyncrl.learners.supported_model.supported_config`.
     """
     source = supported_config(folder, learner)
     architecture = description_of(source).architecture(source)
+    mixture = description_of(source).mixture(source)
     frequencies, scale = _rotation(source, architecture.head_size)
     return PolicyConfig(
         transformer=_transformer_config(source, architecture, learner),
@@ -84,13 +101,16 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
         inverse_frequencies=frequencies,
         rotation_scale=scale,
         max_positions=source.max_position_embeddings,
+        routing=Routing(mixture.experts, sum(mixture.layers), mixture.per_token) if any(mixture.layers) else None,
     )
 
 
-def _transformer_config(source: PreTrainedConfig, architecture: Architecture, learner: LearnerConfig) -> TransformerConfig:
+def _transformer_config(source: PreTrainedConfig, architecture: Architecture, learner: LearnerConfig) -> PolicyTransformerConfig:
     dtype = _DTYPES[learner.dtype]
-    on_engine = engine_layers(dtype, learner.context_parallel)
-    return TransformerConfig(
+    on_engine = architecture.latent is None and engine_layers(dtype, learner.context_parallel)
+    return PolicyTransformerConfig(
+        latent=architecture.latent,
+        latent_scale=None if architecture.latent is None else _latent_scale(source, architecture.latent),
         num_layers=architecture.layers,
         hidden_size=architecture.hidden_size,
         ffn_hidden_size=architecture.intermediate_size,
@@ -141,7 +161,7 @@ def _transformer_config(source: PreTrainedConfig, architecture: Architecture, le
         bias_activation_fusion=on_engine,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=added_in_products(engine_layers=on_engine),
         apply_rope_fusion=on_engine,
     )
 
@@ -151,8 +171,8 @@ def _expert_options(
 ) -> dict[str, Any]:
     """Options of a mixture of experts in which every token reaches all experts that it is routed to.
 
-    There is no loss that balances the experts. It would be a function of all tokens of a micro-batch together, and a
-    different division of the batch would give a different gradient.
+    A loss that balances the experts is a function of all tokens of a micro-batch together, so it depends on how the batch is
+    divided. Without ``learner.experts.balance`` there is none.
     """
     mixture = description_of(source).mixture(source)
     if not any(mixture.layers):
@@ -165,20 +185,36 @@ def _expert_options(
         "moe_shared_expert_gate": mixture.shared > 0 and bool(architecture.expert_names.shared_gate),
         "moe_router_score_function": "sigmoid" if mixture.sigmoid else "softmax",
         "moe_router_topk_scaling_factor": mixture.scale if mixture.scale != 1 else None,
+        "moe_router_num_groups": mixture.groups if mixture.groups > 1 else None,
+        "moe_router_group_topk": mixture.chosen_groups if mixture.groups > 1 else None,
         "moe_router_enable_expert_bias": bool(architecture.expert_names.choice_bias),
-        # Nothing balances the experts; see above.
+        # Megatron would change the bias with each gradient, also one that no optimizer step uses; see :mod:`.layers.routing`.
         "moe_router_bias_update_rate": 0.0,
         # A single number if all layers are alike, because Megatron names a checkpoint's tensors differently for a list.
         "moe_layer_freq": 1 if all(mixture.layers) else [int(has) for has in mixture.layers],
         # The softmax over only the chosen experts equals the softmax over all experts, normalised again.
         "moe_router_pre_softmax": not mixture.normalised and not mixture.sigmoid,
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "none",
+        "moe_router_load_balancing_type": "aux_loss" if learner.experts.balance == "aux" else "none",
+        # Each micro-batch brings its own; see :mod:`.layers.routing`.
+        "moe_aux_loss_coeff": 0.0,
         # All experts of a rank in one product, instead of one after another.
         "moe_grouped_gemm": grouped,
         "expert_model_parallel_size": learner.expert_parallel,
         "expert_tensor_parallel_size": learner.expert_tensor_parallel,
     }
+
+
+def _latent_scale(source: PreTrainedConfig, latent: LatentSizes) -> float:
+    """The factor of products of queries and keys in latent attention. With YaRN it grows with the context, as in Hugging Face and
+    vLLM."""
+    scale = float(latent.query**-0.5)
+    rope = source.rope_parameters
+    all_dimensions = rope.get("mscale_all_dim") or 0
+    if rope.get("rope_type", "default") == "default" or not all_dimensions or rope["factor"] <= 1:
+        return scale
+    growth = 0.1 * all_dimensions * math.log(rope["factor"]) + 1.0
+    return float(scale * growth * growth)
 
 
 def _rotation(source: PreTrainedConfig, head_size: int) -> tuple[Tensor, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -14,15 +15,18 @@ from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.learner import LearnerConfig
-from learners.batches.micro_batch import MicroBatch
-from learners.batches.prefixes import tokens_before
-from learners.flops import ProductShapes, backward_flops, forward_flops
-from learners.megatron import parallel
-from learners.megatron.layers.context import part_of
-from learners.megatron.layers.log_probabilities import Predictions
-from learners.megatron.model import PolicyModel, distribute
-from learners.megatron.pipeline import communication
-from learners.step_clock import Part, StepClock
+from asyncrl.learners.batches.expert_use import ExpertUse
+from asyncrl.learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.batches.prefixes import tokens_before
+from asyncrl.learners.flops import ProductShapes, backward_flops, forward_flops
+from asyncrl.learners.megatron import parallel
+from asyncrl.learners.megatron.layers import routing
+from asyncrl.learners.megatron.layers.context import part_of
+from asyncrl.learners.megatron.layers.log_probabilities import Predictions
+from asyncrl.learners.megatron.layers.routing import TokenRouting
+from asyncrl.learners.megatron.model import PolicyModel, distribute
+from asyncrl.learners.megatron.pipeline import communication
+from asyncrl.learners.step_clock import Part, StepClock
 
 
 class TrainingDiverged(AsyncRLError):
@@ -37,6 +41,7 @@ class Network:
         optimizer: the optimizer of all chunks.
         flops: model FLOPs of all passes so far, counting the whole network over this data-parallel slice's
             micro-batches.
+        use: what this rank's routers did in the last pass of :meth:`accumulate`; None if there are no experts.
 
     Args:
         chunks: see the attribute.
@@ -44,6 +49,7 @@ class Network:
         learner: the parallel layout and the optimizer's settings.
         temperature: temperature at which tokens are sampled.
         clock: measures the passes and the optimizer.
+        replayed: whether routers take the experts that engines chose.
     """
 
     def __init__(
@@ -53,10 +59,13 @@ class Network:
         learner: LearnerConfig,
         temperature: float,
         clock: StepClock,
+        *,
+        replayed: bool,
     ) -> None:
         self.chunks, self._shapes, self._learner, self._temperature = chunks, shapes, learner, temperature
-        self._clock = clock
+        self._clock, self._replayed = clock, replayed
         self.flops = 0
+        self.use: ExpertUse | None = None
         self._wrapped, self.optimizer = distribute(chunks, learner)
         self._device = parallel.device()
         # Gradients are already those of the batch's loss, so the token counts that Megatron collects must not divide them again.
@@ -74,7 +83,8 @@ class Network:
             for chunk in self._wrapped:
                 chunk.zero_grad_buffer()
             self.optimizer.zero_grad()
-            self._pass(micro_batches, loss, forward_only=False)
+            self.use = self._new_use(micro_batches)
+            self._pass(micro_batches, loss, forward_only=False, auxiliary=self._auxiliary(micro_batches))
 
     @torch.no_grad()
     def forward_only(
@@ -94,6 +104,26 @@ class Network:
 
         with self._clock.part(Part.FORWARD):
             self._pass(micro_batches, loss_of_output, forward_only=True, temperature=temperature)
+
+    def _auxiliary(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Return the factor of the auxiliary loss for each token of the batch: its coefficient, over the batch's tokens, so that
+        its gradient is that of the mean over all tokens. Collective."""
+        experts = self._learner.experts
+        if experts.balance != "aux":
+            return 0.0
+        tokens = torch.tensor([sum(batch.computed_tokens for batch in micro_batches)], device=self._device)
+        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        return experts.aux_coefficient / tokens.item()
+
+    def balance(self, loads: Tensor) -> None:
+        """Change the biases by which routers choose experts, if the recipe says so.
+
+        Args:
+            loads: as in :func:`.layers.routing.balance`.
+        """
+        if self._learner.experts.balance == "bias":
+            for chunk in self.chunks:
+                routing.balance(chunk.modules(), loads, self._learner.experts.bias_rate)
 
     def gradient_norm(self) -> float:
         """Return the norm of the accumulated gradient before clipping, the same on every rank."""
@@ -133,6 +163,21 @@ class Network:
         """A copy of the trained weights."""
         return [each.detach().clone() for chunk in self.chunks for each in chunk.parameters() if each.requires_grad]
 
+    def _new_use(self, micro_batches: Sequence[MicroBatch]) -> ExpertUse | None:
+        architecture = self.chunks[0].architecture
+        layers = sum(architecture.with_experts)
+        if not layers:
+            return None
+        oldest = max(batch.max_staleness for batch in micro_batches)
+        return ExpertUse(layers, architecture.experts, oldest, self._device)
+
+    def _routing(self, batch: MicroBatch, places: Tensor, use: ExpertUse | None, auxiliary: float) -> TokenRouting | None:
+        if not any(self.chunks[0].architecture.with_experts):
+            return None
+        if self._learner.tensor_parallel > 1:  # whose ranks divide the sequence
+            places = places.chunk(self._learner.tensor_parallel)[parallel_state.get_tensor_model_parallel_rank()]
+        return TokenRouting.of(batch, places, use, replayed=self._replayed, auxiliary=auxiliary)
+
     def _pass(
         self,
         micro_batches: Sequence[MicroBatch],
@@ -140,8 +185,10 @@ class Network:
         *,
         forward_only: bool,
         temperature: float | None = None,
+        auxiliary: float = 0.0,
     ) -> None:
         temperature = self._temperature if temperature is None else temperature
+        use = None if forward_only else self.use
         context = parallel_state.get_context_parallel_group()
         no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
 
@@ -153,6 +200,7 @@ class Network:
 
         def forward(batch: MicroBatch, model: torch.nn.Module) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
             part = part_of(batch, ranks=context.size(), rank=context.rank(), multiple=self._learner.tensor_parallel)
+            part.rows.routing = self._routing(batch, part.places, use, auxiliary)
             output = model(part.token_ids, part.rows, part.positions, part.targets, temperature)
 
             def loss_of_part(last: Any) -> tuple[Tensor, Tensor, None]:

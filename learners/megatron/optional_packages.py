@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from learners.megatron.engine import PACKAGE, why_unusable
+from asyncrl.learners.megatron.engine import PACKAGE, why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ def _can_be_imported(package: str) -> bool:
 
 def _hide(package: str) -> None:
     """Have each import of the package say that there is none, whatever a failed import of it has left."""
+    if sys.modules.get(package, package) is None:
+        return  # it has been hidden, and so nothing of it was imported since
     for name in [name for name in list(sys.modules) if name.partition(".")[0] in (package, f"{package}_torch")]:
         del sys.modules[name]
     sys.modules[package] = None  # type: ignore[assignment] # as importlib documents it

@@ -12,11 +12,11 @@ from megatron.core import parallel_state, tensor_parallel
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RankLost
 from asyncrl.core.process.processor import processor_name
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from learners.megatron.cpu.gloo_devices import shared_devices
-from learners.megatron.cpu.onednn_products import multiply_with_onednn
-from learners.megatron.rendezvous import meet
-from learners.rank import RankSpec
-from learners.step_report import Hardware
+from asyncrl.learners.megatron.cpu.gloo_devices import shared_devices
+from asyncrl.learners.megatron.cpu.onednn_products import multiply_with_onednn
+from asyncrl.learners.megatron.rendezvous import meet
+from asyncrl.learners.rank import RankSpec
+from asyncrl.learners.step_report import Hardware
 
 _SEED_STRIDE = 100
 """Distance between the seeds of neighbouring pipeline stages, as is Megatron's own convention."""

@@ -54,7 +54,10 @@ MEGATRON = (
         needless="Megatron has settings for each",
     ),
     Reach(
-        files=("learners/megatron/layers/layer_spec.py", "learners/megatron/lora.py"),
+        files=(
+            *("learners/megatron/layers/layer_spec.py", "learners/megatron/lora.py"),
+            *("learners/megatron/layers/norm.py", "learners/megatron/layers/latent_attention.py"),
+        ),
         names=(
             *(".core_attention", ".sequence_parallel", "torch.nn.Parameter.sequence_parallel"),
             "megatron.core.transformer.transformer_layer.TransformerLayer._forward_attention",
@@ -64,6 +67,32 @@ MEGATRON = (
         "are summed over tensor-parallel ranks",
         test=_LAYOUTS,
         needless="Megatron documents the mark, and splits the forward pass of a layer",
+    ),
+    Reach(
+        files=(
+            *("learners/megatron/layers/weight_gradients.py", "learners/megatron/layers/log_probabilities.py"),
+            "asyncrl/bench/gpu/logprob.py",
+        ),
+        names=(
+            "megatron.core.tensor_parallel.layers.fused_weight_gradient_mlp_cuda",
+            "megatron.core.tensor_parallel.layers._grad_accum_fusion_available",
+            ".main_grad",
+        ),
+        why="add gradients of weights in the products that they are, without Apex's compiled code for it",
+        device="GPU",
+        test="tests/learners/megatron/test_weight_gradients.py::test_gradients_added_in_products_are_those_that_are_added_afterwards",
+        needless="Megatron accumulates gradients by torch's products",
+    ),
+    Reach(
+        files=("learners/megatron/layers/routing.py",),
+        names=(
+            *(".router_replay", ".expert_bias", ".moe_aux_loss_coeff"),
+            *(".calculate_per_token_loss", ".enable_expert_bias"),
+        ),
+        why="have routers take the experts that engines chose, without Megatron's lists of a process's micro-batches; change the "
+        "bias by which they choose once an optimizer step; and give the auxiliary loss the batch's own denominator",
+        test="tests/learners/experts/test_router_replay.py::test_gradients_are_those_of_hugging_face_with_the_same_experts",
+        needless="Megatron's routers take experts with a micro-batch, and its auxiliary loss and bias have steps of their own",
     ),
     Reach(
         files=("learners/megatron/layers/compiled.py",),
@@ -81,7 +110,7 @@ MEGATRON = (
         needless="Megatron's format holds no pickles, and its writer is a thread",
     ),
 )
-"""What is reached in megatron-core 0.16."""
+"""What is reached in megatron-core 0.16 and 0.19."""
 
 TORCH = (
     Reach(

@@ -70,6 +70,7 @@ def communication(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     groups.embd = parallel_state.get_embedding_group(check_initialized=False)
     groups.pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
     groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    groups.tp_dp_cp = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
     communicator = InterleavedCommunicator(groups.pp, config)
     yield {"p2p_communicator": communicator, "pg_collection": groups}
     communicator.finish()

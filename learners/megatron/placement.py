@@ -1,6 +1,6 @@
 """Maps this rank's Megatron parameters to rectangles of Hugging Face tensors, both for loading and for publishing.
 
-Which rectangles a rank holds follows from the architecture (:mod:`learners.held_weights`); here they are found in Megatron's
+Which rectangles a rank holds follows from the architecture (``learners/held_weights.py``); here they are found in Megatron's
 parameters. What always holds: Megatron's parameters hold exactly these rectangles, each once (a rank's query groups are
 neighbours).
 """
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, divided_dimension
 from asyncrl.core.publication import Shard
-from learners.held_weights import held_weights
-from learners.megatron.hugging_face import HuggingFaceTensors
-from learners.megatron.model import PolicyModel
-from learners.rank import RankSpec
+from asyncrl.learners.held_weights import held_weights
+from asyncrl.learners.megatron.hugging_face import HuggingFaceTensors
+from asyncrl.learners.megatron.model import PolicyModel
+from asyncrl.learners.rank import RankSpec
 
 
 class TensorPart(NamedTuple):
@@ -84,9 +84,17 @@ _LAYER_RULES: dict[str, _Rule] = {
     "input_layernorm.weight": _all_of("input_layernorm.weight"),
     "self_attention.linear_qkv.weight": _query_key_value("weight"),
     "self_attention.linear_qkv.bias": _query_key_value("bias"),
-    "self_attention.q_layernorm.weight": _all_of("self_attn.q_norm.weight"),
+    "self_attention.q_layernorm.weight": lambda local, config: [
+        TensorPart("self_attn.q_norm.weight" if config.latent is None else "self_attn.q_a_layernorm.weight", local)
+    ],
     "self_attention.k_layernorm.weight": _all_of("self_attn.k_norm.weight"),
     "self_attention.linear_proj.weight": _all_of("self_attn.o_proj.weight"),
+    "self_attention.linear_q_proj.weight": _all_of("self_attn.q_proj.weight"),
+    "self_attention.linear_q_down_proj.weight": _all_of("self_attn.q_a_proj.weight"),
+    "self_attention.linear_q_up_proj.weight": _all_of("self_attn.q_b_proj.weight"),
+    "self_attention.linear_kv_down_proj.weight": _all_of("self_attn.kv_a_proj_with_mqa.weight"),
+    "self_attention.kv_layernorm.weight": _all_of("self_attn.kv_a_layernorm.weight"),
+    "self_attention.linear_kv_up_proj.weight": _all_of("self_attn.kv_b_proj.weight"),
     "pre_mlp_layernorm.weight": _all_of("post_attention_layernorm.weight"),
     "mlp.linear_fc1.weight": _within("mlp.", _gate_up),
     "mlp.linear_fc2.weight": _all_of("mlp.down_proj.weight"),
@@ -102,7 +110,7 @@ _EXPERT_NAME = re.compile(
 )
 ADAPTERS = "adapters"
 """Name of the module beside a linear layer whose parameters belong to no Hugging Face tensor; see
-:mod:`learners.megatron.lora`."""
+:mod:`asyncrl.learners.megatron.lora`."""
 _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 

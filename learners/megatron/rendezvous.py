@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from learners.megatron.cpu.gloo_devices import INTERFACES
-from learners.rank import FileMeeting, RankSpec, TcpMeeting
+from asyncrl.learners.megatron.cpu.gloo_devices import INTERFACES
+from asyncrl.learners.rank import FileMeeting, RankSpec, TcpMeeting
 
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 

@@ -17,28 +17,28 @@ from asyncrl.core.recipe.algorithm import AlgorithmConfig, NoKlConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.device.pinning import HostArena
-from learners.batches.micro_batch import MicroBatch, unsampled
-from learners.batches.packing import token_multiple
-from learners.batches.tally import Tally, add_to, summed
-from learners.checkpointing.checkpoint_manifest import CheckpointShape, Progress
-from learners.flops import peak_flops
-from learners.megatron import hugging_face, lora, parallel, placement
-from learners.megatron.cpu.compat import cuda_means_cpu
-from learners.megatron.kernels import kernels_of
-from learners.megatron.layers.layer_spec import check_fp8
-from learners.megatron.lora import LowRank
-from learners.megatron.model import build
-from learners.megatron.model_config import PolicyConfig, policy_config, product_shapes
-from learners.megatron.network import Network
-from learners.megatron.reference import ReferenceWeights
-from learners.megatron.state import checkpoint
-from learners.megatron.value_model import ValueModel
-from learners.rank import RankSpec
-from learners.step_clock import Part, StepClock
+from asyncrl.learners.batches.micro_batch import MicroBatch, unsampled
+from asyncrl.learners.batches.packing import token_multiple
+from asyncrl.learners.batches.tally import Tally, add_to, summed
+from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointShape, Progress
+from asyncrl.learners.flops import peak_flops
+from asyncrl.learners.megatron import hugging_face, lora, parallel, placement
+from asyncrl.learners.megatron.cpu.compat import cuda_means_cpu
+from asyncrl.learners.megatron.kernels import kernels_of
+from asyncrl.learners.megatron.layers.layer_spec import check_fp8
+from asyncrl.learners.megatron.lora import LowRank
+from asyncrl.learners.megatron.model import build
+from asyncrl.learners.megatron.model_config import PolicyConfig, policy_config, product_shapes
+from asyncrl.learners.megatron.network import Network
+from asyncrl.learners.megatron.reference import ReferenceWeights
+from asyncrl.learners.megatron.state import checkpoint
+from asyncrl.learners.megatron.value_model import ValueModel
+from asyncrl.learners.rank import RankSpec
+from asyncrl.learners.step_clock import Part, StepClock
 
 MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tally]]
 """Computes a micro-batch's share of the loss, and its tally, from the network's output for it, with gradient. The
-policy's output is the :class:`learners.megatron.layers.log_probabilities.Predictions` of the sampled tokens; the critic's is the
+policy's output is the ``log_probabilities.Predictions`` of the sampled tokens; the critic's is the
 values of the states they were sampled in."""
 
 
@@ -66,6 +66,7 @@ class Trainer:
         clock: measures what a training step is spent on.
         multiple: what the number of a micro-batch's tokens must be divisible by.
         hardware: what this rank computes on.
+        routing: the model's routing, if its routers take the experts that engines chose; else None.
 
     Args:
         algorithm: says whether there is a critic, and whether a reference is kept.
@@ -119,7 +120,8 @@ class Trainer:
             shapes = product_shapes(config)
             if self._lora is not None:
                 shapes = msgspec.structs.replace(shapes, adapters=self._lora.weights)
-            self._policy = Network(self._chunks, shapes, learner, temperature, self.clock)
+            self.routing = config.routing if learner.experts.replay else None
+            self._policy = Network(self._chunks, shapes, learner, temperature, self.clock, replayed=learner.experts.replay)
             self._critic = None if critic is None else self._new_critic(learner, critic, temperature)
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, shape, spec, HostArena())
@@ -303,7 +305,7 @@ class Trainer:
             parallel.check_replicas_equal(chunk)
         learner = msgspec.structs.replace(learner, lr=advantage.critic_lr)
         shapes = msgspec.structs.replace(product_shapes(config), outputs=1)
-        return Network(chunks, shapes, learner, temperature, self.clock)
+        return Network(chunks, shapes, learner, temperature, self.clock, replayed=False)
 
     def _asked_critic(self) -> Network:
         if self._critic is None:
@@ -330,7 +332,8 @@ class Trainer:
             network.accumulate(micro_batches, share)
             with self.clock.part(Part.OPTIMIZER):
                 grad_norm, moved = network.step(learning_rate, version, name)
-            return TrainedStep(grad_norm, moved, self._reduced(tally))
+            reduced, used = self._reduced(tally), self._used(network)
+            return TrainedStep(grad_norm, moved, None if reduced is None else reduced | used)
 
     def _outputs(
         self,
@@ -343,6 +346,17 @@ class Trainer:
         with self._waiting("evaluating the batch"), cuda_means_cpu():
             network.forward_only(micro_batches, lambda _, output: found.append(wanted(output)), temperature)
         return found if self.on_last_stage else [None] * len(micro_batches)
+
+    def _used(self, network: Network) -> Tally:
+        """Return what the routers of all ranks did with a batch, and have them balance its loads; nothing of a critic, or without
+        experts."""
+        use = network.use
+        if use is None or network is self._critic:
+            return {}
+        for counts in (use.loads, use.differing):
+            dist.all_reduce(counts)
+        network.balance(use.loads)
+        return use.tally()
 
     def _reduced(self, tally: Tally) -> Tally | None:
         """Return the tally of all data-parallel ranks on the reporting rank, and None on all others."""

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from learners.megatron.layers.kernels import Kernels
-from learners.megatron.layers.packed_rows import PackedRows
-from learners.megatron.model import PolicyModel
-from learners.megatron.model_config import PolicyConfig
+from asyncrl.learners.megatron.layers.kernels import Kernels
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.model import PolicyModel
+from asyncrl.learners.megatron.model_config import PolicyConfig
 
 
 class ValueModel(PolicyModel):

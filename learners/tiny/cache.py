@@ -22,10 +22,10 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.envs import signature
 from asyncrl.envs.lessons import demonstrations
 from asyncrl.envs.lessons.find_lessons import lessons_digest
-from learners.tiny.settings import WarmUp
+from asyncrl.learners.tiny.settings import WarmUp
 
 if TYPE_CHECKING:
-    from learners.tiny.making import Judge
+    from asyncrl.learners.tiny.making import Judge
 
 COMPLETE = "complete.json"
 
@@ -76,7 +76,7 @@ def ensure_tiny_model(
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
         try:
             # Imported late: torch and transformers take seconds to import, and a model in the cache needs neither.
-            from learners.tiny.making import make
+            from asyncrl.learners.tiny.making import make
 
             make(made, environments, seed, settings, lambda fraction, text: progress(TinyProgress(fraction, text)), judge)
             (made / COMPLETE).write_bytes(msgspec.json.format(msgspec.json.encode(_digests(made))))

@@ -13,8 +13,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from asyncrl.core.messages import ToolCall
 from asyncrl.envs.lessons.demonstrations import Demonstration
-from learners.tiny.chat_template import CHAT_TEMPLATE
-from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
+from asyncrl.learners.tiny.chat_template import CHAT_TEMPLATE
+from asyncrl.learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
 
 if TYPE_CHECKING:
     import torch

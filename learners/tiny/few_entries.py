@@ -11,7 +11,7 @@ import msgspec
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learners.tiny.conversations import Example
+from asyncrl.learners.tiny.conversations import Example
 
 LARGE = 8192
 """Entries of a vocabulary from which on few stand for many."""

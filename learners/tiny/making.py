@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.lessons.demonstrations import Demonstration
-from learners.tiny.conversations import Example, encode
-from learners.tiny.few_entries import LARGE, FewEntries
-from learners.tiny.material import Kind, demonstrations_of, kinds_of, subjects_of
-from learners.tiny.settings import WarmUp
-from learners.tiny.tokenizer_alone import tokenizer_for
-from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, config_of, warm_up
+from asyncrl.learners.tiny.conversations import Example, encode
+from asyncrl.learners.tiny.few_entries import LARGE, FewEntries
+from asyncrl.learners.tiny.material import Kind, demonstrations_of, kinds_of, subjects_of
+from asyncrl.learners.tiny.settings import WarmUp
+from asyncrl.learners.tiny.tokenizer_alone import tokenizer_for
+from asyncrl.learners.tiny.warmup import Measurement, Rows, WarmUpFailed, config_of, warm_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast

@@ -15,7 +15,7 @@ from asyncrl.envs.lessons import Lessons, Script
 from asyncrl.envs.lessons.demonstrations import TRIES, Demonstration, demonstrate_in
 from asyncrl.envs.lessons.find_lessons import find_lessons
 from asyncrl.envs.load import make_tasks
-from learners.tiny.settings import WarmUp
+from asyncrl.learners.tiny.settings import WarmUp
 
 HARDEST = 2.0
 """How much more often than another kind the kind with the most turns is trained."""

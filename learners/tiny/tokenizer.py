@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from learners.tiny.chat_template import CHAT_TEMPLATE
+from asyncrl.learners.tiny.chat_template import CHAT_TEMPLATE
 
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"

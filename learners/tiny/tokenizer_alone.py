@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
-from learners.tiny.conversations import render
-from learners.tiny.material import Subject, shown, subjects_of
-from learners.tiny.settings import CONTEXT_LENGTH, WarmUp
-from learners.tiny.tokenizer import fit_tokenizer
+from asyncrl.learners.tiny.conversations import render
+from asyncrl.learners.tiny.material import Subject, shown, subjects_of
+from asyncrl.learners.tiny.settings import CONTEXT_LENGTH, WarmUp
+from asyncrl.learners.tiny.tokenizer import fit_tokenizer
 
 
 def tiny_tokenizer(environments: Mapping[str, ClassEnvironmentConfig], seed: int) -> PreTrainedTokenizerFast:

@@ -16,6 +16,7 @@ PACKAGES = {
     "langgraph": "langgraph==1.2.* langchain-openai",
     "mini-swe-agent": "mini-swe-agent==2.4.*",
     "smolagents": "smolagents[openai]==1.26.*",
+    "verifiers": "verifiers==0.4.* renderers[transformers]",
 }
 
 

@@ -30,9 +30,9 @@ QUIET = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tiny model's tokenizer and template, and a configuration with a longer context; no weights."""
-    from learners.tiny.settings import Size
-    from learners.tiny.tokenizer_alone import tiny_tokenizer
-    from learners.tiny.warmup import config_of
+    from asyncrl.learners.tiny.settings import Size
+    from asyncrl.learners.tiny.tokenizer_alone import tiny_tokenizer
+    from asyncrl.learners.tiny.warmup import config_of
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer({"": ClassEnvironmentConfig(name="calculator")}, 0)
@@ -58,7 +58,7 @@ def play(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 "python": str(interpreter(name)),
                 "reward": "asyncrl.envs.mcp.calculator:reward",
                 "tasks": "asyncrl.envs.mcp.calculator:make_tasks",
-                "variables": QUIET,
+                "variables": {**QUIET, "MODEL_FOLDER": str(model)},
             },
             "tasks": {"train": 10, "evaluation": 2},
         }
@@ -121,3 +121,11 @@ def test_mini_swe_agent_extends_its_trajectory_if_each_turn_has_a_call(play) -> 
     one = play("mini-swe-agent", "mini_swe_program", f"bash(command='ls')\nbash(command={submit!r})\n")
     assert (one.continued, one.findings) == (1.0, ())
     assert one.roles["main"].requests == 4
+
+
+@installed("verifiers")
+def test_verifiers_samples_in_token_ids_and_extends_its_trajectory(play) -> None:
+    one = play("verifiers", "verifiers_program")
+    assert one.protocols == {"generate": 6}
+    assert (one.continued, one.findings) == (1.0, ())
+    assert one.asked_in_vain.keys() == {"replaced stop_token_ids", "replaced temperature"}

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +18,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 
 import asyncrl
-from asyncrl.api import driven, run
+from asyncrl.api import driven, launching
 from asyncrl.api.driven import Ended
-from asyncrl.api.messages import Began, LaunchRequest
+from asyncrl.api.following import completed
 from asyncrl.api.recipes import override_texts
-from asyncrl.api.run import _ended
+from asyncrl.cli.driving.messages import Began, LaunchRequest
+from asyncrl.cli.driving.start import Driver
 from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.event_log import EventLog
+from asyncrl.run.measures.events import NoteSaid
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.recipe.compose import compose
 
@@ -32,15 +37,17 @@ LIGHT = """
 import sys
 before = set(sys.modules)
 import asyncrl
+heavy = {"torch", "ray", "vllm", "transformers", "megatron", "mlflow", "hydra", "pyarrow", "cloudpickle"}
+print(sorted((heavy | {"numpy", "msgspec", "yaml"}) & set(sys.modules)))
 for name in asyncrl.__all__:
     getattr(asyncrl, name)
-print(sorted({"torch", "ray", "vllm", "transformers", "megatron", "mlflow", "hydra", "numpy", "pyarrow"} & set(sys.modules)))
+print(sorted(heavy & set(sys.modules)))
 """
 
 
 def test_import_is_light_and_everything_offered_is_there():
     shown = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert shown == "[]\n"
+    assert shown == "[]\n[]\n"
     assert set(asyncrl.__all__) <= set(dir(asyncrl))
     with pytest.raises(AttributeError, match="module 'asyncrl' has no attribute 'lunch'"):
         asyncrl.lunch  # noqa: B018
@@ -73,11 +80,11 @@ def composed_of(recipe: object, overrides: object, monkeypatch: pytest.MonkeyPat
     """What the process that drives a run would compose."""
     composed = []
 
-    def drive(request: LaunchRequest) -> Ended:
+    def drive(request: LaunchRequest, watch: object) -> Ended:
         composed.append(compose(str(request.recipe), request.overrides))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "drive", drive)
+    monkeypatch.setattr(launching, "drive", drive)
     with pytest.raises(KeyboardInterrupt):
         asyncrl.launch(recipe, overrides)
     return composed[0]
@@ -146,12 +153,12 @@ def unquoted(value: object) -> object:
         (lambda: asyncrl.launch("quickstart", [3]), r"overrides is \[3\]; give a list of texts"),
         (lambda: asyncrl.launch("quickstart", 3), "overrides is 3; give a list of texts"),
         (
-            lambda: asyncrl.launch("quickstart", {"learner": {"lr": object}}),
-            "learner.lr: <class 'object'> cannot stand in a recipe",
+            lambda: asyncrl.launch("quickstart", {"learner": {"lr": 1j}}),
+            "learner.lr: 1j cannot stand in a recipe",
         ),
         (lambda: asyncrl.launch("quickstart", {3: 1}), "3 is no key"),
         (lambda: asyncrl.launch(3), "3 is no recipe"),
-        (lambda: asyncrl.launch({"steps": object}), "cannot stand in a recipe"),
+        (lambda: asyncrl.launch({"steps": 1j}), "cannot stand in a recipe"),
         (lambda: asyncrl.launch({"defaults": ["quickstart", "_self_"], "stepps": 3}), "stepps: unknown key"),
         (lambda: asyncrl.evaluate("tiny", "quickstart", "steps=3"), "overrides is the text"),
         (lambda: asyncrl.evaluate(3, "quickstart"), "what is to be evaluated cannot be read"),
@@ -183,7 +190,7 @@ except KeyboardInterrupt:
 
 
 @contextlib.contextmanager
-def launching(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+def program_that_launches(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
     """A program that launches a run which does not get beyond importing its environment, and the process that drives the run."""
     (folder / "slow_environment.py").write_text("import os, time\nprint('importing', os.getpid(), flush=True)\ntime.sleep(3600)")
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
@@ -202,8 +209,8 @@ def launching(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Proc
             process.kill()
 
 
-def test_an_interrupt_reaches_the_driver_and_is_raised_when_it_has_ended(tmp_path):
-    with launching(tmp_path) as (program, driver):
+def test_an_interrupt_reaches_the_driver_and_is_raised_when_it_has_completed(tmp_path):
+    with program_that_launches(tmp_path) as (program, driver):
         program.send_signal(signal.SIGINT)
         shown, _ = program.communicate(timeout=60)
         assert (program.returncode, shown) == (0, "interrupted\n")
@@ -211,7 +218,7 @@ def test_an_interrupt_reaches_the_driver_and_is_raised_when_it_has_ended(tmp_pat
 
 
 def test_the_driver_does_not_outlive_the_program(tmp_path):
-    with launching(tmp_path) as (program, driver):
+    with program_that_launches(tmp_path) as (program, driver):
         program.kill()
         assert psutil.wait_procs([driver], timeout=60) == ([driver], [])
 
@@ -220,26 +227,28 @@ def test_the_driver_does_not_outlive_the_program(tmp_path):
 def test_a_run_that_did_not_complete_is_raised_with_reason_and_folder(folder, status, error):
     Summary(status=status, reason="no more coffee").write(folder.summary)
     with pytest.raises(error, match=f"no more coffee; see {folder.path}") as raised:
-        _ended(Ended(folder.path, ExitCode[status.name]))
+        completed(Ended(folder.path, ExitCode[status.name]), asyncrl.Run)
     assert (raised.value.reason, raised.value.folder) == ("no more coffee", folder.path)
     assert isinstance(raised.value, asyncrl.AsyncRLError)
 
 
 def test_a_run_whose_driver_was_killed_has_failed(folder):
     with pytest.raises(asyncrl.RunFailed, match="the driver was killed by signal 9 and left no summary"):
-        _ended(Ended(folder.path, -9))
+        completed(Ended(folder.path, -9), asyncrl.Run)
 
 
 def driver_of(code: str, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
     """Have drivers run ``code``, in which ``answers`` is their descriptor, and return those that were started."""
     started = []
 
-    def start(request: LaunchRequest, descriptor: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", f"answers = {descriptor}\n{code}"]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=(descriptor,)))
-        return started[-1]
+    def start(request: LaunchRequest) -> Driver:
+        reading, writing = os.pipe()
+        command = [sys.executable, "-c", f"answers = {writing}\n{code}"]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=(writing,)))
+        os.close(writing)
+        return Driver(started[-1], open(reading, "rb"))
 
-    monkeypatch.setattr(driven, "_start", start)
+    monkeypatch.setattr(driven, "start_driver", start)
     return started
 
 
@@ -254,16 +263,35 @@ def test_an_old_summary_does_not_tell_how_a_resumed_run_ended(folder, monkeypatc
         asyncrl.Run(folder.path).resume()
 
 
+def test_callbacks_of_a_resume_hear_of_nothing_that_was_before_it_wherever_it_goes_on(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder.path, elsewhere := tmp_path / "elsewhere")  # as of a run that is resumed by its address
+    log = EventLog(RunFolder(elsewhere).events)
+    log.tell(NoteSaid(text="before", level=20))
+    began = Began(str(elsewhere), RunFolder(elsewhere).events.stat().st_size)
+    now = msgspec.json.encode(NoteSaid(text="now", level=20)) + b"\n"
+    code = f"""
+import os
+open({str(RunFolder(elsewhere).events)!r}, "ab").write({now!r})
+os.write(answers, {msgspec.json.encode(began)!r} + bytes([10]))
+os._exit(2)
+"""
+    driver_of(code, monkeypatch)
+    heard: list[str] = []
+    with pytest.raises(asyncrl.RunFailed):
+        asyncrl.Run(folder.path).resume(callbacks=[lambda event, run: heard.append(event.text)])
+    assert heard == ["now"]
+
+
 def test_an_interrupt_while_the_driver_starts_ends_it_too(monkeypatch):
     started = driver_of("import time; time.sleep(3600)", monkeypatch)
-    start = driven._start
+    start = driven.start_driver
 
-    def interrupted(request: LaunchRequest, descriptor: int) -> subprocess.Popen[str]:
-        process = start(request, descriptor)
+    def interrupted(request: LaunchRequest) -> Driver:
+        driver = start(request)
         signal.raise_signal(signal.SIGINT)
-        return process
+        return driver
 
-    monkeypatch.setattr(driven, "_start", interrupted)
+    monkeypatch.setattr(driven, "start_driver", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         asyncrl.launch("quickstart")
@@ -285,6 +313,21 @@ open({str(folder.path / "left")!r}, "w").write(str(left.pid))
         assert driven.drive(LaunchRequest("quickstart")) == Ended(folder.path, 0)
     finally:
         os.kill(int((folder.path / "left").read_text()), signal.SIGKILL)
+
+
+def test_what_a_driver_prints_before_it_ends_is_shown_before_the_error(monkeypatch, capsys):
+    code = """
+import os
+ending, held = os.pipe()
+if os.fork() == 0:
+    os.close(held), os.close(answers)
+    os.read(ending, 1)  # until the driver has ended
+    print("\\n".join(map(str, range(100_000))), flush=True)
+"""
+    driver_of(code, monkeypatch)
+    with pytest.raises(ComponentFailed, match="what it printed above says why"):
+        driven.drive(LaunchRequest("quickstart"))
+    assert capsys.readouterr().out.endswith("\n99999\n")
 
 
 def test_metrics_whose_database_is_gone_are_told_and_no_database_is_made(folder):

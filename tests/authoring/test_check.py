@@ -14,7 +14,7 @@ from asyncrl.authoring.episode_checks import EpisodeChecks
 from asyncrl.authoring.findings import Severity
 from asyncrl.authoring.subject import compose_for_author
 from asyncrl.core.errors import RecipeError
-from learners.tiny.tokenizer import fit_tokenizer
+from asyncrl.learners.tiny.tokenizer import fit_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +142,14 @@ def test_a_recipe_s_own_model_is_taken(tmp_path: Path):
     )
     (one,) = check(compose_for_author(str(recipe), ["sampling.max_turn_tokens=16"]), None, lambda note: None)
     assert any("tokens with this model, and model.max_context is 64: no turn fits" in each.problem for each in one.findings)
+
+
+def test_rewards_that_are_compared_and_that_no_episode_reports():
+    (found,) = checked("Sound", "algorithm.advantage={kind: gdpo, rewards: {reward: 1.0, brevity: 0.5}}").findings
+    assert (found.check, found.place) == ("rewards", "algorithm.advantage.rewards")
+    assert found.problem == "an episode reports no metric 'brevity'; it reports malformed_calls, tool_calls, tool_errors"
+    penalised = ["environment.malformed_penalty=0.1", "algorithm.advantage={kind: gdpo, rewards: {malformed_penalty: 1.0}}"]
+    assert checked("Sound", *penalised).findings == (), "generators report it"
 
 
 def test_what_is_no_environment_is_refused():

@@ -1,4 +1,4 @@
-"""The examples of docs/rewards.md and docs/environments.md work as they stand."""
+"""The examples of docs/how-to/rewards.md and docs/how-to/environments.md work as they stand."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Environment, ToolEnvironment, tool
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to"
 EXAMPLES = [
     pytest.param(example, id=f"{page} {number}")
     for page in ("environments", "rewards")

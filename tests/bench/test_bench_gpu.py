@@ -11,7 +11,8 @@ import pytest
 import torch
 from gloo_collective import Gloo
 
-from asyncrl.bench.gpu import broadcast, correctness, engine, publication, room, run, settings, subject, training
+from asyncrl.bench.gpu import ahead, broadcast, correctness, engine, publication, room, run, settings, subject, training
+from asyncrl.bench.gpu.ahead import Machine, machine, sayable
 from asyncrl.bench.gpu.correctness import RankOutcome
 from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
 from asyncrl.bench.gpu.run import GpuBenchResult
@@ -196,9 +197,9 @@ def test_what_one_size_of_model_gave_is_written_before_the_next_is_measured(monk
     file, seen = tmp_path / "gpu.json", []
 
     def measured(work, *arguments, seconds, **_):
-        if work is run.device_name:
-            return "a GPU"
-        seen.append(len(msgspec.json.decode(file.read_bytes())["training"]["cases"]) if file.exists() else 0)
+        if work is machine:
+            return Machine("a GPU", 1, 80 * 2**30)
+        seen.append(len(msgspec.json.decode(file.read_bytes())["training"]["cases"]) if seen else 0)
         (size,) = arguments[0].models
         if size.name == "1.7B":
             raise MeasurementFailed("not in time")
@@ -210,3 +211,52 @@ def test_what_one_size_of_model_gave_is_written_before_the_next_is_measured(monk
     assert seen == [0, 1, 1]
     assert [case.model for case in result.training.cases] == ["0.6B", "4B"]
     assert (result.training.missing, result.failures) == (("a second GPU",), {"training": "not in time"})
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("there", "packages", "part", "told"),
+    [
+        (
+            Machine("H100", 1, 80 * GIB),
+            (),
+            "training",
+            "0.6B, 1.7B beside the plain loop; 4B alone, as the plain loop has no room",
+        ),
+        (
+            Machine("a", 1, 40 * GIB),
+            (),
+            "training",
+            "0.6B beside the plain loop; 1.7B alone, as the plain loop has no room; nothing of 4B",
+        ),
+        (Machine("T4", 1, 8 * GIB), (), "training", "tokens per second: nothing of 0.6B, 1.7B, 4B: no room"),
+        (Machine("H100", 1, 80 * GIB), (), "broadcast", "nothing: it needs two GPUs, of which there are 1"),
+        (Machine("H100", 2, 80 * GIB), (), "broadcast", "seconds from one GPU to another by NCCL"),
+        (Machine("H100", 2, 80 * GIB), ("vllm",), "broadcast", "nothing: it needs vllm, which is not installed"),
+        (Machine("H100", 1, 80 * GIB), ("ray", "vllm"), "engine", "nothing: vllm, ray not installed"),
+        (Machine(), (), "all parts", "whether the program works: without a GPU no target is judged"),
+    ],
+)
+def test_what_it_will_be_able_to_say_is_told_ahead(monkeypatch, there, packages, part, told):
+    monkeypatch.setattr(ahead, "find_spec", lambda name: None if name in packages else object())
+    said = sayable(there, GpuBenchSettings(), run.PARTS)
+    assert list(said) == [*(() if there.gpus else ("all parts",)), *run.PARTS]
+    assert told in said[part]
+
+
+def test_what_it_will_be_able_to_say_is_in_the_file_before_the_first_part(monkeypatch, tmp_path):
+    file, lines = tmp_path / "gpu.json", []
+
+    def stopped(work, *_, **__):
+        if work is machine:
+            return Machine("a GPU", 1, 80 * GIB)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "isolated", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(file, lines.append, parts=("logprob", "engine"))
+    written = msgspec.json.decode(file.read_bytes(), type=GpuBenchResult)
+    assert list(written.ahead) == ["logprob", "engine"]
+    assert all(f"  {part}: {what}" in lines for part, what in written.ahead.items())

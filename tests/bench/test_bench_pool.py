@@ -9,9 +9,9 @@ from rich.console import Console
 
 from asyncrl.bench import pool
 from asyncrl.bench.pool import HOUR_S, PoolResult
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Varied, simulated_tasks
-from buffers.replay_buffer import ReplayBuffer
 
 
 def test_the_result_is_written(tmp_path):

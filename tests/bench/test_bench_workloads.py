@@ -36,8 +36,8 @@ from asyncrl.core.measures.time_split import IdleShares, LearnerTime, TimeSplit
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
+from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.run.measures.progress import RunProgress
-from generators.chat_format import ChatFormat
 
 EVERY_WORKLOAD = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda workload: workload.name)
 CALLS = [(a, b, c) for a in range(10, 20) for b in range(20, 30) for c in range(30, 40)]

@@ -5,12 +5,12 @@ import itertools
 from made_buffers import buffer_of
 from played_episodes import record
 
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
-from buffers.tasks.task_stream import TaskSource, TaskStream
 
 _offsets = itertools.count(0, 100)
 

@@ -16,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from made_buffers import buffer_of, restored
 from samples import make_recipe, make_tasks, sample
 
+from asyncrl.buffers.index import GroupIndex
+from asyncrl.buffers.ledger import TERMINAL
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.recipe.buffer import (
@@ -26,8 +28,6 @@ from asyncrl.core.recipe.buffer import (
     ZeroVarianceFilterConfig,
 )
 from asyncrl.core.ticket import Ticket
-from buffers.index import GroupIndex
-from buffers.ledger import TERMINAL
 
 WORKERS = ("u", "v", "w")
 LIVE = [state for state in GroupState if state not in TERMINAL]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from asyncrl.buffers.filters import left_out_by
 from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
-from buffers.filters import left_out_by
 
 WINDOW = AccuracyWindowFilterConfig(low=0.25, high=0.75)
 

@@ -4,8 +4,8 @@ import socket
 import pytest
 import virtual_time
 
+from asyncrl.buffers.heartbeats import Heartbeats
 from asyncrl.core.ids import WorkerId
-from buffers.heartbeats import Heartbeats
 
 WORKER = WorkerId("generator-0")
 

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.buffers.inspection import inspect
+from asyncrl.buffers.statistics import Lengths
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
-from buffers.inspection import inspect
-from buffers.statistics import Lengths
 
 
 def statistics(**changed):

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from asyncrl.buffers.group import Group
+from asyncrl.buffers.ledger import EXAMPLE_LENGTH, Ledger, LedgerState, TaskState
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.task import Task
-from buffers.group import Group
-from buffers.ledger import EXAMPLE_LENGTH, Ledger, LedgerState, TaskState
 
 ALLOWED = {
     "running": {"committed", "filtered", "expired", "failed"},

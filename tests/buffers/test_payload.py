@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import filled, mounted
 
+from asyncrl.buffers import payload as payload_module
+from asyncrl.buffers.journal import disk
+from asyncrl.buffers.journal.disk import PAGE, DiskFull
+from asyncrl.buffers.payload import PayloadLost, PayloadReader, PayloadStore, PayloadWriter
 from asyncrl.core.payload import PayloadRef
-from buffers import payload as payload_module
-from buffers.journal import disk
-from buffers.journal.disk import PAGE, DiskFull
-from buffers.payload import PayloadLost, PayloadReader, PayloadStore, PayloadWriter
 
 ROW = 18_500
 """Bytes of a trajectory of 2,048 tokens."""
@@ -115,7 +115,9 @@ def test_writers_of_one_name_do_not_share_a_segment(tmp_path):
 def test_a_vanished_segment_is_named(tmp_path):
     (ref,) = writer(tmp_path).append([b"gone"])
     (tmp_path / ref.segment).unlink()
-    with pytest.raises(PayloadLost, match=f"offset 0 of .*{ref.segment}: its segment is not there; resume"):
+    with pytest.raises(
+        PayloadLost, match=f"offset 0 of .*{ref.segment}: its segment is not there; bring the file back from a copy, or resume"
+    ):
         PayloadReader(tmp_path).read([ref])
 
 
@@ -228,7 +230,7 @@ def test_what_is_appended_while_all_before_it_is_freed_stays(tmp_path, monkeypat
 
 def test_a_segment_of_a_killed_writer_goes(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from buffers.payload import PayloadWriter; import msgspec, time;"
+        "import sys; from pathlib import Path; from asyncrl.buffers.payload import PayloadWriter; import msgspec, time;"
         "refs = PayloadWriter(Path(sys.argv[1]), 0, 'w', segment_bytes=1 << 20, fsync=False).append([b'abc']);"
         "print(msgspec.json.encode(refs).decode(), flush=True); time.sleep(60)"
     )

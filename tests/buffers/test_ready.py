@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffers.buckets import VersionBuckets
-from buffers.ready import Ready, ReadyGroup, mean_absolute_advantage
+from asyncrl.buffers.buckets import VersionBuckets
+from asyncrl.buffers.ready import Ready, ReadyGroup, mean_absolute_advantage
 
 
 def group(group_id):

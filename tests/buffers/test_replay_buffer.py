@@ -5,12 +5,12 @@ import pytest
 from made_buffers import restored
 from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
+from asyncrl.buffers.replay_buffer import NOTHING_TRAINED
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, GroupState
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.buffer import ZeroVarianceFilterConfig
 from asyncrl.core.trajectory import StopReason
-from buffers.replay_buffer import NOTHING_TRAINED
 
 INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA
 

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.buffers import sampling
+from asyncrl.buffers.ready import Ready, ReadyGroup
+from asyncrl.buffers.sampling import BadSelection, Selection, make_sampler
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.buffer import (
     BufferConfig,
@@ -19,9 +22,6 @@ from asyncrl.core.recipe.buffer import (
     PrioritisedSamplerConfig,
     StratifiedSamplerConfig,
 )
-from buffers import sampling
-from buffers.ready import Ready, ReadyGroup
-from buffers.sampling import BadSelection, Selection, make_sampler
 
 SAMPLERS = [
     FifoSamplerConfig(),

@@ -10,6 +10,12 @@ import virtual_time
 from made_buffers import buffer_of, restored
 from played_episodes import record
 
+from asyncrl.buffers import commands, write_ahead
+from asyncrl.buffers.journal.disk import DiskFull
+from asyncrl.buffers.journal.journal import Journal
+from asyncrl.buffers.journal.journal_files import read_journal
+from asyncrl.buffers.service import LEASE_WAIT_S, BufferService
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef
@@ -17,12 +23,6 @@ from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig, No
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
-from buffers import commands, write_ahead
-from buffers.journal.disk import DiskFull
-from buffers.journal.journal import Journal
-from buffers.journal.journal_files import read_journal
-from buffers.service import LEASE_WAIT_S, BufferService
-from buffers.tasks.task_stream import TaskSource, TaskStream
 
 A, B = WorkerId("generator-0"), WorkerId("generator-1")
 

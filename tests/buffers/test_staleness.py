@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.buffers.staleness import Load, StalenessPolicy
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
-from buffers.staleness import Load, StalenessPolicy
 
 
 def make_policy(groups=2, **buffer):

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from samples import finish, make_buffer
 
+from asyncrl.buffers.waiters import Waiters
 from asyncrl.core.errors import ComponentFailed
-from buffers.waiters import Waiters
 
 GROUPS = 2
 

@@ -7,14 +7,14 @@ import virtual_time
 from made_buffers import buffer_of
 from samples import make_recipe, make_tasks
 
+from asyncrl.buffers import commands, write_ahead
+from asyncrl.buffers.commands import Advance, Commit, Fail, IssueTickets
+from asyncrl.buffers.journal.disk import DiskFull
+from asyncrl.buffers.journal.journal import Journal
+from asyncrl.buffers.journal.journal_files import read_journal
+from asyncrl.buffers.pauses import Pauses
+from asyncrl.buffers.write_ahead import WriteAhead
 from asyncrl.core.errors import ComponentFailed, FailureKind, LedgerError
-from buffers import commands, write_ahead
-from buffers.commands import Advance, Commit, Fail, IssueTickets
-from buffers.journal.disk import DiskFull
-from buffers.journal.journal import Journal
-from buffers.journal.journal_files import read_journal
-from buffers.pauses import Pauses
-from buffers.write_ahead import WriteAhead
 
 LEASE = IssueTickets("worker", 1, 0.0)
 

@@ -7,6 +7,8 @@ import pytest
 from made_buffers import recovered
 from played_episodes import record
 
+from asyncrl.buffers import commands
+from asyncrl.buffers.inspection import BufferReport
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import FailureKind
@@ -17,8 +19,6 @@ from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.recipe.compose import compose
-from buffers import commands
-from buffers.inspection import BufferReport
 
 SMALL = ["tasks.train=20", "batch.groups_per_step=2", "batch.group_size=2"]
 

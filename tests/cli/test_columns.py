@@ -1,4 +1,4 @@
-"""docs/trajectories.md says what the files hold, and what it shows works when pasted."""
+"""docs/reference/trajectories.md says what the files hold, and what it shows works when pasted."""
 
 import re
 from pathlib import Path
@@ -6,20 +6,19 @@ from pathlib import Path
 import pytest
 from played_episodes import episode, words
 
-from asyncrl.cli.columns import main, with_columns
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind, TokenFate
-from asyncrl.episodes.writer import table, write
+from asyncrl.episodes.writer import table, untrained, write
+from docs.pages.columns import main, with_columns
 
-PAGE = Path(__file__).parents[2] / "docs" / "trajectories.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "trajectories.md"
 
 
 def test_the_columns_on_the_page_are_current(tmp_path):
     copy = tmp_path / "page.md"
     copy.write_text(PAGE.read_text())
     main([str(copy)])
-    assert copy.read_text() == PAGE.read_text(), "run `python -m asyncrl.cli.columns`"
+    assert copy.read_text() == PAGE.read_text(), "run `python -m docs.pages.columns`"
     with pytest.raises(ValueError, match="no place for the columns"):
         with_columns("# A page")
 

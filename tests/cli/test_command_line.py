@@ -1,3 +1,4 @@
+import argparse
 import contextlib
 import os
 import resource
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.cli.arguments import whole_number
-from asyncrl.cli.main import main
+from asyncrl.cli.main import command_line, main
 from asyncrl.cli.outcome import ExitCode, run_to_end
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.run.folder.run_folder import RunFolder
@@ -33,6 +34,24 @@ def test_a_mistyped_key_is_refused_fast():
     assert process.returncode == 2
     assert "did you mean `learner.lr`?" in told
     assert "Traceback" not in told
+
+
+def test_help_of_the_whole_command_imports_none_of_its_commands_and_shows_all():
+    script = """
+import sys
+from asyncrl.cli.main import main
+try:
+    main(["--help"])
+except SystemExit:
+    print(sorted({"rich", "msgspec", "asyncrl.cli.launch", "asyncrl.core.errors"} & set(sys.modules)))
+"""
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown == command_line().format_help() + "[]\n"
+    for given in ("runs", "stop"):
+        (commands,) = (each for each in command_line(given)._actions if isinstance(each, argparse._SubParsersAction))
+        known = [name for name, parser in commands.choices.items() if parser.get_default("run") is not None]
+        assert given in known
+        assert len(known) == 2, "those of one module"
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,15 @@
 from collections import Counter
 from pathlib import Path
 
-from asyncrl.cli.metrics_page import main, metrics_page
 from asyncrl.run.measures.declared_metrics import declared
+from docs.pages.metrics import main, metrics_page
 
-COMMITTED = Path(__file__).parents[2] / "docs" / "metrics.md"
+COMMITTED = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def test_the_committed_page_is_current(tmp_path):
     main([str(tmp_path / "metrics.md")])
-    assert (tmp_path / "metrics.md").read_text() == COMMITTED.read_text(), "run `python -m asyncrl.cli.metrics_page`"
+    assert (tmp_path / "metrics.md").read_text() == COMMITTED.read_text(), "run `python -m docs.pages.metrics`"
 
 
 def test_each_metric_is_declared_once_and_has_a_meaning():

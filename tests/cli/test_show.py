@@ -14,7 +14,7 @@ from asyncrl.cli.outcome import ExitCode
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.run.views.pager import Place, actions_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "reading-a-run.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "reading-a-run.md"
 HOSTILE = "a\x1b[2J\x1b[31m</script>\u202eb\x00"
 
 

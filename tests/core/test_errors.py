@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.buffers.journal.disk import DiskFull
+from asyncrl.buffers.journal.journal import JournalInUse
+from asyncrl.buffers.journal.journal_files import JournalDamaged, JournalGone
+from asyncrl.buffers.payload import PayloadGone, PayloadLost
+from asyncrl.buffers.tasks.curriculum import CurriculumBroken
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, RecipeError, ScoringFailed
 from asyncrl.rpc.wire import Failure
-from buffers.journal.disk import DiskFull
-from buffers.journal.journal import JournalInUse
-from buffers.journal.journal_files import JournalDamaged, JournalGone
-from buffers.payload import PayloadGone, PayloadLost
-from buffers.tasks.curriculum import CurriculumBroken
 
 ERRORS = [
     ComponentFailed("it died"),

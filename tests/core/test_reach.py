@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from reach_scan import gone, scan, unregistered
 
-from asyncrl.cli.internals_page import REGISTERS, main
 from asyncrl.core.reach import Reach
+from docs.pages.internals import REGISTERS, main
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = list(chain.from_iterable(REGISTERS.values()))
@@ -31,8 +31,8 @@ def test_every_entry_is_in_the_code_and_has_its_test() -> None:
 
 def test_the_committed_page_is_current(tmp_path: Path) -> None:
     main([str(tmp_path / "internals.md")])
-    committed = ROOT / "docs" / "internals.md"
-    assert (tmp_path / "internals.md").read_text() == committed.read_text(), "run `python -m asyncrl.cli.internals_page`"
+    committed = ROOT / "docs" / "reference" / "internals.md"
+    assert (tmp_path / "internals.md").read_text() == committed.read_text(), "run `python -m docs.pages.internals`"
 
 
 @pytest.mark.parametrize(

@@ -268,10 +268,12 @@ def test_a_number_where_an_option_is_text_is_to_be_quoted(module: str) -> None:
         load_member(ClassEnvironmentConfig(name=f"{module}:Library", options={"shelf": False}))
 
 
-@pytest.mark.parametrize(("name", "owner"), [("buffers", "asyncrl"), ("random", "Python"), ("generators.chat_format", "asyncrl")])
+@pytest.mark.parametrize(
+    ("name", "owner"), [("asyncrl.buffers", "asyncrl"), ("random", "Python"), ("asyncrl.generators.chat_format", "asyncrl")]
+)
 def test_a_module_that_another_one_hides_is_told(module: str, tmp_path: Path, name: str, owner: str) -> None:
     file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(OWN)
     with pytest.raises(RecipeError) as caught:
         environment_class(f"{name}:Library")

@@ -25,7 +25,7 @@ from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.load import load_member
 from asyncrl.envs.mcp import calculator, schema_checks
 from asyncrl.envs.mcp import session as mcp_session
-from asyncrl.envs.mcp.environment import McpTool, McpToolEnvironment
+from asyncrl.envs.mcp.member import McpTool, McpToolEnvironment
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import LARGEST_SCHEMA, SchemaChecks
 from asyncrl.envs.mcp.session import McpServer, McpSession, NoSession

@@ -35,7 +35,7 @@ from asyncrl.envs.remote.served_environments import Served, ServedEnvironments
 from asyncrl.envs.remote.server import EnvironmentServer
 from asyncrl.run.nodes.certificates import make_keys
 
-TOKEN = "a token of the tests"
+TOKEN = "a-token-of-the-tests"
 TASK = Task(id=TaskId("t"), prompt="Note it.", data={"answer": "yes"})
 
 
@@ -442,7 +442,7 @@ async def test_what_is_too_large_or_no_message_costs_only_itself(monkeypatch: py
 
 
 async def test_a_client_written_from_the_document_plays_an_episode() -> None:
-    """What docs/remote-environments.md shows, with msgpack and a WebSocket only."""
+    """What docs/how-to/remote-environments.md shows, with msgpack and a WebSocket only."""
     async with served() as (_, url), aiohttp.ClientSession() as session:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with session.ws_connect(url, headers=headers) as socket:

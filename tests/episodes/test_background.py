@@ -9,8 +9,8 @@ from played_episodes import episode, words
 
 from asyncrl.episodes import background
 from asyncrl.episodes.background import BackgroundWriter
-from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind
+from asyncrl.episodes.writer import untrained
 
 
 def episodes(step, count=1):

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from played_episodes import episode, words
 
+from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.trajectory import StartReason
-from asyncrl.episodes.kept import FATES, KeptTrajectory, untrained
+from asyncrl.episodes.read_trajectory import ReadExperts
 from asyncrl.episodes.schema import SCHEMA, Kind, TokenFate
-from asyncrl.episodes.writer import table, write
+from asyncrl.episodes.writer import FATES, KeptTrajectory, table, untrained, write
 
 
 def trained(of, weights):
@@ -22,10 +23,17 @@ def trained(of, weights):
     return KeptTrajectory(of, 0, Kind.TRAIN, 5, 4, "sums", fates, *numbers)
 
 
+def routed(of):
+    """The episode with the experts of its tokens: a byte each, of two layers, with two of four experts in each."""
+    (stream,) = of.trajectories
+    experts = RoutedExperts(4, 2, 2, np.arange(len(stream) - 1, dtype=np.uint8))
+    return msgspec.structs.replace(of, trajectories=(msgspec.structs.replace(stream, experts=experts),))
+
+
 @pytest.fixture
 def episodes():
     return [
-        trained(episode(group=7, sample=3), [0, 0, 0, 0.5, 1, 0, 1.5, 2]),
+        trained(routed(episode(group=7, sample=3)), [0, 0, 0, 0.5, 1, 0, 1.5, 2]),
         untrained(episode(turns=0), 0, Kind.EVALUATION, step=None, version=4, source=None),
         untrained(episode(group=8, turns=1), 0, Kind.TRAIN, step=5, version=4, source="sums"),
     ]
@@ -93,10 +101,15 @@ def test_a_file_says_what_its_episodes_were(episodes, tmp_path):
         "versions": [-1, -1, -1, 0, 0, -1, 1, 1],
         "logprobs": [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5],
         "learner_logprobs": [0, 0, 0, -1, -1, 0, -1, -1],
+        "teacher_logprobs": None,
         "advantages": [1, 1, 1, 0.5, 0.5, 1, 0.5, 0.5],
         "weights": [0, 0, 0, 0.5, 1, 0, 1.5, 2],
+        "experts": {"experts": 4, "layers": 2, "per_token": 2, "packed": bytes(range(7))},
+        "traffic": None,
         "fates": ["given"] * 3 + ["trained"] * 2 + ["given"] + ["trained"] * 2,
     }
+    assert ReadExperts(**first["experts"]).chosen().tolist()[6] == [[2, 1], [0, 0]]
+    assert no_turn["experts"] is greedy["experts"] is None
     assert (no_turn["prompt"], no_turn["turns"], no_turn["fates"]) == ("t0 t1 t2", [], ["given"] * 3)
     assert (no_turn["kind"], no_turn["step"], no_turn["source"]) == ("evaluation", None, None)
     assert greedy["fates"] == ["given"] * 3 + ["not_trained"] * 2

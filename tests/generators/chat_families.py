@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.lessons.demonstrations import demonstrate
-from learners.tiny.conversations import render
-from learners.tiny.tokenizer import fit_tokenizer
+from asyncrl.learners.tiny.conversations import render
+from asyncrl.learners.tiny.tokenizer import fit_tokenizer
 
 _TEXTS = [
     "The user asks, the assistant answers, and a tool responds: <b>42</b>.\n\n",

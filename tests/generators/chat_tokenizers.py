@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat_format import ChatFormat
+from asyncrl.generators.chat_format import ChatFormat
 
 CONTROL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]

@@ -13,9 +13,9 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling, VersionSpan
-from generators.chat_format import ChatFormat
-from generators.completion import Completion, EngineUse
-from generators.concurrency import EngineLoad
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import Completion, EngineUse
+from asyncrl.generators.concurrency import EngineLoad
 
 Script = Callable[[str], str]
 """From the decoded row so far to the text of the next turn; the end-of-turn token follows unless the text is cut."""
@@ -42,7 +42,13 @@ class FakeEngine:
         return nullcontext(self)
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         self.prompts.append(list(token_ids))
         self.temperatures.append(sampling.temperature)

@@ -8,8 +8,8 @@ import pytest
 from chat_tokenizers import CHAT_ML, delta_ids, make_tokenizer, prompt_ids
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat_format import ChatFormat
-from generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable
 
 TOOL = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 PROMPT = (Message("system", "Be brief."), Message("user", "1+2?"))

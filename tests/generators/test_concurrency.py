@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.concurrency import Concurrency, EngineLoad
+from asyncrl.generators.concurrency import Concurrency, EngineLoad
 
 MOST = 64
 TURNS, TURN_TOKENS, TOOL_S = 4, 100, 3
@@ -150,3 +150,17 @@ def test_the_load_of_an_engine_is_that_of_all_its_ranks():
     ranks = [EngineLoad(3, 1, 0.5, 10.0, 1.0, 4.0), EngineLoad(5, 0, 0.9, 20.0, 3.0, 6.0)]
     assert EngineLoad.total(ranks) == EngineLoad(8, 1, 0.9, 30.0, 2.0, 5.0), "the fullest cache, and steps side by side"
     assert EngineLoad.total(ranks[:1]) == ranks[0]
+
+
+def test_a_new_most_holds_at_once_and_a_limit_that_the_cache_has_lowered_stays():
+    limits: list[int] = []
+    concurrency = Concurrency(64, lambda limit, reason: limits.append(limit))
+    concurrency.bound(32)
+    concurrency.bound(48)
+    assert limits == [32, 48]
+    concurrency.observe(EngineLoad(running=20, waiting=4, cache_share=0.9), playing=40)
+    lowered = limits[-1]
+    concurrency.bound(64)
+    assert concurrency.limit == lowered < 48
+    concurrency.bound(8)
+    assert concurrency.limit == 8

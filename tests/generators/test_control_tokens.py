@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
 from asyncrl.core.messages import Message, ToolSpec
-from generators.chat_format import ChatFormat
-from generators.chat_template import TemplateUnsuitable
-from generators.control_tokens import RESERVED
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.control_tokens import RESERVED
 
 TOOL = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer", "description": "A number."}}})
 EACH_FAMILY = pytest.mark.parametrize("family", FAMILIES)

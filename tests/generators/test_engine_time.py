@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.measures.time_split import PARTS
-from generators.engine_time import Doing, EngineTime
+from asyncrl.generators.engine_time import Doing, EngineTime
 
 
 class World:

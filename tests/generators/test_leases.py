@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
-from generators.leases import Lease, Leases
+from asyncrl.generators.leases import Lease, Leases
 
 MAX_RUNNING, GROUP_SIZE = 5, 2
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from generators.loop_share import LONG_PASS_S, MOST_TURNS, LoopShare
+from asyncrl.generators.loop_share import LONG_PASS_S, MOST_TURNS, LoopShare
 
 
 class Work:

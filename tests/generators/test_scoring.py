@@ -13,7 +13,7 @@ from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan
-from generators.scoring import Scoring, ScoringUse
+from asyncrl.generators.scoring import Scoring, ScoringUse
 
 TASK = Task(id=TaskId("t"), prompt="?")
 REWARDS = st.floats(-10, 10)

@@ -10,10 +10,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.templates import templates_of, variables_of, with_values
 from asyncrl.run.models.chat_template import found_templates, template_text, write_templates
-from generators.chat_format import ChatFormat
-from generators.chat_template import TemplateUnsuitable
-from generators.templates import templates_of, variables_of, with_values
 
 QUESTION = [Message("user", "1+2?")]
 TOOL = ToolSpec("add", "Adds.", {"type": "object", "properties": {}})

@@ -17,6 +17,8 @@ from fake_engine import FakeEngine
 from made_buffers import buffer_of
 from scripted_environment import Scripted, task
 
+from asyncrl.buffers.service import BufferService
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.episode import Episode
 from asyncrl.core.errors import FailureKind, HandedBack, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
@@ -28,13 +30,11 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.episode import EpisodeTools
+from asyncrl.generators.worker import GeneratorStatistics, GeneratorWorker
+from asyncrl.generators.worker_settings import WorkerSettings
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
-from buffers.service import BufferService
-from buffers.tasks.task_stream import TaskSource, TaskStream
-from generators.calls.reader import ToolCallReader
-from generators.episode import EpisodeTools
-from generators.worker import GeneratorStatistics, GeneratorWorker
-from generators.worker_settings import WorkerSettings
 
 T = TypeVar("T")
 

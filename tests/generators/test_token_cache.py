@@ -3,7 +3,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.token_cache import TokenCache
+from asyncrl.generators.token_cache import TokenCache
 
 
 @given(lengths=st.lists(st.integers(0, 1_200), max_size=40))

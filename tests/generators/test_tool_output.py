@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.messages import Message
-from generators.tool_output import cut_tool_outputs
+from asyncrl.generators.tool_output import cut_tool_outputs
 
 roles = st.sampled_from(["system", "user", "tool"])
 

@@ -26,14 +26,15 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from asyncrl.envs.base import Action, Observation, StepResult
 from asyncrl.envs.hosting import hosted
-from generators import worker
-from generators.calls.reader import ToolCallReader
-from generators.concurrency import EngineLoad
-from generators.episode import EpisodeTools
-from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
-from generators.scoring import Scoring
-from generators.worker import GeneratorWorker, KeepEvaluation
-from generators.worker_settings import WorkerSettings
+from asyncrl.generators import worker
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.concurrency import EngineLoad
+from asyncrl.generators.episode import EpisodeTools
+from asyncrl.generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
+from asyncrl.generators.judging import Judging
+from asyncrl.generators.scoring import Scoring
+from asyncrl.generators.worker import GeneratorWorker, KeepEvaluation
+from asyncrl.generators.worker_settings import WorkerSettings
 
 RECIPE = Recipe(
     name="r",
@@ -141,7 +142,8 @@ class Shop:
         reader = ToolCallReader(self.engine.chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self.engine, self.engine.chat, reader, lambda task: self.environment())
         settings = WorkerSettings.of(recipe)
-        self.worker = GeneratorWorker(WorkerId("w"), settings, self.engine, tools, self.ticket_client, scoring, keep)
+        judging = None if scoring is None else Judging(scoring)
+        self.worker = GeneratorWorker(WorkerId("w"), settings, self.engine, tools, self.ticket_client, judging, keep)
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
 

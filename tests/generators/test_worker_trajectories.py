@@ -12,8 +12,8 @@ from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, TurnCreditConfig
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.trajectory import StartReason
-from generators import worker
-from generators.worker_settings import WorkerSettings
+from asyncrl.generators import worker
+from asyncrl.generators.worker_settings import WorkerSettings
 
 
 @pytest.fixture

@@ -43,9 +43,11 @@ def install(wheel: Path) -> None:
     extension.get_cudnn_version = lambda: 92000
     extension.get_cublasLt_version = lambda: 130000
     for function in (rmsnorm_fwd, rmsnorm_bwd, generic_gemm, fused_rope_forward, fused_rope_backward):
-        setattr(extension, function.__name__, _counted(function))
-    for function in (multi_tensor_l2norm, multi_tensor_scale, multi_tensor_adam):
-        setattr(extension, function.__name__, _counted(function))
+        setattr(extension, function.__name__, counted(function))
+    for function in (multi_tensor_l2norm, multi_tensor_scale, multi_tensor_adam, te_general_grouped_gemm):
+        setattr(extension, function.__name__, counted(function))
+    for function in (get_fused_attn_backend, fused_attn_fwd, fused_attn_bwd):
+        setattr(extension, function.__name__, counted(function))
     for source in sources:  # a name that is looked up while torch traces must be there already
         for name in re.findall(rf"\b(?:tex|{NAME})\.([A-Za-z]\w*)", source):
             getattr(extension, name)
@@ -59,12 +61,12 @@ def install(wheel: Path) -> None:
     common.load_framework_extension = lambda *_: None
 
 
-def _counted(function: Any) -> Any:
-    def counted(*arguments: Any, **options: Any) -> Any:
+def counted(function: Any) -> Any:
+    def calling(*arguments: Any, **options: Any) -> Any:
         CALLS[function.__name__] += 1
         return function(*arguments, **options)
 
-    return counted
+    return calling
 
 
 def rmsnorm_fwd(x, weight, eps, out, quantizer, dtype, margin, zero_centered):
@@ -112,6 +114,34 @@ def generic_gemm(
     return out, of_bias, gelu_in, options.get("extra_output")
 
 
+def te_general_grouped_gemm(
+    a,
+    transposed_a,
+    b,
+    transposed_b,
+    out,
+    out_dtype,
+    sizes,
+    bias,
+    bias_dtype,
+    single,
+    gelu_in,
+    grad,
+    space,
+    space_size,
+    accumulate,
+    *rest,
+):
+    """A product for each expert; ``a`` and ``b`` are lists of matrices, some without rows."""
+    outputs = out[0].split(list(sizes)) if single else out
+    for of_a, of_b, target in zip(a, b, outputs, strict=True):
+        left, right = of_b.reshape(-1, of_b.shape[-1]).float(), of_a.reshape(-1, of_a.shape[-1]).float()
+        if target.numel():
+            made = (left.T if transposed_b else left) @ (right.T if transposed_a else right)
+            (target.add_ if accumulate else target.copy_)(made.reshape(target.shape).to(target.dtype))
+    return bias
+
+
 def fused_rope_forward(x, angles, start, layout, interleaved, bounds, ranks, rank):
     assert (ranks, interleaved, start) == (1, False, None)
     return _rotated(x, angles, bounds, 1)
@@ -154,8 +184,71 @@ def attention(self, *arguments, **options):
     assert (options["qkv_format"], options["attn_mask_type"]) == ("thd", "padding_causal")
     lengths = options["cu_seqlens_q"].diff().tolist()
     assert max(lengths) == options["max_seqlen_q"]
-    outputs = [
-        functional.scaled_dot_product_attention(*(each.transpose(0, 1)[None] for each in row), is_causal=True, enable_gqa=True)
-        for row in zip(*(each.split(lengths) for each in (query, key, value)), strict=True)
-    ]
-    return torch.cat([each[0].transpose(0, 1) for each in outputs]).flatten(1)
+    return _attended(query, key, value, options["cu_seqlens_q"], None).flatten(1)
+
+
+def get_fused_attn_backend(*_, **__):
+    """What cuDNN has for packed causal rows of an H100."""
+    return sys.modules[NAME].NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
+
+
+def fused_attn_fwd(
+    longest,
+    longest_keys,
+    training,
+    scale,
+    dropout,
+    zero,
+    layout,
+    of_bias,
+    mask,
+    of_softmax,
+    window,
+    bounds,
+    of_keys,
+    q,
+    k,
+    v,
+    *rest,
+):
+    assert (dropout, longest, bounds.tolist()) == (0.0, longest_keys, of_keys.tolist())
+    return [_attended(q, k, v, bounds, scale), torch.zeros(1), torch.zeros(2, dtype=torch.int64)]
+
+
+def fused_attn_bwd(
+    longest,
+    longest_keys,
+    scale,
+    dropout,
+    zero,
+    layout,
+    of_bias,
+    mask,
+    of_softmax,
+    window,
+    repeatable,
+    bounds,
+    of_keys,
+    q,
+    k,
+    v,
+    out,
+    gradient,
+    *rest,
+):
+    with torch.enable_grad():
+        given = [each.detach().clone().requires_grad_() for each in (q, k, v)]
+        made = _attended(*given, bounds, scale)
+        return [*torch.autograd.grad(made, given, gradient.reshape(made.shape)), None, None]
+
+
+def _attended(query, key, value, bounds, scale):
+    lengths = bounds.diff().tolist()
+    return torch.cat(
+        [
+            functional.scaled_dot_product_attention(
+                *(each.transpose(0, 1)[None].float() for each in row), is_causal=True, enable_gqa=True, scale=scale
+            )[0].transpose(0, 1)
+            for row in zip(*(each.split(lengths) for each in (query, key, value)), strict=True)
+        ]
+    ).to(query.dtype)

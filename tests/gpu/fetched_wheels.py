@@ -13,8 +13,12 @@ WHEELS = Path.home() / ".cache" / "asyncrl" / "wheels"
 FETCHING_S = 120.0
 
 
-def unpacked_wheel(requirement: str) -> Path:
-    """The folder of an unpacked wheel, e.g. of ``uv==0.13.9``; skips the test that asks if it cannot be fetched."""
+def unpacked_wheel(requirement: str, python: str | None = None) -> Path:
+    """The folder of an unpacked wheel, e.g. of ``uv==0.13.9``; skips the test that asks if it cannot be fetched.
+
+    Args:
+        python: the Python that the wheel is for, if it is not the one that runs this.
+    """
     target = WHEELS / requirement
     if target.is_dir():
         return target
@@ -28,6 +32,7 @@ def unpacked_wheel(requirement: str) -> Path:
             "--quiet",
             "--no-deps",
             "--only-binary=:all:",
+            *(["--python-version", python] if python else []),
             "--dest",
             draft,
             requirement,

@@ -16,7 +16,7 @@ STATE_BYTES = 2 + 4 + 4 + 8
 """Of a weight: itself in bfloat16, its gradient, its master in float32, and two moments."""
 WORK_BYTES = 4 << 30
 MEASURED = (48.8e9, 53.8e9)
-"""Peaks of a training step of 1.7 B on an H100, with each kind of layers: docs/benchmarks.md."""
+"""Peaks of a training step of 1.7 B on an H100, with each kind of layers: docs/benchmarks/speed.md."""
 
 
 def token_bytes(size: ModelSize, *, recomputed: bool) -> int:

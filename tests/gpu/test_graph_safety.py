@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Qwen3Config, Qwen3MoeConfig
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as moe
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
@@ -18,6 +19,8 @@ from vllm_models import vllm_model
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.deepseek_v3 import DESCRIPTION as DEEPSEEK_V3
+from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard
 from asyncrl.weights.checkpoint import Checkpoint
@@ -48,6 +51,12 @@ MODELS = {
     "tied": Qwen3Config(**SIZES, architectures=DENSE, tie_word_embeddings=True),
     "untied": Qwen3Config(**SIZES, architectures=DENSE, tie_word_embeddings=False),
     "experts": Qwen3MoeConfig(**SIZES, **EXPERTS, architectures=SPARSE, mlp_only_layers=[0], tie_word_embeddings=False),
+    "latent": DeepseekV3Config(
+        **SIZES | {"num_key_value_heads": 4, "architectures": [DEEPSEEK_V3.name], "tie_word_embeddings": False},
+        **{"q_lora_rank": 24, "kv_lora_rank": 512, "qk_nope_head_dim": 16, "qk_rope_head_dim": 64, "v_head_dim": 16},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+        **{"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "topk_method": "noaux_tc", "num_mtp_layers": 0},
+    ),
 }
 
 TENSORS = {
@@ -64,6 +73,7 @@ ARCHITECTURES = {
     "tied": Architecture(**TENSORS, tied=True, with_experts=(False, False)),
     "untied": Architecture(**TENSORS, tied=False, with_experts=(False, False)),
     "experts": Architecture(**TENSORS, tied=False, with_experts=(False, True), experts=4, expert_size=32),
+    "latent": DEEPSEEK_V3.architecture(MODELS["latent"]),
 }
 """The tensors of each model's checkpoint."""
 
@@ -111,11 +121,7 @@ def engine(name: str, folder: Path) -> Iterator[tuple[torch.nn.Module, Worker]]:
         settings = mock.Mock(
             **{"parallel_config.data_parallel_index": 0, "parallel_config.world_size": 1, "parallel_config.rank": 0}
         )
-        settings.model_config.model, settings.model_config.use_mla, settings.model_config.dtype = (
-            str(folder),
-            False,
-            torch.float32,
-        )
+        settings.model_config.model, settings.model_config.dtype = str(folder), torch.float32
         transfer = PublicationTransfer(mock.Mock(), settings, torch.device("cpu"), model)
         with mock.patch.object(LoadPlan, "of", return_value=None), mock.patch.object(engine_weights, "_have_experts_packed"):
             transfer.init_transfer_engine(InitInfo(engine="engine"))
@@ -175,6 +181,9 @@ def load(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
         method = getattr(module, "quant_method", None)
         if isinstance(method, QuantizeMethodBase):
             method.process_weights_after_loading(module)
+    for module in model.modules():
+        if is_deferred_attention_layer(module):
+            module.process_weights_after_loading(torch.float32)
 
 
 def copies(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -186,8 +195,9 @@ def tensors_of(name: str, version: int) -> dict[str, torch.Tensor]:
     return {each.name: torch.randn(each.shape, generator=generator) for each in ARCHITECTURES[name].tensors()}
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["loaded in the pause", "staged beside"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "staged"), [*((name, False) for name in MODELS), *((name, True) for name in MODELS if name != "latent")]
+)
 def test_publications_are_written_where_the_weights_are_that_graphs_have_seen(name: str, staged: bool, tmp_path: Path) -> None:
     gpu = OtherStream(40 << 30)
     with closing(SharedMemory("graphs", 0, str(tmp_path))) as file, engine(name, tmp_path / "model") as (model, worker):
@@ -294,3 +304,22 @@ def test_what_replaces_a_tensor_is_noticed(tmp_path: Path) -> None:
         norm = model.model.norm
         norm.weight = torch.nn.Parameter(norm.weight.detach().clone())
         assert addresses(model) != seen
+
+
+def test_weights_that_vllm_makes_of_others_have_no_plan_and_are_made_anew(tmp_path: Path) -> None:
+    made = [f"model.layers.{layer}.self_attn.mla_attn.mla_attn.{name}" for layer in range(2) for name in ("W_UK_T", "W_UV")]
+    with closing(SharedMemory("graphs", 0, str(tmp_path))) as file, engine("latent", tmp_path / "model") as (model, worker):
+        transfer = worker.weight_transfer_engine
+        assert made_plan(model, transfer._checkpoint.shapes, transfer._tied, in_place=True) is None
+        assert made_plan(model, transfer._checkpoint.shapes, transfer._tied) is None
+        before = copies(model)
+        publish(file, worker, "latent", 1)
+        after = copies(model)
+    assert not any(torch.equal(before[each], after[each]) for each in made)
+
+
+def test_an_engine_does_not_begin_with_weights_that_nothing_would_make_anew(tmp_path: Path) -> None:
+    with engine("untied", tmp_path / "model") as (model, worker):
+        model.model.norm.register_parameter("doubled", torch.nn.Parameter(2 * model.model.norm.weight.detach()))
+        with pytest.raises(WeightMismatch, match=r"vLLM has made model\.norm\.doubled of the weights that it loaded"):
+            worker.weight_transfer_engine.init_transfer_engine(InitInfo(engine="engine"))

@@ -24,9 +24,9 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
+from asyncrl.generators.vllm.engine_steps import EngineSteps
+from asyncrl.generators.vllm.held_outputs import hold_outputs
 from asyncrl.weights.vllm.publication_calls import load_publication
-from generators.vllm.engine_steps import EngineSteps
-from generators.vllm.held_outputs import hold_outputs
 
 DECODING_S, PROMPT_TOKEN_S, LOADING_S = 1.0, 0.25, 1000.0
 STEPS_AHEAD = 2
@@ -170,7 +170,7 @@ class Engine:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine(tmp_path)
     made.core.set_weight_version("1")
-    monkeypatch.setattr("generators.vllm.engine_steps.time.monotonic", lambda: made.device.clock)
+    monkeypatch.setattr("asyncrl.generators.vllm.engine_steps.time.monotonic", lambda: made.device.clock)
     return made
 
 

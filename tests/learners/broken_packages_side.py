@@ -17,7 +17,7 @@ def import_learner(packages: Path, with_gpu: bool) -> None:
     sys.path.insert(0, str(packages))
     if with_gpu:
         torch.cuda.is_available = lambda: True
-    from learners.megatron.cpu import compat
+    from asyncrl.learners.megatron.cpu import compat
 
     compat.install()
     compat.install()
@@ -25,8 +25,8 @@ def import_learner(packages: Path, with_gpu: bool) -> None:
     from megatron.core.extensions import transformer_engine
     from megatron.core.models.common.embeddings import rope_utils  # noqa: F401
 
-    import learners.megatron.trainer  # noqa: F401
-    from learners.megatron.engine import engine_layers, why_unusable
+    import asyncrl.learners.megatron.trainer  # noqa: F401
+    from asyncrl.learners.megatron.engine import engine_layers, why_unusable
 
     assert not fp8_utils.HAVE_TE
     assert not transformer_engine.HAVE_TE

@@ -11,10 +11,10 @@ from rank_side import Batches, PlainShard, _step, new_learner, plain_shards
 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.device.pinning import HostArena
-from learners.megatron import optimizer_state, parallel, reference, trainer
-from learners.megatron.layers import layer_spec
-from learners.rank import RankSpec
-from learners.step_report import StepReport
+from asyncrl.learners.megatron import optimizer_state, parallel, reference, trainer
+from asyncrl.learners.megatron.layers import layer_spec
+from asyncrl.learners.rank import RankSpec
+from asyncrl.learners.step_report import StepReport
 
 
 class EngineNorm(layer_spec.RMSNorm):

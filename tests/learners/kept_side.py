@@ -11,11 +11,11 @@ from rank_side import Episodes, new_learner
 from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners import learner as learner_module
+from asyncrl.learners.algorithm.losses import Outcome, policy_loss
+from asyncrl.learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.rank import RankSpec
 from asyncrl.run.kept.trained_episodes import TrainedEpisodes
-from learners import learner as learner_module
-from learners.algorithm.losses import Outcome, policy_loss
-from learners.batches.micro_batch import MicroBatch
-from learners.rank import RankSpec
 
 Seen = dict[RowName, list[tuple[list[float], list[float]]]]
 """For each row, for each pass over it: log-probabilities and weights of its sampled tokens."""

@@ -10,8 +10,8 @@ from rank_side import Episodes, PlainShard, new_learner, plain_shards
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
-from learners.rank import RankSpec
-from learners.step_report import StepReport
+from asyncrl.learners.rank import RankSpec
+from asyncrl.learners.step_report import StepReport
 
 
 def gradients(
@@ -43,6 +43,42 @@ def gradients(
     return report, found, needed
 
 
+def gradients_in_products(
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
+) -> tuple[int, list[PlainShard]]:
+    """As :func:`gradients`, but Megatron's layers add gradients in their products, as on a GPU: how many products did, and this
+    rank's part of the gradient."""
+    from asyncrl.learners.megatron import model_config
+    from asyncrl.learners.megatron.layers import weight_gradients
+
+    weight_gradients.stand_in()
+    add = mock.Mock(wraps=weight_gradients.wgrad_gemm_accum_fp32)
+    with (
+        mock.patch.object(model_config, "added_in_products", return_value=True),
+        mock.patch.object(weight_gradients, "wgrad_gemm_accum_fp32", add),
+    ):
+        _, shards, _ = gradients(spec, recipe, folder, batch, episodes)
+    return add.call_count, shards
+
+
+def gradients_as_on_a_gpu(
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
+) -> tuple[int, list[PlainShard]]:
+    """As :func:`gradients`, but queries, keys and values are made by what torch compiles for a GPU, here without compiling it:
+    how often, and this rank's part of the gradient."""
+    from asyncrl.learners.megatron.cpu import kernels as cpu_kernels
+    from asyncrl.learners.megatron.layers import compiled
+
+    heads = mock.Mock(wraps=compiled.heads)
+    of_cpu = cpu_kernels.kernels_of_cpu
+    with (
+        mock.patch.object(compiled, "compiled", lambda formula: formula),
+        mock.patch.object(cpu_kernels, "kernels_of_cpu", lambda config: of_cpu(config)._replace(heads=heads)),
+    ):
+        _, shards, _ = gradients(spec, recipe, folder, batch, episodes)
+    return heads.call_count, shards
+
+
 def tokens_in_norms(
     spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes
 ) -> tuple[list[int], list[int]]:
@@ -61,7 +97,7 @@ def tokens_in_norms(
 def shares_of_rows(_: RankSpec, lengths: list[int], ranks: int, multiple: int) -> list[tuple[list[int], int, list[int]]]:
     """For each context-parallel rank the places it has of the padded rows, the pairs of query and key that it computes, and the
     padded rows."""
-    from learners.megatron.layers.context import SplitRows
+    from asyncrl.learners.megatron.layers.context import SplitRows
 
     shares = []
     for rank in range(ranks):

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from loss_samples import decoupled_ppo
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     LlamaConfig,
@@ -36,8 +38,8 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StartReason, StopReason, Trajectory, Turn, VersionSpan
-from learners.batches.micro_batch import MicroBatch, pack
-from learners.batches.prefixes import families
+from asyncrl.learners.batches.micro_batch import MicroBatch, pack
+from asyncrl.learners.batches.prefixes import families
 
 VOCABULARY = 96
 NO_PAYLOAD = PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)
@@ -70,6 +72,28 @@ GLM = {
 }
 
 
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "num_mtp_layers": 0,
+}
+"""A group has two experts, and a token's three are from two groups of three: one of these is left out."""
+
+
 def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overrides: Any) -> Path:
     """A random model of 4 layers, saved as Hugging Face does."""
     config_class, model_class, special = {
@@ -81,6 +105,7 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
         "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
         "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
         "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM),
+        "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK),
         "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, EXPERTS | {"shared_expert_intermediate_size": 40}),
     }[architecture]
     torch.manual_seed(seed)
@@ -106,9 +131,11 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
 
 
 def untimed(readings: dict[str, float]) -> dict[str, float]:
-    """The readings but those that are never the same twice, or depend on the layout."""
+    """The readings but those that are never the same twice, or depend on the layout: on how often tokens are computed that rows
+    share."""
     other = ("learner/step_seconds", "learner/tflops_per_rank", "learner/tokens_computed")
-    return {name: value for name, value in readings.items() if name not in other}
+    loads = ("experts/least_load", "experts/most_load", "experts/load_entropy")
+    return {name: value for name, value in readings.items() if name not in (*other, *loads)}
 
 
 def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarray]:

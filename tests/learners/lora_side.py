@@ -12,9 +12,9 @@ from rank_side import Batches, Episodes, PlainShard, _step, new_learner, plain_s
 from asyncrl.core.batch import Batch
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.schema import Recipe
-from learners.learner import Learner
-from learners.rank import RankSpec
-from learners.step_report import StepReport
+from asyncrl.learners.learner import Learner
+from asyncrl.learners.rank import RankSpec
+from asyncrl.learners.step_report import StepReport
 
 
 def plain(shards: Iterable[Shard]) -> list[PlainShard]:
@@ -70,7 +70,7 @@ def train(
     spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches, saved: Path | None = None
 ) -> tuple[list[StepReport], list[PlainShard], list[PlainShard], list[PlainShard], int]:
     """Reports; the frozen weights, the adapters and the published weights at the end; how many numbers the optimizer moves."""
-    from learners.megatron import placement
+    from asyncrl.learners.megatron import placement
 
     learner = new_learner(spec, recipe, folder)
     reports = [_step(learner, batch, episodes) for batch, episodes in batches]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.loss import PpoClipLossConfig
-from learners.algorithm.loss_tokens import LossTokens
-from learners.algorithm.segments import Segments
+from asyncrl.learners.algorithm.loss_tokens import LossTokens
+from asyncrl.learners.algorithm.segments import Segments
 
 
 def decoupled(**options):

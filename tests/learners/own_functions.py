@@ -11,9 +11,9 @@ from asyncrl.core.recipe.custom import (
     CustomScheduleConfig,
     CustomWeightConfig,
 )
-from learners.algorithm.advantages import Returns
-from learners.algorithm.segments import Segments
-from learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
+from asyncrl.learners.algorithm.advantages import Returns
+from asyncrl.learners.algorithm.segments import Segments
+from asyncrl.learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs
 
 
 def grpo(returns: Returns) -> torch.Tensor:

@@ -19,13 +19,15 @@ from ranks import run_ranks
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.learner import ExpertsConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
+from asyncrl.generators.vllm.engine import VllmEngine
+from asyncrl.generators.vllm.engine_arguments import EngineSettings
+from asyncrl.learners.rank import RankSpec
+from asyncrl.run.models.model_shape import read_shape
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from generators.vllm.cpu.engine_process import EngineProcessServer
-from generators.vllm.engine import VllmEngine
-from generators.vllm.engine_arguments import EngineSettings
-from learners.rank import RankSpec
 
 VERSIONS = 5
 COMMON = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 200}
@@ -37,13 +39,18 @@ MODELS = {
     "mistral": ("mistral", COMMON),
     "mixtral": ("mixtral", COMMON),
     "glm4-moe": ("glm4_moe", COMMON | {"moe_intermediate_size": 64}),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 200, "moe_intermediate_size": 64}
+        | {"qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "kv_lora_rank": 512},
+    ),
     "qwen2-moe": (
         "qwen2_moe",
         {"hidden_size": 128, "intermediate_size": 64, "vocab_size": 200}
         | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
     ),
 }
-WITH_EXPERTS = ("qwen3-moe", "mixtral", "glm4-moe", "qwen2-moe")
+WITH_EXPERTS = ("qwen3-moe", "mixtral", "glm4-moe", "deepseek-v3", "qwen2-moe")
 LAYOUTS: dict[str, dict[str, int]] = {
     "tp2-pp2": {"tensor": 2, "pipeline": 2},
     "ep2": {"data": 2, "expert": 2},
@@ -81,7 +88,8 @@ def published(folder: Path, layout: dict[str, int], first: int, target: Path) ->
     options = dict(layout)
     grid = {name: options.pop(name, 1) for name in ("tensor", "pipeline", "data")}
     further = {name if name == "virtual_pipeline" else f"{name}_parallel": size for name, size in options.items()}
-    recipe = make_recipe(folder, **grid, **further)
+    balance = "bias" if read_shape(str(folder)).architecture.expert_names.choice_bias else "none"
+    recipe = make_recipe(folder, **grid, **further, experts=ExpertsConfig(balance=balance, bias_rate=0.05))
     results = run_ranks(train_and_publish, recipe, folder, first, target, **layout, deadline=240.0)
     versions = []
     for parts in zip(*results, strict=True):

@@ -4,6 +4,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,12 +16,14 @@ import torch
 from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.episode import Episode
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.algorithm import KlInRewardConfig
 from asyncrl.core.recipe.schema import Recipe
-from learners.learner import Learner
-from learners.preparation import MiniBatch
-from learners.rank import FileMeeting, RankSpec
-from learners.step_report import StepReport
+from asyncrl.learners.learner import Learner
+from asyncrl.learners.preparation import MiniBatch
+from asyncrl.learners.rank import FileMeeting, RankSpec
+from asyncrl.learners.step_report import StepReport
 
 Episodes = Mapping[SampleName, Episode]
 PlainShard = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
@@ -55,6 +58,28 @@ def train(
         learner.save_pretrained(saved)
     learner.close()
     return reports, shards, needed
+
+
+def written(
+    spec: RankSpec,
+    recipe: Recipe,
+    folder: Path,
+    place: Path,
+    trained: tuple[Batch, Episodes] | None = None,
+    saved: Path | None = None,
+) -> Publication:
+    """What a rank writes of its first version, or of the one after a step, which all save as a folder."""
+    from asyncrl.weights.shm.shared_memory import SharedMemory
+
+    learner = new_learner(spec, recipe, folder)
+    if trained is not None:
+        _step(learner, *trained)
+    with closing(SharedMemory("written", spec.rank, str(place))) as memory:
+        publication = memory.write(PolicyVersion(1), learner.shards())
+    if saved is not None:
+        learner.save_pretrained(saved)
+    learner.close()
+    return publication
 
 
 def failure(
@@ -98,7 +123,7 @@ def train_and_save(
     spec: RankSpec, recipe: Recipe, folder: Path, before: Batches, target: Path, after: Batches
 ) -> tuple[list[PlainShard], list[StepReport], list[PlainShard]]:
     """Train ``before`` and save while training ``after``, files written after its first step: weights saved, what came after."""
-    from learners.megatron.state.checkpoint_writer import PlannedSave
+    from asyncrl.learners.megatron.state.checkpoint_writer import PlannedSave
 
     learner = new_learner(spec, recipe, folder)
     for batch, episodes in before:
@@ -137,7 +162,7 @@ def stored_tensors(spec: RankSpec, recipe: Recipe, folders: list[Path]) -> list[
     """All tensors of checkpoints, as they lie on disk, whole."""
     from megatron.core import dist_checkpointing
 
-    from learners.megatron import parallel
+    from asyncrl.learners.megatron import parallel
 
     parallel.initialise(spec, recipe.deadlines, recipe.seed)
     stored = [dist_checkpointing.load_plain_tensors(str(folder)) for folder in folders]
@@ -237,8 +262,8 @@ def log_probabilities(
     the ranks, and of this rank's part of the output layer; the same two of either sum alone."""
     import torch.distributed as dist
 
-    from learners.megatron.layers.log_probabilities import Tile, token_log_probabilities
-    from learners.megatron.rendezvous import meet
+    from asyncrl.learners.megatron.layers.log_probabilities import Tile, token_log_probabilities
+    from asyncrl.learners.megatron.rendezvous import meet
 
     dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.layout.ranks)
     states = torch.from_numpy(hidden).requires_grad_()
@@ -259,7 +284,7 @@ def listening(spec: RankSpec, recipe: Recipe) -> tuple[set[str], float, str]:
     """The addresses that this rank listens on once the ranks have met, a sum over all ranks, and what is left of the place."""
     import torch.distributed as dist
 
-    from learners.megatron import parallel
+    from asyncrl.learners.megatron import parallel
 
     parallel.initialise(spec, recipe.deadlines, recipe.seed)
     total = torch.ones(1)
@@ -275,7 +300,7 @@ def listening(spec: RankSpec, recipe: Recipe) -> tuple[set[str], float, str]:
 
 def late(spec: RankSpec, recipe: Recipe) -> tuple[str, str]:
     """Rank 0 comes, the others do not: type and text of what it raises."""
-    from learners.megatron import parallel
+    from asyncrl.learners.megatron import parallel
 
     if spec.rank:
         return "", ""
@@ -288,7 +313,7 @@ def late(spec: RankSpec, recipe: Recipe) -> tuple[str, str]:
 
 def differing_replicas(spec: RankSpec, recipe: Recipe) -> str:
     """Start ranks whose parameters are not the same."""
-    from learners.megatron import parallel
+    from asyncrl.learners.megatron import parallel
 
     parallel.initialise(spec, recipe.deadlines, recipe.seed)
     model = torch.nn.Linear(3, 2)
@@ -306,7 +331,7 @@ def differing_replicas(spec: RankSpec, recipe: Recipe) -> str:
 
 def differing_experts(spec: RankSpec, recipe: Recipe) -> str:
     """Start ranks whose experts differ: first from those of other expert-parallel ranks, then from their replicas'."""
-    from learners.megatron import parallel
+    from asyncrl.learners.megatron import parallel
 
     parallel.initialise(spec, recipe.deadlines, recipe.seed)
     model = torch.nn.Linear(3, 2)
@@ -336,7 +361,7 @@ def abort(spec: RankSpec) -> None:
 
 def passes_ahead(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, episodes: Episodes) -> int:
     """How many forward passes a step makes to know log-probabilities ahead."""
-    from learners.megatron.trainer import Trainer
+    from asyncrl.learners.megatron.trainer import Trainer
 
     learner = new_learner(spec, recipe, folder)
     with mock.patch.object(Trainer, "log_probabilities", autospec=True, side_effect=Trainer.log_probabilities) as ahead:
@@ -368,7 +393,7 @@ def movements(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) ->
 
 def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """What Megatron is told of the transformer, as far as it is plain values."""
-    from learners.megatron.model_config import policy_config
+    from asyncrl.learners.megatron.model_config import policy_config
 
     settings = vars(policy_config(folder, recipe.learner).transformer)
     return {name: value for name, value in settings.items() if value is None or isinstance(value, bool | int | float | str)}
@@ -376,9 +401,9 @@ def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[s
 
 def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.ndarray, np.ndarray]:
     """Attention over rows, shared prefixes and a preamble, as a CPU computes it and as a GPU does."""
-    from learners.megatron.cpu.attention import attention_on_cpu
-    from learners.megatron.layers.packed_rows import PackedRows
-    from learners.megatron.layers.prefix_attention import continue_prefixes
+    from asyncrl.learners.megatron.cpu.attention import attention_on_cpu
+    from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+    from asyncrl.learners.megatron.layers.prefix_attention import continue_prefixes
 
     first = (preamble,) if preamble else ()
     lengths = (*first, 40, 7, 9, 8, 3, 12, 1, 20, 5)
@@ -391,9 +416,9 @@ def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.
 
 def both_row_attentions(_: RankSpec) -> list[list[np.ndarray]]:
     """Attention over rows, and its gradients, as a CPU computes it and as a GPU does without TransformerEngine."""
-    from learners.megatron.cpu.attention import attention_on_cpu
-    from learners.megatron.layers.attention import attention_in_blocks
-    from learners.megatron.layers.packed_rows import PackedRows
+    from asyncrl.learners.megatron.cpu.attention import attention_on_cpu
+    from asyncrl.learners.megatron.layers.attention import attention_in_blocks
+    from asyncrl.learners.megatron.layers.packed_rows import PackedRows
 
     packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"))
     results = []
@@ -413,9 +438,9 @@ def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, .
     """Attention of tensors of ``dtype``, which are as they would be in bfloat16, and its gradients."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from learners.megatron.kernels import kernels_of
-    from learners.megatron.layers.attention import PackedAttention
-    from learners.megatron.layers.packed_rows import PackedRows
+    from asyncrl.learners.megatron.kernels import kernels_of
+    from asyncrl.learners.megatron.layers.attention import PackedAttention
+    from asyncrl.learners.megatron.layers.packed_rows import PackedRows
 
     packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"), prefixes)
     random = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ import msgspec
 from fork_server import WITH_MEGATRON
 
 from asyncrl.core.parallel_layout import ParallelLayout
-from learners.rank import FileMeeting, RankSpec, TcpMeeting
+from asyncrl.learners.rank import FileMeeting, RankSpec, TcpMeeting
 
 
 class RankFailed(AssertionError):

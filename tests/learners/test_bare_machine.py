@@ -34,9 +34,9 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 LEARNER = """
 import torch
 compiling = torch.compile
-import learners.learner, learners.megatron.rendezvous, learners.megatron.cpu.compat
-learners.megatron.cpu.compat.install()
-import learners.megatron.trainer, learners.megatron.state.export
+import asyncrl.learners.learner, asyncrl.learners.megatron.rendezvous, asyncrl.learners.megatron.cpu.compat
+asyncrl.learners.megatron.cpu.compat.install()
+import asyncrl.learners.megatron.trainer, asyncrl.learners.megatron.state.export
 from megatron.core.fusions import fused_bias_geglu, fused_bias_swiglu
 assert torch.compile is compiling, "Megatron is imported without the compiler of torch, which takes seconds"
 assert not {"torch._inductor.compile_fx", "sklearn"} & sys.modules.keys()
@@ -62,7 +62,7 @@ LACKING |= {"numba", "llvmlite"}
 import torch
 from asyncrl.core.publication import Shard
 from asyncrl.weights.fingerprint import _on_device
-from learners.megatron.kernels import kernels_of
+from asyncrl.learners.megatron.kernels import kernels_of
 kernels = kernels_of(torch.device("cuda"), None)
 ones = torch.ones(4, 32)
 assert kernels.gated_silu(kernels.rms_norm(ones, torch.ones(32), 1e-6)).shape == (4, 16)

@@ -24,9 +24,9 @@ from asyncrl.core.recipe.custom import CustomLossConfig, CustomWeightConfig, Lin
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import GspoLossConfig, PpoClipLossConfig
-from learners.algorithm.losses import policy_loss
-from learners.custom.check import check_customs
-from learners.schedule import learning_rate
+from asyncrl.learners.algorithm.losses import policy_loss
+from asyncrl.learners.custom.check import check_customs
+from asyncrl.learners.schedule import learning_rate
 
 BUILT_IN = AlgorithmConfig(
     advantage=GrpoAdvantageConfig(),

@@ -14,8 +14,8 @@ from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
-from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
-from learners.megatron.model_config import policy_config, product_shapes
+from asyncrl.learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
+from asyncrl.learners.megatron.model_config import policy_config, product_shapes
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM = 4, 32, 4, 2, 16
 SHAPES = ProductShapes(

@@ -5,7 +5,7 @@ PROGRAM = """
 import sys
 import torch
 before = torch.cuda.current_device
-import learners.learner, learners.rank, learners.metrics
+import asyncrl.learners.learner, asyncrl.learners.rank, asyncrl.learners.metrics
 assert torch.cuda.current_device is before
 assert not {"megatron.core", "transformers", "ray", "vllm"} & sys.modules.keys()
 """

@@ -1,7 +1,7 @@
 import pytest
 
 from asyncrl.core.parallel_layout import ParallelLayout
-from learners.rank import FileMeeting, RankSpec
+from asyncrl.learners.rank import FileMeeting, RankSpec
 
 
 @pytest.mark.parametrize(

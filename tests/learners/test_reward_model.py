@@ -7,7 +7,7 @@ from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2F
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.reward import ModelRewardConfig
-from learners.reward_model import RewardModel
+from asyncrl.learners.reward_model import RewardModel
 
 PADDING = 3
 

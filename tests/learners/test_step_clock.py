@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from asyncrl.core.measures.time_split import LearnerTime
-from learners.step_clock import Part, StepClock
+from asyncrl.learners.step_clock import Part, StepClock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr("learners.step_clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("asyncrl.learners.step_clock.time.perf_counter", lambda: now[0])
 
     def passes(seconds: float) -> None:
         now[0] += seconds

@@ -32,16 +32,15 @@ from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import RemaxAdvantageConfig
 from asyncrl.core.recipe.correction import MaskBoundConfig, RejectRatioConfig, TruncateBoundConfig
 from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, SampledTrajectoriesConfig
-from asyncrl.episodes.kept import FATES
 from asyncrl.episodes.schema import SCHEMA
-from asyncrl.episodes.writer import table
+from asyncrl.episodes.writer import FATES, table
+from asyncrl.learners.algorithm.losses import policy_loss
+from asyncrl.learners.batches.micro_batch import pack
+from asyncrl.learners.batches.mini_batches import mini_batches
+from asyncrl.learners.batches.packing import plan
+from asyncrl.learners.batches.token_records import TokenRecords
+from asyncrl.learners.rank import FileMeeting, RankSpec
 from asyncrl.run.kept.trained_episodes import TrainedEpisodes
-from learners.algorithm.losses import policy_loss
-from learners.batches.micro_batch import pack
-from learners.batches.mini_batches import mini_batches
-from learners.batches.packing import plan
-from learners.batches.token_records import TokenRecords
-from learners.rank import FileMeeting, RankSpec
 
 LEFT_OUT = decoupled(bound=MaskBoundConfig(lower=0.3, upper=3.0), reject=(RejectRatioConfig(level="token", upper=40.0),))
 SEVERAL = decoupled_ppo(advantage=RemaxAdvantageConfig(), correction=LEFT_OUT, minibatches=2, epochs=2)

@@ -9,9 +9,9 @@ from rank_side import Episodes, PlainShard, new_learner, plain_shards
 from asyncrl.core.batch import Batch, RowName
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.schema import Recipe
-from learners.algorithm.losses import Outcome
-from learners.batches.micro_batch import MicroBatch
-from learners.rank import RankSpec
+from asyncrl.learners.algorithm.losses import Outcome
+from asyncrl.learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.rank import RankSpec
 
 
 class Watch:

@@ -12,7 +12,9 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.step_moments import PAIRS, StepMoments, add_step
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import SCHEMA
+from asyncrl.planning import kept_episodes
 from asyncrl.planning.dry_run import expected
 from asyncrl.planning.fit import fit_run
 from asyncrl.planning.prediction import predict
@@ -136,6 +138,22 @@ def test_episodes_are_those_that_were_kept(tmp_path: Path):
     assert (training.environment_s, training.reset_s) == pytest.approx((0.02, 0.01))
 
 
+def test_of_many_episodes_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kept_episodes, "MOST_EPISODES", 40)  # of 16 a step
+    read_rows: list[int] = []
+    table = EpisodeReader.table
+
+    def counted(reader: EpisodeReader, choice: Choice, columns: list[str]) -> pa.Table:
+        found = table(reader, choice, columns)
+        read_rows.extend([len(found)] * ("token_ids" in columns))
+        return found
+
+    monkeypatch.setattr(EpisodeReader, "table", counted)
+    training = fit_run(made_run(tmp_path).path).training
+    assert (training.count, training.tasks) == (40, 12)
+    assert read_rows[0] == 48  # three whole steps
+
+
 def test_a_prediction_says_what_it_extrapolates(tmp_path: Path):
     basis = fit_run(made_run(tmp_path).path)
     assert basis.recipe is not None
@@ -196,3 +214,22 @@ def test_a_step_that_was_done_again_counts_as_it_was_at_first(tmp_path: Path):
     for seed, step in ((0, 1), (0, 2), (1, 2)):
         append(file, measure(step, seed))
     assert read(file) == [measure(1), measure(2)]
+
+
+def test_steps_on_another_machine_than_the_last_are_left_out_and_named(tmp_path: Path):
+    run = made_run(tmp_path, steps=6)
+    for step in range(7, 16):
+        append(run.measures, msgspec.structs.replace(measure(step), cores=8))
+    basis = fit_run(run.path)
+    assert [step.step for step in basis.measured] == list(range(9, 16))
+    assert basis.rates is not None
+    assert basis.rates.machine.cores.value == 8
+    (note,) = [note for note in predict(basis.recipe, basis, seeds=1, steps=4).notes if "another machine" in note]
+    assert note.startswith(f"6 training steps of run {run.path.name} ran on another machine than the last (cpu with 8 cores)")
+
+
+def test_too_few_steps_since_a_run_went_to_another_machine_are_told(tmp_path: Path):
+    run = made_run(tmp_path, steps=12)
+    append(run.measures, msgspec.structs.replace(measure(13), device="NVIDIA H100"))
+    with pytest.raises(RecipeError, match=r"0 training steps .*12 training steps of run .* on another machine .*NVIDIA H100"):
+        fit_run(run.path)

@@ -1,4 +1,4 @@
-"""Writes the table of real chat templates in docs/models.md: ``python tests/real_models/templates_table.py``."""
+"""Writes the table of real chat templates in docs/reference/models.md: ``python tests/real_models/templates_table.py``."""
 
 import asyncio
 import sys
@@ -9,11 +9,11 @@ from pathlib import Path
 from real_tokenizers import template_of, tokenizer_of
 from transformers import AutoTokenizer
 
-from generators.chat_format import ChatFormat
-from generators.chat_template import TemplateUnsuitable
-from generators.template_trial import CONVERSATIONS, Outcome, try_template
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.template_trial import CONVERSATIONS, Outcome, try_template
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- table: python tests/real_models/templates_table.py -->\n", "<!-- end -->"
 REAL: dict[str, tuple[str, str]] = {
     "Qwen3": ("qwen3", ""),

@@ -15,6 +15,7 @@ import pytest
 from fake_engine import FakeEngine
 from real_tokenizers import tokenizer_of
 
+from asyncrl.buffers.tasks.task_files import read_sources
 from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import ToolCall
@@ -26,10 +27,9 @@ from asyncrl.core.trajectory import StopReason
 from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Observation, StepResult
 from asyncrl.envs.rewards.math_equivalence import MathEquivalence
-from buffers.tasks.task_files import read_sources
-from generators.calls.reader import ToolCallReader
-from generators.chat_format import ChatFormat
-from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 
 RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m", max_context=4096), environment=ClassEnvironmentConfig(name="e"))
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from templates_table import PAGE, REAL, chat_format, row
 
-from generators.chat_template import TemplateUnsuitable
-from generators.template_trial import Outcome, try_template
+from asyncrl.generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.template_trial import Outcome, try_template
 
 ALL_EQUAL = ("Qwen3 2507 (Instruct)", "Qwen2.5")
 ONE_CALL_A_TURN = ("Llama 3.1", "Llama 3.2")

@@ -14,11 +14,11 @@ from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory
 from asyncrl.envs.builtin.calculator import Calculator
-from generators.calls.reader import ToolCallReader
-from generators.calls.reasoning import Reasoning
-from generators.chat_format import ChatFormat
-from generators.completion import Completion
-from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.calls.reasoning import Reasoning
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 
 TASK = Task(id=TaskId("1+2"), prompt="1+2", data={"answer": 3})
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+2"}}\n</tool_call>'
@@ -34,7 +34,13 @@ class Ending(FakeEngine):
         self.chat, self.end = chat, end
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         end = stop_token_ids[0] if self.end is None else self.end
         assert end in stop_token_ids

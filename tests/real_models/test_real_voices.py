@@ -9,8 +9,8 @@ from asyncrl.core.task import Task
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.lessons.demonstrations import demonstrate
-from asyncrl.run.tiny.chat_voice import CannotTell, ChatVoice
-from generators.chat_format import ChatFormat
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.run.tiny.made_for_tokenizer import CannotTell, ChatVoice
 
 TASK = Task(id="1+2", prompt="1+2", data={"answer": 3})  # type: ignore[arg-type]
 

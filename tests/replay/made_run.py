@@ -9,12 +9,20 @@ from learner_samples import make_episode
 from rank_side import new_learner
 from ranks import run_ranks
 
+from asyncrl.buffers import commands
+from asyncrl.buffers.journal.journal import Journal
+from asyncrl.buffers.journal.recovery import Identity
+from asyncrl.buffers.payload import PayloadWriter
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.batch import Batch
 from asyncrl.core.episode import Episode, encode
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import VersionSpan
+from asyncrl.learners.checkpointing import checkpoints
+from asyncrl.learners.rank import RankSpec
+from asyncrl.learners.step_report import StepReport
 from asyncrl.replay.rank_process import episodes_of
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder, journal_of
@@ -23,14 +31,6 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import Launched, StepLog, StepRecord
 from asyncrl.run.recipe.compose import compose
 from asyncrl.weights.fingerprint import Fingerprints
-from buffers import commands
-from buffers.journal.identity import Identity
-from buffers.journal.journal import Journal
-from buffers.payload import PayloadWriter
-from buffers.replay_buffer import ReplayBuffer
-from learners.checkpointing import checkpoints
-from learners.rank import RankSpec
-from learners.step_report import StepReport
 
 Change = Callable[[int, Episode], Episode]
 """Makes another episode of the one that step ``n`` trains."""

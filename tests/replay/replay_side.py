@@ -1,8 +1,8 @@
 """What a rank of a replay does, in a process that is forked instead of started."""
 
+from asyncrl.learners.rank import RankSpec
 from asyncrl.replay.job import Answer, Job
 from asyncrl.replay.rank_process import replay
-from learners.rank import RankSpec
 
 
 def answers_of(spec: RankSpec, job: Job) -> list[Answer]:

@@ -8,19 +8,23 @@ import msgspec
 import pytest
 from learner_samples import make_model
 from made_run import make_run, small_recipe
+from mlflow import MlflowClient
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.replay.offline import Offline, plan_offline, train_offline
+from asyncrl.replay.offline_request import OfflineRequest, kept_request, proof_of
 from asyncrl.replay.rank_process import episodes_of
 from asyncrl.replay.recorded_groups import Best, Recorded, as_of
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import Launched, RecordedSteps, StepLog, StepRecord
+from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.views.live_view import LiveView
-from learners.checkpointing import checkpoints
 
 IMITATE = ["algorithm.loss={kind: cross_entropy}", "algorithm.correction={anchor: proximal_recomputed, weight: none}"]
 
@@ -39,7 +43,7 @@ def offline(recorded: RunFolder, parent: Path, *overrides: str, **options: objec
 
 def test_groups_come_in_their_order_and_then_in_another_with_all_that_was_recorded(recorded: RunFolder, tmp_path: Path):
     asked = offline(recorded, tmp_path, "steps=12")
-    groups, remarks = plan_offline(asked)
+    groups, remarks = plan_offline(asked, tmp_path)
     assert remarks == ("the 12 recorded groups are trained 2.0 times, because steps is 12",)
     batches = list(groups.batches(asked.recipe))
     first, second = ([each.payload.offset for batch in part for each in batch.episodes] for part in (batches[:6], batches[6:]))
@@ -58,7 +62,7 @@ def test_groups_come_in_their_order_and_then_in_another_with_all_that_was_record
 @pytest.mark.parametrize(("best", "left"), [(Best(2), 2), (Best(3, 1.0), 2), (Best(None, 0.0), 4), (Best(1, 0.5), 1)])
 def test_the_best_of_each_group_are_taken(recorded: RunFolder, tmp_path: Path, best: Best, left: int):
     asked = offline(recorded, tmp_path, *IMITATE, best=best)
-    groups, _ = plan_offline(asked)
+    groups, _ = plan_offline(asked, tmp_path)
     assert {len(group) for group in groups.groups} == {left}
     assert best.least is None or all(each.reward >= best.least for group in groups.groups for each in group)
 
@@ -87,7 +91,7 @@ def test_what_other_hosts_have_is_refused_before_anything_is_trained(recorded: R
     copy = Path(shutil.copytree(recorded.path, tmp_path / recorded.path.name))
     shutil.rmtree(copy / "buffer" / "payload")
     with pytest.raises(RecipeError, match=r"--from: .* is not there, and the payload of 48 episodes is needed from it"):
-        plan_offline(msgspec.structs.replace(offline(recorded, tmp_path), runs=(copy,)))
+        plan_offline(msgspec.structs.replace(offline(recorded, tmp_path), runs=(copy,)), tmp_path)
 
 
 def relaunched(recorded: RunFolder, parent: Path, *recipes: Recipe) -> RunFolder:
@@ -106,17 +110,17 @@ def test_every_recipe_that_a_run_has_had_is_looked_at(recorded: RunFolder, tmp_p
     asked = offline(recorded, tmp_path)
     colder = msgspec.structs.replace(asked.recipe, sampling=msgspec.structs.replace(asked.recipe.sampling, temperature=0.5))
     copy = relaunched(recorded, tmp_path, colder, asked.recipe)
-    plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=4))
+    plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=4), tmp_path)
     with pytest.raises(RecipeError, match=r"is 1, and .* sampled at 0.5"):
-        plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=3))
+        plan_offline(msgspec.structs.replace(asked, runs=(copy.path,), first=3), tmp_path)
 
 
 def test_models_of_one_name_that_are_not_the_same_are_told_apart(recorded: RunFolder, tmp_path: Path, monkeypatch):
     tiny, named = (small_recipe(Path(name), tmp_path) for name in ("tiny", "mine"))
     run = relaunched(recorded, tmp_path, tiny).path
-    plan_offline(Offline(recipe=tiny, runs=(run,)))
+    plan_offline(Offline(recipe=tiny, runs=(run,)), tmp_path)
     with pytest.raises(RecipeError, match=r"model.path: .* its environment and its seed, which was 0 there"):
-        plan_offline(Offline(recipe=msgspec.structs.replace(tiny, seed=1), runs=(run,)))
+        plan_offline(Offline(recipe=msgspec.structs.replace(tiny, seed=1), runs=(run,)), tmp_path)
     for place in ("here", "there"):
         (tmp_path / place / "mine").mkdir(parents=True)
         (tmp_path / place / "mine" / "tokenizer.json").write_text(place)
@@ -125,9 +129,9 @@ def test_models_of_one_name_that_are_not_the_same_are_told_apart(recorded: RunFo
     (folder.path / "launched-in").write_text(str(tmp_path / "there"))
     asked = Offline(recipe=named, runs=(folder.path,))
     with pytest.raises(RecipeError, match=r"model.path: is another model than that of .* \(mine\), and no equal"):
-        plan_offline(asked)
+        plan_offline(asked, tmp_path)
     Path("mine", "tokenizer.json").write_text("there")
-    plan_offline(asked)
+    plan_offline(asked, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -142,20 +146,20 @@ def test_models_of_one_name_that_are_not_the_same_are_told_apart(recorded: RunFo
 )
 def test_what_cannot_be_trained_rightly_is_refused(recorded, tmp_path, overrides, options, problem):
     with pytest.raises(RecipeError, match=problem):
-        plan_offline(offline(recorded, tmp_path, *overrides, **options))
+        plan_offline(offline(recorded, tmp_path, *overrides, **options), tmp_path)
 
 
 def test_no_correction_and_imitation_of_failures_are_told(recorded: RunFolder, tmp_path: Path):
     plain = ["algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: proximal_recomputed, weight: none}"]
-    _, remarks = plan_offline(offline(recorded, tmp_path, *plain, "buffer.max_staleness=0"))
+    _, remarks = plan_offline(offline(recorded, tmp_path, *plain, "buffer.max_staleness=0"), tmp_path)
     assert "nothing corrects for other policies having sampled the episodes" in remarks[0]
-    _, remarks = plan_offline(offline(recorded, tmp_path, *IMITATE))
+    _, remarks = plan_offline(offline(recorded, tmp_path, *IMITATE), tmp_path)
     assert "--least-reward leaves these out" in remarks[0]
 
 
 def test_imitating_good_episodes_makes_them_likelier(recorded: RunFolder, tmp_path: Path):
     asked = offline(recorded, tmp_path, *IMITATE, "batch.groups_per_step=12", "steps=6", "evaluation.every=4", best=Best(1, 1.0))
-    groups, _ = plan_offline(asked)
+    groups, _ = plan_offline(asked, tmp_path)
     folder = RunFolder.create(asked.recipe)
     with LiveView(Console(file=io.StringIO()), "offline") as view:
         assert train_offline(asked, groups, folder, view) == [4, 6]
@@ -164,11 +168,44 @@ def test_imitating_good_episodes_makes_them_likelier(recorded: RunFolder, tmp_pa
     losses = [steps[step].readings["loss/policy"] for step in range(1, 7)]
     assert losses == sorted(losses, reverse=True), "each step trains all of them"
     assert "cross_entropy" in steps.recipe_of(6)
+    assert (Summary.read(folder.summary).status, Summary.read(folder.summary).steps) == (Status.COMPLETED, 6)
+    # Killed after the checkpoint of step 4: the same steps again, to the bit.
+    last = steps[6]
+    shutil.rmtree(checkpoints.path_of(folder.checkpoints, PolicyVersion(6)))
+    with LiveView(Console(file=io.StringIO()), "offline") as view:
+        assert train_offline(asked, groups, folder, view) == [4, 6]
+    again = RecordedSteps(StepLog(folder.steps).read())[6]
+    assert (again.fingerprint, again.readings["loss/policy"]) == (last.fingerprint, last.readings["loss/policy"])
+    (run,) = MlflowClient(f"sqlite:///{folder.database}").search_runs(["1"])
+    assert run.data.metrics["loss/policy"] == last.readings["loss/policy"]
+
+
+def test_one_process_trains_in_a_folder_at_a_time(recorded: RunFolder, tmp_path: Path):
+    asked = offline(recorded, tmp_path)
+    groups, _ = plan_offline(asked, tmp_path)
+    folder = RunFolder.create(asked.recipe)
+    view = LiveView(Console(file=io.StringIO()), "offline")
+    with folder.driven(), view, pytest.raises(RecipeError, match="is still running"):
+        train_offline(asked, groups, folder, view)
+    assert not folder.steps.exists()
+
+
+def test_what_a_run_was_begun_with_is_kept_and_other_episodes_are_refused(recorded: RunFolder, tmp_path: Path):
+    groups, _ = plan_offline(offline(recorded, tmp_path), tmp_path)
+    folder = RunFolder.create(offline(recorded, tmp_path).recipe)
+    with pytest.raises(RecipeError, match="was not begun by train-offline"):
+        kept_request(folder)
+    asked = OfflineRequest(runs=("a",), first=1, last=None, count=None, least=0.5, episodes=proof_of(groups))
+    asked.keep(folder)
+    assert kept_request(folder) == asked
+    asked.check_same(groups)
+    with pytest.raises(RecipeError, match="no longer hold the episodes"):
+        asked.check_same(Recorded(groups.groups[1:], groups.payload))
 
 
 def test_a_renamed_episode_is_the_same_but_for_its_name_and_versions(recorded: RunFolder, tmp_path: Path):
     asked = offline(recorded, tmp_path)
-    groups, _ = plan_offline(asked)
+    groups, _ = plan_offline(asked, tmp_path)
     batch = next(iter(groups.batches(asked.recipe)))
     (plain,) = episodes_of(batch, [batch.rows[0].name], groups.payload).values()
     renamed = as_of(plain, batch.episodes[0], batch.version)

@@ -14,7 +14,7 @@ from asyncrl.replay.job import Job
 @pytest.mark.parametrize(
     ("ending", "error", "text"),
     [
-        ("os.close(int(sys.argv[-1])); signal.pause()", DeadlineExceeded, "waited 0.2 s for the end of rank 0; .* is killed"),
+        ("os.close(int(sys.argv[-2])); signal.pause()", DeadlineExceeded, "waited 0.2 s for the end of rank 0; .* is killed"),
         ("os._exit(3)", ComponentFailed, "rank 0 of the replay ended with code 3; the last lines of its log: about to end"),
     ],
 )

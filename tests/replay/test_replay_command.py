@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from made_run import make_run, small_recipe
-from whole_run import small_model
 
 from asyncrl.cli.main import main
 from asyncrl.core.episode import Episode
@@ -24,12 +23,11 @@ def poisoned(step: int, episode: Episode) -> Episode:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     parent = tmp_path_factory.mktemp("runs")
-    model = small_model(parent / "cache")
     # Made-up log-probabilities of the engine are far from the model's: no loss may leave tokens out because of that.
     kept = ["algorithm.loss={kind: cispo}", "algorithm.correction={anchor: proximal_recomputed, weight: token}"]
-    return make_run(small_recipe(model, parent, *kept), poisoned)
+    return make_run(small_recipe(tiny_model, parent, *kept), poisoned)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

@@ -1,18 +1,22 @@
 """Steps computed again: to the bit in the run's own layout, closely in another."""
 
+import os
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
-from learner_samples import make_model
+from learner_samples import edited, make_model
 from made_run import make_run, small_recipe
 from ranks import run_ranks
 from replay_side import answers_of
 
+from asyncrl.core.episode import Episode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.teacher import TeacherConfig
 from asyncrl.replay.comparison import Comparison, Verdict, compare
-from asyncrl.replay.job import Job, Replayed, record_of
+from asyncrl.replay.job import Job, Loaded, Replayed, record_of
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import StepRecord
@@ -28,9 +32,20 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def again(folder: RunFolder, recipe: Recipe, first: int, last: int, tmp_path: Path, *, exact: bool = True) -> list[Comparison]:
     """Replay steps of a run on forked ranks, and compare each with its record."""
+    job = job_of(folder, recipe, first, last, tmp_path)
+    of_ranks = run_ranks(answers_of, job, **msgspec.to_builtins(recipe.learner.layout))
+    found, kept = [], KeptSteps.of(folder)
+    for parts in zip(*([each for each in said if isinstance(each, Replayed)] for said in of_ranks), strict=True):
+        made = record_of(parts)
+        if made.step >= first:
+            found.append(compare(kept.record[made.step], made, exact=exact, dtypes={recipe.learner.dtype}))
+    return found
+
+
+def job_of(folder: RunFolder, recipe: Recipe, first: int, last: int, tmp_path: Path, **keys: int) -> Job:
     kept = KeptSteps.of(folder)
     start = kept.start_of(first, last)
-    job = Job(
+    return Job(
         recipe=recipe,
         model_path=Path(recipe.model.path),
         checkpoint=start.checkpoint,
@@ -41,14 +56,8 @@ def again(folder: RunFolder, recipe: Recipe, first: int, last: int, tmp_path: Pa
         meeting=str(tmp_path / "meeting"),
         code=tmp_path,
         beside=tmp_path,
+        **keys,
     )
-    of_ranks = run_ranks(answers_of, job, **msgspec.to_builtins(recipe.learner.layout))
-    found = []
-    for parts in zip(*([each for each in said if isinstance(each, Replayed)] for said in of_ranks), strict=True):
-        made = record_of(parts)
-        if made.step >= first:
-            found.append(compare(kept.record[made.step], made, exact=exact, dtypes={recipe.learner.dtype}))
-    return found
 
 
 @pytest.mark.parametrize(("first", "last", "began"), [(1, 6, 0), (4, 5, 2), (6, 6, 4)])
@@ -93,6 +102,26 @@ def test_what_is_close_is_said_by_the_coarser_type(dtypes: set[str], verdict: Ve
     assert compare(recorded, made, exact=False, dtypes=dtypes).grad_norm is verdict
 
 
+def test_a_step_that_diverges_is_looked_at_all_the_same(dense: Path, tmp_path: Path):
+    """The teacher's log-probability of the tokens of one row is so low that the gradient has no finite norm."""
+
+    def spoilt(step: int, episode: Episode) -> Episode:
+        low = -3e38 if step == 5 and episode.sample_index == 2 and episode.group_id % 2 else -2.0
+        return edited(episode, teacher_logprobs=np.full(episode.trajectories[0].loss_mask.sum(), low, np.float32))
+
+    recipe = small_recipe(dense, tmp_path)
+    folder = make_run(recipe, spoilt)
+    taught = msgspec.structs.replace(recipe.algorithm, teacher=TeacherConfig(path="teacher"))
+    job = job_of(folder, msgspec.structs.replace(recipe, algorithm=taught), 5, 6, tmp_path, top=3)
+    ((loaded, diverged),) = run_ranks(answers_of, job, **msgspec.to_builtins(recipe.learner.layout))
+    assert isinstance(loaded, Loaded)
+    assert "the gradient norm of the policy step that trains version 4 is nan" in diverged.diverged
+    assert (diverged.step, diverged.readings) == (5, {})
+    assert diverged.rows[0].name[1] == 2
+    assert diverged.rows[0].name[0] % 2
+    assert {token.row for token in diverged.tokens} == {diverged.rows[0].name}
+
+
 def test_what_is_no_longer_there_is_refused_by_name(dense: Path, tmp_path: Path):
     folder = make_run(small_recipe(dense, tmp_path))
     kept = KeptSteps.of(folder)
@@ -100,9 +129,18 @@ def test_what_is_no_longer_there_is_refused_by_name(dense: Path, tmp_path: Path)
         kept.start_of(7, 7)
     with pytest.raises(RecipeError, match=r"payload of 48 episodes is needed .* copy that folder here"):
         msgspec.structs.replace(kept, payload={0: tmp_path / "elsewhere"}).start_of(1, 6)
+    (file,) = kept.payload[0].iterdir()
+    os.truncate(file, file.stat().st_size // 2)
+    kept.start_of(1, 2)
+    with pytest.raises(RecipeError, match=rf"--step: {file} has [\d,]+ bytes, and [\d,]+ are needed; copy it here again"):
+        kept.start_of(1, 6)
     without = msgspec.structs.replace(kept, batches={v: b for v, b in kept.batches.items() if v > 1})
     with pytest.raises(RecipeError, match=r"the batch of step 1 to 2 is no longer kept .* steps 3 to 6 can be replayed"):
         without.start_of(1, 2)
     later = msgspec.structs.replace(without, starts=kept.starts[:1])
     with pytest.raises(RecipeError, match=r"of version 0, and the batch of step 1 to 2 is no longer kept; none"):
         later.start_of(4, 4)
+    folder.recipe.write_text(folder.recipe.read_text().replace("learner:", "learner:\n  old_key: 3", 1))
+    with pytest.raises(RecipeError, match=r"learner\.old_key: unknown key") as caught:
+        KeptSteps.of(folder)
+    assert "if another version of asyncrl made the run" in str(caught.value.__notes__)

@@ -10,9 +10,9 @@ from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.trajectory import StopReason
-from generators.completion import ScoredRow
-from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
-from generators.worker import GeneratorStatistics
+from asyncrl.generators.completion import ScoredRow
+from asyncrl.generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
+from asyncrl.generators.worker import GeneratorStatistics
 
 T = TypeVar("T")
 
@@ -97,6 +97,9 @@ class FakeGenerator:
     async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
         await self._while_alive(self.may_count.wait())
         return []
+
+    async def bound(self, episodes: int) -> None:
+        self._say(f"plays {episodes}")
 
     async def hand_back(self) -> None:
         await self._while_alive(asyncio.sleep(0))

@@ -10,8 +10,8 @@ from torch.distributed.checkpoint import Metadata
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
-from learners.checkpointing import checkpoint_manifest
-from learners.checkpointing.checkpoint_manifest import CheckpointShape, Manifest, Progress, StoredFile
+from asyncrl.learners.checkpointing import checkpoint_manifest
+from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointShape, Manifest, Progress, StoredFile
 
 SHAPE = CheckpointShape(
     layers=1,

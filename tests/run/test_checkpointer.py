@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import PlayedEvaluation
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.resume import CheckpointOfTheFuture, CheckpointsGone
-from learners.checkpointing import checkpoints
 
 
 class Learner:

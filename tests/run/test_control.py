@@ -1,5 +1,6 @@
 """Who asks a run that goes on, and what the answers are."""
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.control import RunControl, controlled, scale
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.control import RunControl, controlled, finish, log, scale
+from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.recipe.compose import compose
 
@@ -111,10 +114,51 @@ class Pools:
         return "coming up"
 
 
+def control_of(pools: Pools, recipe: Recipe, folder: RunFolder) -> RunControl:
+    control = RunControl(recipe, folder, EarlyEnd(print))
+    control.begin(pools, print)
+    return control
+
+
+async def test_whoever_follows_a_run_ends_it_early_and_adds_metrics(tmp_path: Path) -> None:
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", *POOLS]))
+    said: list[str] = []
+    logged: list[tuple[int, dict[str, float]]] = []
+    early = EarlyEnd(said.append)
+    control = RunControl(compose(str(folder.recipe)), folder, early)
+    with folder.driven():
+        async with controlled(folder, control):
+            for call in (scale(folder.path, "generators", 3), log(folder.path, 3, {"own/twice": 1.5})):
+                with pytest.raises(RecipeError, match="is starting or ending; try again once it trains"):
+                    await call
+            control.begin(Pools(), lambda step, values: logged.append((step, values)))
+            await log(folder.path, 3, {"own/twice": 1.5})
+            for reason in ("good enough", "again"):
+                assert await finish(folder.path, reason) == "ends after the training step under way"
+            control.end()
+            with pytest.raises(RecipeError, match="is starting or ending"):
+                await finish(folder.path, "too late")
+    assert (early.reason, said) == ("good enough", ["The run ends after this training step: good enough"])
+    assert logged == [(3, {"own/twice": 1.5})]
+
+
+async def test_a_run_that_is_starting_is_told_to_end_and_ends_after_a_step(tmp_path: Path) -> None:
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    early = EarlyEnd(print)
+    with folder.driven():
+        asking = asyncio.create_task(finish(folder.path, "asyncrl stop --finish"))  # before its driver listens
+        while not asking.done():
+            await asyncio.sleep(0)
+            async with controlled(folder, RunControl(compose(str(folder.recipe)), folder, early)):
+                await asyncio.wait([asking])
+        assert await asking == "is starting, and ends after one training step"
+    assert early.reason == "asyncrl stop --finish"
+
+
 async def test_a_resume_begins_with_the_engines_that_were_asked_for(tmp_path: Path) -> None:
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", *POOLS]))
     recipe = compose(str(folder.recipe))
-    control = RunControl(Pools(), recipe, folder)
+    control = control_of(Pools(), recipe, folder)
     assert await control.scale("generators", 3) == "coming up"
     assert await control.scale("small", 4) == "coming up"
     again = compose(str(folder.recipe))
@@ -133,6 +177,6 @@ async def test_a_recipe_that_cannot_be_written_is_told(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folder, "keep_recipe", full)
-    told = await RunControl(Pools(), compose(str(folder.recipe)), folder).scale("generators", 3)
+    told = await control_of(Pools(), compose(str(folder.recipe)), folder).scale("generators", 3)
     assert told.startswith("coming up. The run's recipe.yaml could not be written (No space left on device)")
     assert folder.recipe.read_bytes() == before

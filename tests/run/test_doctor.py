@@ -123,7 +123,7 @@ def test_the_gpu_extra_is_installed_without_building_anything_against_another_to
 
 
 def test_the_page_for_gpu_owners_names_what_the_doctor_looks_for():
-    page = (REPOSITORY / "docs" / "gpu.md").read_text()
+    page = (REPOSITORY / "docs" / "how-to" / "gpu.md").read_text()
     least = max(device.LEAST_DRIVER.values())
     for word in (
         building.ENGINE,
@@ -287,8 +287,8 @@ def test_what_a_remedy_sends_people_to_read_is_there():
     for folder in ("asyncrl", "generators", "buffers", "learners"):
         for file in (REPOSITORY / folder).rglob("*.py"):
             text = file.read_text()
-            named |= {(page, "") for page in re.findall(r"docs/([\w-]+\.md)", text)}
-            named |= {(page, section) for section, page in re.findall(r'"([^"\n]+)" in docs/([\w-]+\.md)', text)}
-    assert ("models.md", "What a chat template must do") in named
+            named |= {(page, "") for page in re.findall(r"docs/([\w/-]+\.md)", text)}
+            named |= {(page, section) for section, page in re.findall(r'"([^"\n]+)" in docs/([\w/-]+\.md)', text)}
+    assert ("reference/models.md", "What a chat template must do") in named
     for page, section in named:
         assert re.search(rf"^#+ {re.escape(section)}", (REPOSITORY / "docs" / page).read_text(), re.MULTILINE), (page, section)

@@ -12,16 +12,17 @@ from asyncrl.core.measures.buffer_statistics import BufferStatistics, LedgerCoun
 from asyncrl.core.measures.metrics import Reading, combine
 from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime, TimeSplit
 from asyncrl.core.trajectory import StopReason
+from asyncrl.generators.evaluation import EvaluationResult
+from asyncrl.generators.worker import GeneratorStatistics
+from asyncrl.learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_COMPUTED
 from asyncrl.run.measures.declared_metrics import metric_called
+from asyncrl.run.measures.events import RunEvent
 from asyncrl.run.measures.measure_file import StepMeasure
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep, batch_readings, step_readings
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recorder import Recorder, versions_of
-from generators.evaluation import EvaluationResult
-from generators.worker import GeneratorStatistics
-from learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_COMPUTED
 
 
 def record(group, sample, reward):
@@ -129,6 +130,7 @@ class Heard:
         self.notes: list[str] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.measures: list[StepMeasure] = []
+        self.events: list[RunEvent] = []
 
     def note(self, text: str, level: int = 0) -> None:
         self.notes.append(text)
@@ -138,6 +140,9 @@ class Heard:
 
     def log_evaluated(self, version: int) -> None:
         pass
+
+    def tell(self, event: RunEvent) -> None:
+        self.events.append(event)
 
     def log_measure(self, measure: StepMeasure) -> None:
         self.measures.append(measure)
@@ -195,8 +200,9 @@ class World(Heard):
     def log_trained(self, step: int) -> None:
         pass
 
-    def update(self, progress: RunProgress) -> None:
+    def update(self, progress: RunProgress, metrics: dict[str, float]) -> None:
         self.shown.append(progress)
+        assert metrics == self.logged[-1][1]
 
 
 async def test_a_training_step_is_recorded_in_totals_metrics_and_view() -> None:

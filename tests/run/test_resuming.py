@@ -15,10 +15,15 @@ from made_buffers import recovered
 from made_checkpoints import make_checkpoint, saved_by_torch, seal
 from played_episodes import record
 
+from asyncrl.buffers import commands
+from asyncrl.buffers.journal.journal_files import head_of
+from asyncrl.buffers.limits import Limits
+from asyncrl.buffers.payload import PayloadStore, PayloadWriter
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.learners.checkpointing import checkpoint_manifest, checkpoints
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.folder.run_folder import RunFolder
@@ -26,11 +31,6 @@ from asyncrl.run.measures.summary import PlayedEvaluation, Status, Summary, Toke
 from asyncrl.run.measures.totals import SavedTotals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.resume import check_resumable
-from buffers import commands
-from buffers.journal.journal_files import head_of
-from buffers.limits import Limits
-from buffers.payload import PayloadStore, PayloadWriter
-from learners.checkpointing import checkpoint_manifest, checkpoints
 
 SMALL = ["steps=20", "tasks.train=200", "batch.groups_per_step=2", "batch.group_size=2"]
 

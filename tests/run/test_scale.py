@@ -12,21 +12,11 @@ from sqlite3 import connect
 import psutil
 import pytest
 from unhindered import Unhindered
+from unhurried import PLACE, UNHURRIED
 from whole_run import ASYNCRL, Run, lives
 
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.run.measures.summary import Status
-
-UNHURRIED = """
-import asyncio
-from asyncrl.envs.builtin.calculator import Calculator
-
-class Unhurried(Calculator):
-    async def reset(self, task):
-        await asyncio.sleep(2)
-        return await super().reset(task)
-"""
-"""Its episodes wait for something, as real ones do. Else engines and learner would take the cores from one that comes up."""
 
 BEGUN_SINCE = 3
 """The last of so many training steps has begun since: with ``buffer.pipeline_depth=1`` groups of two may be outstanding."""
@@ -74,10 +64,9 @@ def test_a_run_grows_and_shrinks_while_it_trains_and_what_is_handed_back_is_no_f
     """One failure more than one would end the run, and two generators are told to end. Then SIGTERM goes to all but generators,
     which changes nothing, and at last to every process, as from a batch system: the run ends in time and leaves nothing behind.
     """
-    (tmp_path / "unhurried.py").write_text(UNHURRIED)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("PYTHONPATH", PLACE, prepend=os.pathsep)
     settings = ["steps=10000", "evaluation.every=10000", "generators.count=1", "generators.kv_cache_mb=64"]
-    settings += ["environment.name=unhurried:Unhurried", "buffer.pipeline_depth=1", "buffer.max_failures=1"]
+    settings += [UNHURRIED, "buffer.pipeline_depth=1", "buffer.max_failures=1"]
     run = Run.launch(tiny_model, tmp_path, *settings)
     try:
         run.wait_for(lambda: steps(run) >= 2, 400, "two training steps")

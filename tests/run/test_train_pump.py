@@ -18,6 +18,10 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
+from asyncrl.generators.completion import ScoredRow
+from asyncrl.generators.evaluation import EvaluationResult, HeldOutTask
+from asyncrl.learners.step_report import StepReport
+from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder.step_log import StepLog
 from asyncrl.run.measures.step_readings import TrainedStep
@@ -28,9 +32,6 @@ from asyncrl.run.publisher import Publisher
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.train_pump import Learning, train_pump
 from asyncrl.run.weight_probe import Probe
-from generators.completion import ScoredRow
-from generators.evaluation import EvaluationResult, HeldOutTask
-from learners.step_report import StepReport
 
 TAKE_S, TRAIN_S, WRITE_S, DELIVER_S, CHECKPOINT_S = 1.0, 10.0, 2.0, 7.0, 6.0
 PARTS = LearnerTime(data=1.0, forward=3.0, backward=4.0, optimizer=2.0)
@@ -47,7 +48,7 @@ class World:
         self.step_ended: list[float] = []
         self.evaluated: list[int] = []
         self.skipped: list[int] = []
-        self.late_by = 0
+        self.late_by, self.enough_at, self.early = 0, 0, EarlyEnd(self.say)
         self.moving = True
         self.same_weights = False
         self.evaluation_s, self.deliver_s, self.checkpoint_s, self.probe_s = 5.0, DELIVER_S, CHECKPOINT_S, 1.0
@@ -111,8 +112,8 @@ class World:
     async def room(self) -> None:
         pass
 
-    async def begin(self, version: PolicyVersion) -> None:
-        self.say(f"begin checkpoint {version}")
+    async def begin(self, version: PolicyVersion, *, last: bool) -> None:
+        self.say(f"begin {'last ' if last else ''}checkpoint {version}")
         self._checkpoint = asyncio.create_task(asyncio.sleep(self.checkpoint_s))
 
     async def finish(self) -> None:
@@ -128,6 +129,8 @@ class World:
     async def step(self, step: int, done: TrainedStep) -> None:
         self.recorded.append((step, done.time, done.delivery_s))
         self.step_ended.append(self.now())
+        if step == self.enough_at:
+            self.early.ask("enough", trains=True)
 
     def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult], members: Mapping[TaskId, str]) -> None:
         self.evaluated.append(version)
@@ -143,7 +146,7 @@ class World:
         task = HeldOutTask(Task(id=TaskId("t"), prompt="?"), "s")
         evaluator = Evaluator(self, [task], False, self, self, Path("no-such-folder"), self)
         learning = Learning(self, self, self.publisher, self, self.probe, self.log, self.now)
-        await train_pump(PolicyVersion(begin), self.recipe, learning, evaluator, self)
+        self.last = await train_pump(PolicyVersion(begin), self.recipe, learning, evaluator, self, self.early)
 
 
 def recipe(steps: int, every: int = 100) -> Recipe:
@@ -159,6 +162,14 @@ def play(steps: int, *, every: int = 100, published: int = 0, begin: int = 0, **
         return world
 
     return virtual_time.run(main())
+
+
+def test_a_run_that_is_to_end_early_ends_as_one_with_fewer_steps():
+    world, shorter = play(30, enough_at=3), play(3)
+    assert world.last == shorter.last == 3
+    assert [what for _, what in world.events if "checkpoint" in what][-2:] == ["begin last checkpoint 3", "end checkpoint"]
+    assert world.when("published 3") == shorter.when("published 3")
+    assert "take 3" not in {what.removeprefix("begin ") for _, what in world.events}
 
 
 def test_a_publication_travels_while_the_next_batch_is_trained():

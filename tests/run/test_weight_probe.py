@@ -8,11 +8,12 @@ from test_train_pump import TAKE_S, TRAIN_S, WRITE_S, play
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.measures.gap_cause import ROUNDING
 from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.generators.completion import ScoredRow
 from asyncrl.run.pool.probe_scores import EngineScores, LearnerScores
 from asyncrl.run.recipe.compose import compose
-from asyncrl.run.weight_probe import BOUNDS, Probe
-from generators.completion import ScoredRow
+from asyncrl.run.weight_probe import Probe
 
 ROWS = ((5, 6, 7), (8, 9))
 LEARNER = (np.array([-1.0, -2.0]), np.array([-3.0]))
@@ -84,8 +85,52 @@ def test_what_differs_by_more_than_rounding_ends_the_run_and_names_the_worst_tok
         compare(probing)
 
 
+class ManyTokens(Sides):
+    """Sides that score a row of many tokens; the engine at another temperature, or with noise."""
+
+    LEARNER = np.log(np.linspace(0.05, 0.95, 40))
+
+    def __init__(self, engine, routed=False):
+        super().__init__((engine,))
+        self.routed = routed
+
+    async def score(self, rows=None, turn=0):
+        if rows is None:
+            return LearnerScores(PolicyVersion(1), (tuple(range(41)),), (self.LEARNER,), self.routed)
+        return EngineScores(WorkerId("generator-0"), MAIN_POOL, [ScoredRow(PolicyVersion(1), self.engine[0])])
+
+
+def at_temperature(logprob, temperature):
+    """Of two tokens, the log-probability of one."""
+    odds = (logprob - np.log(-np.expm1(logprob))) / temperature
+    return -np.log1p(np.exp(-odds))
+
+
+NOISE = np.random.default_rng(0).normal(0, 1, 40)
+
+
+@pytest.mark.parametrize(
+    ("engine", "routed", "overrides", "cause"),
+    [
+        (at_temperature(ManyTokens.LEARNER, 0.8), False, [], "temperature convention: the engine's log-odds are 1.25 times"),
+        (ManyTokens.LEARNER + 0.01 * NOISE, False, [], "dtype: the gap is no larger than the rounding of float16"),
+        (ManyTokens.LEARNER + 0.01 * NOISE, True, [], "routing of experts"),
+        (ManyTokens.LEARNER - abs(NOISE), False, [], "it is of fresh tokens"),
+        (
+            ManyTokens.LEARNER - abs(NOISE),
+            False,
+            ["generators.dtype=bfloat16"],
+            "dtype: learner .float32. and engines .bfloat16.",
+        ),
+    ],
+)
+def test_a_probe_that_ends_the_run_tells_a_cause(engine, routed, overrides, cause):
+    with pytest.raises(WeightMismatch, match=f"Likely cause: {cause}"):
+        compare(probe(ManyTokens(engine, routed), *overrides))
+
+
 def test_the_bound_is_that_of_the_coarser_type():
-    gap = BOUNDS["bfloat16"] / 2
+    gap = ROUNDING["bfloat16"] / 2
     engine = tuple(own + gap for own in LEARNER)
     for coarser in ("generators.dtype=bfloat16", "learner.dtype=bfloat16"):
         compare(probe(Sides(engine), coarser))

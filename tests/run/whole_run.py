@@ -10,11 +10,13 @@ from pathlib import Path
 import psutil
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.learners.tiny import ensure_tiny_model
+from asyncrl.learners.tiny.settings import WarmUp
 from asyncrl.run.measures.summary import Summary
-from learners.tiny import ensure_tiny_model
-from learners.tiny.settings import WarmUp
 
 ASYNCRL = ("-m", "asyncrl.cli.main")
+LOOK_S = 0.5
+"""Seconds between two looks at all processes of this machine, each of which takes milliseconds that the run lacks."""
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
 
 
@@ -51,11 +53,14 @@ class Run:
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         """Until ``condition`` holds, which it does at the latest when the process ends; remembers every descendant on the way."""
-        deadline, ended = time.monotonic() + seconds, False
+        deadline, ended, looked = time.monotonic() + seconds, False, 0.0
         while not condition():
             assert not ended, f"it ended before {what}; output: {self.output}"
-            assert time.monotonic() < deadline, f"{what} took longer than {seconds} s; output: {self.output}"
-            self._remember()
+            now = time.monotonic()
+            assert now < deadline, f"{what} took longer than {seconds} s; output: {self.output}"
+            if now >= looked + LOOK_S:
+                self._remember()
+                looked = now
             ended = self.process.poll() is not None
             time.sleep(0.1)
 

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from scipy.stats import ks_2samp
 
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
-from buffers.replay_buffer import ReplayBuffer
 
 BOUND = 4
 HARSH = Shape(

@@ -7,7 +7,7 @@ model's; so what extends a token stream here does so in a run, as far as the age
 import asyncio
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -17,7 +17,7 @@ from asyncrl.authoring.agents.model_files import folder_without_weights
 from asyncrl.authoring.agents.scripted_policy import Script, ScriptedPolicy
 from asyncrl.authoring.findings import Finding, Findings, Severity
 from asyncrl.authoring.subject import Subject, tasks_of
-from asyncrl.core.episode import Episode, with_trained_roles
+from asyncrl.core.episode import Episode, named_rewards, with_trained_roles
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.algorithm import TurnCreditConfig
@@ -28,19 +28,20 @@ from asyncrl.core.trajectory import StopReason
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import check_members, load_members
 from asyncrl.envs.secrets import read_secrets
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.calls.reasoning import Reasoning
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.gateway.agent_play import agent_episode
+from asyncrl.generators.gateway.episode import GatewayTurn
+from asyncrl.generators.gateway.messages import ChatMessage
+from asyncrl.generators.gateway.observer import Placed
+from asyncrl.generators.gateway.problems import Problem
+from asyncrl.generators.gateway.protocols import Protocols
+from asyncrl.generators.gateway.server import Gateway
+from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
 from asyncrl.run.models.model_shape import check_sizes, read_shape
-from generators.calls.reader import ToolCallReader
-from generators.calls.reasoning import Reasoning
-from generators.chat_format import ChatFormat
-from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from generators.gateway.agent_play import agent_episode
-from generators.gateway.episode import GatewayTurn
-from generators.gateway.messages import ChatMessage
-from generators.gateway.observer import Placed
-from generators.gateway.problems import Problem
-from generators.gateway.protocols import Protocols
-from generators.gateway.server import Gateway
-from generators.vllm.engine_arguments import EngineSettings, engine_arguments
+from asyncrl.run.pool.gateway_host import gateway_host
 
 CLOSE_S = 10.0
 _NOT_FOR_LONG = (StopReason.MAX_TURNS, StopReason.MAX_TRAJECTORIES, StopReason.EPISODE_TIMEOUT, StopReason.SAMPLED_TOKENS)
@@ -179,8 +180,8 @@ async def _check_all(
         for name in agents:
             note(f"{member_place(name)}: playing {pluralize(episodes, 'episode')}")
             requests = _Requests()
-            gateway = Gateway(protocols, chat, observer=requests)
-            await gateway.start()
+            gateway = Gateway(protocols, chat, gateway_host([agents[name]]), observer=requests)
+            await gateway.start(for_sandboxes=bool(agents[name].sandbox))
             try:
                 checked.append(await _Check(recipe, name, chat, requests).play(gateway, environments, script(), episodes))
             finally:
@@ -205,13 +206,14 @@ class _Check:
     def __init__(self, recipe: Recipe, member: str, chat: ChatFormat, requests: _Requests) -> None:
         self._recipe, self._member, self._chat, self._requests = recipe, member, chat, requests
         self._spec = recipe.environment.by_member[member]
+        self._subject = Subject(member, self._spec, recipe)
         self._findings = Findings()
         self._place = member_place(member)
 
     async def play(self, gateway: Gateway, environments: WorkerEnvironments, script: Script, episodes: int) -> AgentChecked:
         """Play, and return what was found."""
         recipe, chat = self._recipe, self._chat
-        tasks = tasks_of(Subject(self._member, self._spec, recipe), "train")
+        tasks = tasks_of(self._subject, "train")
         limits = EpisodeLimits.of(recipe, self._member)
         parser = recipe.model.reasoning_parser
         reasoning = None if parser is None else Reasoning(chat, parser)
@@ -229,7 +231,7 @@ class _Check:
             roles = None if self._spec.train == "all" else self._spec.train
             played.append(with_trained_roles(episode, roles))
         for remark in environments.remarks:
-            self._findings.warning("import", self._place, remark, "see docs/agents.md")
+            self._findings.warning("import", self._place, remark, "see docs/how-to/agents.md")
         return self._checked(played)
 
     def _checked(self, played: Sequence[Episode]) -> AgentChecked:
@@ -263,7 +265,7 @@ class _Check:
         """Collect what would make a run wrong or costly."""
         for problem, count in self._requests.problems.items():
             told = f"{pluralize(count, 'request')} got {problem}"
-            self._findings.warning("requests", self._place, told, 'see "Errors" in docs/agents.md')
+            self._findings.warning("requests", self._place, told, 'see "Errors" in docs/how-to/agents.md')
         kinds: dict[tuple[str, Beginning, str], list[Begun]] = defaultdict(list)
         for begun in self._requests.begun.elements():
             kinds[begun.role, begun.beginning, begun.kind].append(begun)
@@ -282,10 +284,21 @@ class _Check:
                 f"{pluralize(branched, 'episode')} had several trajectories, whose turns have no common order: a run would end"
             )
             self._findings.error("credit", "algorithm.credit", problem, "set algorithm.credit.kind=episode")
+        for problem in dict.fromkeys(self._missing_rewards(played)):
+            remedy = "have the agent report it among the metrics of its result file, or take its name out"
+            self._findings.error("rewards", "algorithm.advantage.rewards", problem, remedy)
         if played and not sampled:
             seen = ", ".join(sorted(self._requests.roles))
             problem = f"no trajectory is of a role that is trained; there are {seen}"
             self._findings.error("roles", f"{self._place}.train", problem, "name one of these, the names of models asked for")
+
+    def _missing_rewards(self, played: Sequence[Episode]) -> Iterator[str]:
+        """Yield why episodes could not be committed: they lack one of the rewards that the recipe compares."""
+        for episode in played:
+            try:
+                named_rewards(episode, self._subject.compared_rewards)
+            except ValueError as error:
+                yield str(error)
 
 
 _REMEDIES = {
@@ -297,7 +310,7 @@ _REMEDIES = {
 
 def _current() -> Placed:
     """Return the request that is being answered in this asyncio task."""
-    from generators.gateway.serving import CURRENT
+    from asyncrl.generators.gateway.serving import CURRENT
 
     turn = CURRENT.get()
     assert isinstance(turn, GatewayTurn)

@@ -6,15 +6,17 @@ What always holds: requests are compared as the gateway matches them, so what is
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from os.path import commonpath
 from typing import Any
 
 import msgspec
 
 from asyncrl.core.text import short
 from asyncrl.core.trajectory import StartReason
-from generators.gateway.matching import Asked
-from generators.gateway.messages import ChatMessage, calls_of, canonical, plain_arguments, role_of, text_of
-from generators.gateway.observer import Placed
+from asyncrl.generators.gateway.matching import Asked
+from asyncrl.generators.gateway.messages import ChatMessage, calls_of, canonical, plain_arguments, role_of, text_of
+from asyncrl.generators.gateway.observer import Placed
+from asyncrl.generators.gateway.protocol import Protocol
 
 _AROUND = 20
 """Characters before the first difference of two texts that are shown."""
@@ -65,12 +67,28 @@ class Conversations:
             return Begun(asked.role, Beginning.AGAIN)
         if not of_role:
             return Begun(asked.role, Beginning.CONVERSATION)
+        if placed.protocol is Protocol.GENERATE:
+            return _other_tokens(asked, [each[1] for each in of_role])
         if placed.begins is StartReason.OTHER_TOOLS:
             how, kind = _other_setting(of_role[-1][0], asked)
             return Begun(asked.role, Beginning.TOOLS, how, kind)
         alike = [each for each in of_role if _setting(each[0]) == _setting(asked)] or of_role
         nearest = max((each[1] for each in alike), key=lambda told: (_shared(told, asked.messages), len(told)))
         return _difference(asked.role, nearest, asked.messages)
+
+
+def _other_tokens(asked: Asked, told: Sequence[Sequence[ChatMessage]]) -> Begun:
+    """Say how a conversation of token ids, told as one text, differs from the one that is most like it."""
+    (now,) = map(_text, asked.messages)
+    nearest = max(told, key=lambda each: len(commonpath(["".join(map(_text, each)), now])))
+    was = "".join(map(_text, nearest))
+    if len(commonpath([was, now])) <= len(_text(nearest[0])):
+        return Begun(asked.role, Beginning.CONVERSATION, "", "another conversation")
+    return Begun(asked.role, Beginning.REWRITTEN, f"its tokens differ: {at_difference(was, now)}", "its tokens differ")
+
+
+def _text(message: ChatMessage) -> str:
+    return text_of(message.get("content"))
 
 
 def _setting(asked: Asked) -> bytes:
@@ -141,7 +159,7 @@ def _changed(
             return f"{kind}: {short(_written(calls[0]))} was sampled, {short(_written(calls[1]))} came back", kind
         texts = texts[0].strip(), texts[1].strip()
     kind = _how_texts_differ(*texts)
-    return f"{kind}: {_at_difference(*texts)}", kind
+    return f"{kind}: {at_difference(*texts)}", kind
 
 
 def _calls(message: ChatMessage) -> list[tuple[str, object]]:
@@ -174,7 +192,7 @@ def _how_texts_differ(was: str, now: str) -> str:
     return "it has another text"
 
 
-def _at_difference(was: str, now: str) -> str:
+def at_difference(was: str, now: str) -> str:
     """Show two texts from shortly before their first difference."""
     place = next((at for at, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
     start = max(0, place - _AROUND)

@@ -21,9 +21,9 @@ def folder_without_weights(recipe: Recipe) -> Iterator[str]:
     if recipe.model.path != TINY:
         yield str(tokenizer_folder(recipe.model.path, "model.path"))
         return
-    from learners.tiny.settings import Size
-    from learners.tiny.tokenizer_alone import tiny_tokenizer
-    from learners.tiny.warmup import config_of
+    from asyncrl.learners.tiny.settings import Size
+    from asyncrl.learners.tiny.tokenizer_alone import tiny_tokenizer
+    from asyncrl.learners.tiny.warmup import config_of
 
     environments = {name: player.environment for name, player in players_of(recipe).items()}
     tokenizer = tiny_tokenizer(environments, recipe.seed)

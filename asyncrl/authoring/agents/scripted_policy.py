@@ -16,11 +16,12 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.messages import ToolCall, ToolSpec
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from asyncrl.envs.base import Action
-from generators.chat_format import ChatFormat
-from generators.completion import Completion
-from generators.gateway.episode import spec_of
-from generators.gateway.messages import for_template
-from generators.gateway.observer import Placed
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.gateway.episode import spec_of
+from asyncrl.generators.gateway.messages import for_template
+from asyncrl.generators.gateway.observer import Placed
+from asyncrl.generators.gateway.protocol import Protocol
 
 Script = Callable[[int, Sequence[ToolSpec]], Action]
 """Gives the turn of this number, from 0, of a conversation with these tools."""
@@ -69,16 +70,28 @@ class ScriptedPolicy:
         yield self
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         """Say the next turn of the script; its log-probabilities are 0.
 
         Raises:
             EnvironmentBroken: the chat template writes a turn in another way than it asks for one.
+            ValueError: a turn of no token is asked for, which no engine samples either.
         """
-        asked = self._current().asked
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; a turn has at least one token")
+        placed = self._current()
+        asked = placed.asked
         tools = [spec_of(tool) for tool in asked.tools]
         number = sum(message["role"] == "assistant" for message in asked.messages)
+        if placed.protocol is Protocol.GENERATE:  # its conversation is one text
+            number = placed.turns
         turn = _as_template_input(self._script(number, tools), thinks=self._thinks)
         said = self._chat.written_turn([for_template(message) for message in asked.messages], turn, tools)
         if said is None:

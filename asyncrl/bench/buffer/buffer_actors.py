@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import ray
 
+from asyncrl.buffers.service import BufferService
 from asyncrl.core.episode import Episode, decode
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import EpisodeRecord
@@ -27,7 +28,6 @@ from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.payload import PayloadSink, PayloadSource
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
 from asyncrl.run.host.process_output import route_output
-from buffers.service import BufferService
 
 logger = logging.getLogger(__name__)
 

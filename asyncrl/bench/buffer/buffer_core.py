@@ -6,13 +6,13 @@ from collections import deque
 
 import msgspec
 
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer.tasks import make_task_stream
-from buffers.replay_buffer import ReplayBuffer
 
 _WORKER = WorkerId("producer")
 

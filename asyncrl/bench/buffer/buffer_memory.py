@@ -10,6 +10,9 @@ import msgspec
 import psutil
 
 from asyncrl.bench.buffer.buffer_actors import episode_of
+from asyncrl.buffers import commands
+from asyncrl.buffers.payload import PayloadStore, PayloadWriter
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.episode import encode
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.payload import EpisodeRecord
@@ -17,9 +20,6 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.run.buffer.payload import open_writer
 from asyncrl.run.buffer.tasks import make_task_stream
-from buffers import commands
-from buffers.payload import PayloadStore, PayloadWriter
-from buffers.replay_buffer import ReplayBuffer
 
 _WORKER = WorkerId("producer")
 _TOGETHER = 64

@@ -20,11 +20,10 @@ from asyncrl.bench.generators import gateway_clients
 from asyncrl.bench.generators.generator_runs import Measured, Request, Waiting, cost_of, make_tasks
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.trajectory import Sampling
-from generators.completion import Completion
-from generators.gateway.episode import GatewayEpisode, GatewayLimits
-from generators.gateway.protocol import Protocol
-from generators.gateway.protocols import Answer, Protocols
-from generators.gateway.server import Gateway
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.gateway.episode import GatewayLimits, GatewayTurn
+from asyncrl.generators.gateway.protocols import Answer, Protocols
+from asyncrl.generators.gateway.server import Gateway
 
 ClientKind = Literal["bare", "openai"]
 _ENDED_S = 600.0
@@ -56,11 +55,11 @@ class _TimedProtocols(Protocols):
 
     beside_sampling_ms: list[float]
 
-    async def answer(self, episode: GatewayEpisode, protocol: Protocol, body: Mapping[str, Any]) -> Answer:
+    async def answer(self, turn: GatewayTurn, body: Mapping[str, Any]) -> Answer:
         sampling: list[float] = []
         _SAMPLING.set(sampling)
         began = time.perf_counter()
-        answer = await super().answer(episode, protocol, body)
+        answer = await super().answer(turn, body)
         self.beside_sampling_ms.append((time.perf_counter() - began - sum(sampling)) * 1e3)
         return answer
 
@@ -72,12 +71,22 @@ class _Recorded:
         self._engine, self._episode, self._requests = measured.engine, episode, requests
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         """Sample a turn."""
         prompt, began = list(token_ids), time.perf_counter()
         completion = await self._engine.generate(
-            token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
+            token_ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_token_ids=stop_token_ids,
+            known_experts=known_experts,
         )
         _SAMPLING.get().append(time.perf_counter() - began)
         self._requests.append(Request(self._episode, prompt, len(completion.token_ids)))

@@ -28,13 +28,13 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling
 from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.hosting.hosted import make_hosted
-from generators.calls.reader import ToolCallReader
-from generators.chat_format import ChatFormat
-from generators.completion import Completion, Sampler
-from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
-from generators.evaluation import HeldOutTask, evaluate
-from generators.vllm.engine import VllmEngine
-from generators.vllm.engine_arguments import EngineSettings
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import Completion, Sampler
+from asyncrl.generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
+from asyncrl.generators.evaluation import HeldOutTask, evaluate
+from asyncrl.generators.vllm.engine import VllmEngine
+from asyncrl.generators.vllm.engine_arguments import EngineSettings
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -141,13 +141,23 @@ class RecordingEngine:
         return nullcontext(self)
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         """Sample a turn, and keep what was asked."""
         prompt = list(token_ids)
         episode = self._episodes.setdefault(asyncio.current_task(), len(self._episodes))
         completion = await self._engine.generate(
-            token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_ids=stop_token_ids
+            token_ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_token_ids=stop_token_ids,
+            known_experts=known_experts,
         )
         self.requests.append(Request(episode, prompt, len(completion.token_ids)))
         return completion

@@ -15,10 +15,10 @@ from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.core.recipe.learner import LoraConfig
+from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from learners.metrics import GRAD_NORM, POLICY_LOSS
 
 FLOAT32_GRADIENTS, BFLOAT16_GRADIENTS = 1e-4, 2e-2
 """Largest relative difference of gradient norms that is accepted."""
@@ -161,7 +161,7 @@ def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str, variant: V
     batch, rows = rows_of([length + (variant.prompt or 0) for length in lengths], settings.model.vocabulary, variant.prompt)
     model = folder / ("experts" if variant.experts else "dense")
     learner = make_learner(model, 4 * settings.tokens, variant.algorithm, dtype=dtype, **variant.learner)
-    from learners.megatron.layers.layer_spec import uses_transformer_engine
+    from asyncrl.learners.megatron.layers.layer_spec import uses_transformer_engine
 
     with closing(learner):
         losses, norms = [], []

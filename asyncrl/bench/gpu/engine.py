@@ -25,8 +25,8 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 
 if TYPE_CHECKING:
+    from asyncrl.generators.completion import Completion
     from asyncrl.weights.shm.shared_memory import SharedMemory
-    from generators.completion import Completion
 
 NEEDED = ("vllm", "ray", "mlflow", "hydra")
 """What a machine must have beside the learner's packages."""
@@ -109,10 +109,10 @@ def one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
 
 
 async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
+    from asyncrl.generators.vllm.engine import VllmEngine
+    from asyncrl.generators.vllm.engine_arguments import EngineSettings
     from asyncrl.weights.merge import merge
     from asyncrl.weights.shm.shared_memory import SharedMemory
-    from generators.vllm.engine import VllmEngine
-    from generators.vllm.engine_arguments import EngineSettings
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
     config = GeneratorsConfig(

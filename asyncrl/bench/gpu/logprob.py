@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import torch
@@ -17,11 +18,12 @@ WITHIN, MEMORY_SHARE, ACCEPTED_GAP = 1.5, 0.1, 1e-4
 
 
 class LogprobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, both passes together.
+    """What was measured, both passes together and the sum of the output layer's gradient into the accumulated one.
 
     Attributes:
         seconds, full_seconds: of the kernel, and by way of full logits; None where these did not fit.
-        products_seconds: the four matrix products alone, of the same operands: a limit of any way.
+        seconds_keeping: of the kernel if it keeps no exponentials between the passes, or all of them.
+        products_seconds: the four matrix products alone, of the same operands: a limit of any way that keeps no logits.
         bandwidth_seconds: reading and writing each operand, gradient and tile of logits once at the measured bandwidth.
         limit_ratio: ``seconds`` over the larger limit.
         peak_bytes, full_peak_bytes: GPU memory beyond the operands; None on a CPU.
@@ -35,6 +37,7 @@ class LogprobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     full_seconds: float | None
+    seconds_keeping: dict[str, float]
     products_seconds: float
     bandwidth_seconds: float
     limit_ratio: float
@@ -47,55 +50,81 @@ class LogprobResult(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
 
 
+class _Ways:
+    """The ways to log-probabilities that are compared, all of the same random operands and with both passes.
+
+    Args:
+        settings: say how large the operands are.
+        group: the ranks that divide the vocabulary.
+    """
+
+    def __init__(self, settings: LogprobSettings, group: dist.ProcessGroup) -> None:
+        dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+        torch.manual_seed(0)
+        options = {"device": device(), "dtype": dtype}
+        self.hidden = torch.randn(settings.tokens, settings.hidden, **options).requires_grad_()  # type: ignore[call-overload]
+        self.weight = 0.02 * torch.randn(settings.vocabulary, settings.hidden, **options)  # type: ignore[call-overload]
+        self.weight.requires_grad_()
+        self._targets = torch.randint(0, settings.vocabulary, (settings.tokens,), device=device())
+        self._slopes = torch.randn(settings.tokens, device=device())
+        self._of_logits = torch.empty(settings.tokens, min(settings.vocabulary, 8192), **options)  # type: ignore[call-overload]
+        self._accumulated = torch.zeros_like(self.weight, dtype=torch.float32)
+        self._group = group
+
+    def kernel(self, kept_bytes: int) -> Tensor:
+        """By our kernel, which adds up gradients as Megatron has it."""
+        from asyncrl.learners.megatron.layers.log_probabilities import token_log_probabilities
+
+        self.weight.main_grad = self._accumulated
+        return self._both_passes(
+            token_log_probabilities(self.hidden, self.weight, self._targets, 1.0, self._group, kept_bytes=kept_bytes).logp
+        )
+
+    def full(self) -> Tensor:
+        """By way of full logits."""
+        every = torch.log_softmax((self.hidden @ self.weight.t()).float(), -1)
+        return self._both_passes(every.gather(1, self._targets.unsqueeze(1)).squeeze(1))
+
+    @torch.no_grad()
+    def products(self) -> None:
+        """The matrix products alone: logits in both passes, and two gradients."""
+        for start in range(0, len(self.weight), self._of_logits.size(1)):
+            part = self.weight[start : start + self._of_logits.size(1)]
+            for _ in range(2):
+                self.hidden @ part.t()
+            of_part = self._of_logits[:, : len(part)]
+            of_part @ part
+            of_part.t() @ self.hidden
+
+    def _both_passes(self, logp: Tensor) -> Tensor:
+        _, gradient = torch.autograd.grad((logp * self._slopes).sum(), (self.hidden, self.weight), allow_unused=True)
+        if gradient is not None:
+            self._accumulated.add_(gradient)
+        return logp.detach()
+
+
 def measure(settings: LogprobSettings) -> LogprobResult:
     """Measure in this process."""
-    from learners.megatron.layers.log_probabilities import token_log_probabilities
+    from asyncrl.learners.megatron.layers.log_probabilities import KEPT_BYTES
 
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    torch.manual_seed(0)
-    options = {"device": device(), "dtype": dtype}
-    hidden = torch.randn(settings.tokens, settings.hidden, **options).requires_grad_()  # type: ignore[call-overload]
-    weight = (0.02 * torch.randn(settings.vocabulary, settings.hidden, **options)).requires_grad_()  # type: ignore[call-overload]
-    targets = torch.randint(0, settings.vocabulary, (settings.tokens,), device=device())
-    slopes = torch.randn(settings.tokens, device=device())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None
-
-    def of(logp: Tensor) -> Tensor:
-        torch.autograd.grad((logp * slopes).sum(), (hidden, weight))
-        return logp.detach()
-
-    def kernel() -> Tensor:
-        return of(token_log_probabilities(hidden, weight, targets, 1.0, group).logp)
-
-    def full() -> Tensor:
-        every = torch.log_softmax((hidden @ weight.t()).float(), -1)
-        return of(every.gather(1, targets.unsqueeze(1)).squeeze(1))
-
-    gradient = torch.empty(settings.tokens, min(settings.vocabulary, 8192), **options)  # type: ignore[call-overload]
-
-    def products() -> None:
-        with torch.no_grad():
-            for start in range(0, settings.vocabulary, gradient.size(1)):
-                part = weight[start : start + gradient.size(1)]
-                for _ in range(2):
-                    hidden @ part.t()
-                of_part = gradient[:, : len(part)]
-                of_part @ part
-                of_part.t() @ hidden
-
+    ways, often = _Ways(settings, group), settings.repetitions
+    hidden, weight = ways.hidden, ways.weight
     missing = [] if torch.cuda.is_available() else ["a GPU: the figures are of a CPU and mean nothing"]
-    seconds, peak, ours = median_of(kernel, settings.repetitions)
+    seconds, peak, ours = median_of(partial(ways.kernel, KEPT_BYTES), often)
+    keeping = {"nothing": 0, "all": settings.tokens * settings.vocabulary * weight.element_size()}
+    seconds_keeping = {kept: median_of(partial(ways.kernel, room), often)[0] for kept, room in keeping.items()}
     full_seconds: float | None = None
     full_peak: int | None = None
     gap: float | None = None
     try:
-        full_seconds, full_peak, theirs = median_of(full, settings.repetitions)
+        full_seconds, full_peak, theirs = median_of(ways.full, often)
         gap = (ours - theirs).abs().max().item()
     except torch.OutOfMemoryError:
         missing.append("full logits: they did not fit into the GPU's memory")
-    products_seconds, _, _ = median_of(products, settings.repetitions)
+    products_seconds, _, _ = median_of(ways.products, often)
     speed = bandwidth()
     operands = hidden.nbytes + weight.nbytes
     # Each pass reads the operands and passes over the float32 logits twice; the second writes two gradients.
@@ -112,6 +141,7 @@ def measure(settings: LogprobSettings) -> LogprobResult:
     return LogprobResult(
         seconds=seconds,
         full_seconds=full_seconds,
+        seconds_keeping=seconds_keeping,
         products_seconds=products_seconds,
         bandwidth_seconds=moved / speed,
         limit_ratio=seconds / limit,
@@ -127,7 +157,7 @@ def measure(settings: LogprobSettings) -> LogprobResult:
 
 def float64_gaps(group: dist.ProcessGroup) -> dict[str, float]:
     """Relative errors of log-probabilities, entropies and both gradients beside full logits in float64."""
-    from learners.megatron.layers.log_probabilities import token_log_probabilities
+    from asyncrl.learners.megatron.layers.log_probabilities import token_log_probabilities
 
     tokens, width, entries, temperature = 512, 64, 20_000, 0.7
     torch.manual_seed(1)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.bench.gpu import broadcast, correctness, engine, logprob, publication, training
+from asyncrl.bench.gpu.ahead import machine, sayable
 from asyncrl.bench.gpu.broadcast import BroadcastResult
 from asyncrl.bench.gpu.correctness import CorrectnessResult
 from asyncrl.bench.gpu.engine import EngineResult
@@ -45,6 +46,7 @@ class GpuBenchResult(msgspec.Struct, frozen=True, kw_only=True):
         device: name of the GPU; ``cpu`` if there is none.
         python, packages: versions of what was measured; None for packages that are not installed.
         settings: what was measured.
+        ahead: what each part was expected to be able to say on this machine.
         seconds: what each part took.
         failures: parts that gave no result, and why.
         correctness, training, logprob, publication, broadcast, engine: what the parts found; None if not asked for or failed.
@@ -54,6 +56,7 @@ class GpuBenchResult(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     packages: dict[str, str | None]
     settings: GpuBenchSettings
+    ahead: dict[str, str]
     seconds: dict[str, float]
     failures: dict[str, str]
     correctness: CorrectnessResult | None = None
@@ -78,15 +81,20 @@ def run(
 
 
 def _run(json_file: Path, say: Callable[[str], None], settings: GpuBenchSettings, parts: tuple[str, ...]) -> GpuBenchResult:
+    there = isolated(machine, seconds=60)
     result = GpuBenchResult(
-        device=isolated(device_name, seconds=60),
+        device=there.device,
         python=platform.python_version(),
         packages={name: _version(name) for name in PACKAGES},
         settings=settings,
+        ahead=sayable(there, settings, parts),
         seconds={},
         failures={},
     )
-    say(f"asyncrl bench gpu on {result.device}, Python {result.python}")
+    say(f"asyncrl bench gpu on {result.device}, Python {result.python}. It will be able to say:")
+    for name, what in result.ahead.items():
+        say(f"  {name}: {what}")
+    _write(json_file, result)
     for name in parts:
         limit: float = getattr(settings.seconds, name)
         say(f"{name}: at most {limit:.0f} s")
@@ -104,8 +112,12 @@ def _run(json_file: Path, say: Callable[[str], None], settings: GpuBenchSettings
                 before = getattr(result, name)
                 result = msgspec.structs.replace(result, **{name: found if before is None else before.with_more(found)})
             result.seconds[name] = time.monotonic() - began
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+            _write(json_file, result)
     return result
+
+
+def _write(json_file: Path, result: GpuBenchResult) -> None:
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
 
 _DEADLINES_OF_THEIR_OWN = (correctness.measure, training.measure, engine.measure)
@@ -127,13 +139,6 @@ def _pieces(name: str, settings: GpuBenchSettings) -> list[tuple[Callable[..., A
     return [pieces[name]]
 
 
-def device_name() -> str:
-    """Name of the GPU that is measured; ``cpu`` if there is none."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -153,6 +158,7 @@ def describe(name: str, found: Any) -> list[str]:
     if isinstance(found, LogprobResult):
         beside = "" if found.full_seconds is None else f", full logits {found.full_seconds * 1e3:.1f} ms"
         lines.append(f"{found.seconds * 1e3:.1f} ms{beside}; {found.limit_ratio:.2f} of the hardware's limit")
+        lines += [f"  {seconds * 1e3:.1f} ms keeping {kept}" for kept, seconds in found.seconds_keeping.items()]
     if isinstance(found, PublicationResult):
         steady = found.steady
         lines.append(

@@ -26,8 +26,8 @@ from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.envs.hosting.workspaces import Workspaces, default_root
 
 if TYPE_CHECKING:
-    from learners.learner import Learner
-    from learners.step_report import StepReport
+    from asyncrl.learners.learner import Learner
+    from asyncrl.learners.step_report import StepReport
 
 LEARNING_RATE = 1e-6
 LONGEST_POSITION = 40_960
@@ -139,8 +139,8 @@ def make_learner(
 ) -> "Learner":
     """Make a learner of one rank with the model in ``folder``; ``algorithm`` and ``options`` are keys of those sections of a
     recipe."""
-    from learners.learner import Learner
-    from learners.rank import FileMeeting, RankSpec
+    from asyncrl.learners.learner import Learner
+    from asyncrl.learners.rank import FileMeeting, RankSpec
 
     mathematics = AlgorithmConfig(
         loss=PpoClipLossConfig(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")

@@ -30,7 +30,7 @@ from asyncrl.bench.gpu.subject import (
 from asyncrl.bench.learner.learner_steps import PlainLoop
 from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Episodes
 from asyncrl.core.batch import Batch
-from learners.metrics import GRAD_NORM, MFU, TFLOPS_PER_RANK
+from asyncrl.learners.metrics import GRAD_NORM, MFU, TFLOPS_PER_RANK
 
 Result = TypeVar("Result")
 

@@ -62,7 +62,7 @@ def seconds(tokens: int, vocabulary: int, hidden: int, repetitions: int, entropy
 
 def _prepare() -> None:
     """Have this process multiply as a learner does."""
-    from learners.megatron.cpu.onednn_products import multiply_with_onednn
+    from asyncrl.learners.megatron.cpu.onednn_products import multiply_with_onednn
 
     torch.set_num_threads(1)
     multiply_with_onednn()
@@ -72,7 +72,7 @@ Way = Callable[[_Operands], tuple[Tensor, Tensor]]
 
 
 def _ways(group: dist.ProcessGroup) -> dict[str, Way]:
-    from learners.megatron.layers.log_probabilities import token_log_probabilities
+    from asyncrl.learners.megatron.layers.log_probabilities import token_log_probabilities
 
     def tiled(operands: _Operands) -> tuple[Tensor, Tensor]:
         return token_log_probabilities(operands.hidden, operands.weight, operands.targets, TEMPERATURE, group)

@@ -22,7 +22,7 @@ from asyncrl.bench.learner.learner_subject import (
 )
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
-from learners.metrics import GRAD_NORM, TOKENS_COMPUTED
+from asyncrl.learners.metrics import GRAD_NORM, TOKENS_COMPUTED
 
 SAME_GRADIENT = 1e-5
 """Largest relative difference of the gradient norms with and without sharing."""

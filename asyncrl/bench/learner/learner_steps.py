@@ -13,7 +13,6 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from asyncrl.bench.learner.learner_subject import (
     GROUP_SIZE,
@@ -28,7 +27,7 @@ from asyncrl.bench.learner.learner_subject import (
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
 from asyncrl.core.trajectory import Trajectory
-from learners.metrics import GRAD_NORM
+from asyncrl.learners.metrics import GRAD_NORM
 
 LEARNING_RATE = 1e-6
 TRUNCATION = 2.0
@@ -120,6 +119,8 @@ class PlainLoop:
     """
 
     def __init__(self, folder: Path, rows_at_once: int, device: str = "cpu") -> None:
+        from transformers import AutoModelForCausalLM
+
         on_gpu = device != "cpu"
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
         self._optimizer = torch.optim.AdamW(

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from asyncrl.core.batch import Batch, BatchEpisode, SampleName
 from asyncrl.core.episode import Episode
@@ -24,7 +22,7 @@ from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 
 if TYPE_CHECKING:
-    from learners.learner import Learner
+    from asyncrl.learners.learner import Learner
 
 VOCABULARY, LONGEST = 4096, 2048
 GROUP_SIZE = 8
@@ -34,6 +32,9 @@ Episodes = dict[SampleName, Episode]
 
 def make_model(folder: Path, layers: int = 4) -> None:
     """Write a model with random weights to ``folder``; the weights are the same every time."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -53,8 +54,8 @@ def make_model(folder: Path, layers: int = 4) -> None:
 
 def make_learner(folder: Path, micro_batch_tokens: int, learning_rate: float) -> "Learner":
     """Make a learner of one rank with the model in ``folder``."""
-    from learners.learner import Learner
-    from learners.rank import FileMeeting, RankSpec
+    from asyncrl.learners.learner import Learner
+    from asyncrl.learners.rank import FileMeeting, RankSpec
 
     return Learner(
         AlgorithmConfig(loss=PpoClipLossConfig(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")),

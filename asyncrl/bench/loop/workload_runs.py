@@ -36,7 +36,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.measures.bottleneck import find_bottleneck
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.summary import Status
-from asyncrl.run.views.live_view import LiveView
+from asyncrl.run.views.live_view import NO_METRICS, LiveView
 
 ALL = "all"
 REPETITIONS = 3
@@ -226,10 +226,10 @@ class _Steps(LiveView):
         super().__init__(console, name)
         self.done: list[tuple[float, RunProgress]] = []
 
-    def update(self, progress: RunProgress) -> None:
+    def update(self, progress: RunProgress, metrics: Mapping[str, float] = NO_METRICS) -> None:
         """Remember the newest training step, and show it."""
         self.done.append((time.monotonic(), progress))
-        super().update(progress)
+        super().update(progress, metrics)
 
 
 def _train(recipe: Recipe, steps: int) -> _OwnRun:

@@ -6,12 +6,11 @@ use, and swapped the two. Packing them for vLLM's CPU kernels is not in it.
 """
 
 import os
-import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.bench.weights.weights_parties import (
-    ENGINE_NODE,
-    LEARNER_NODE,
     Broadcaster,
     Folder,
     Loaded,
     Party,
     Rank,
     Reader,
-    ServingMirror,
     StoredTimes,
     started,
 )
@@ -38,13 +34,12 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.weights.merge import merge
-from asyncrl.weights.tcp.chunk_wire import SECRET_BYTES
 
 CHANGED = 0.01
 """The share of blocks that change between two versions through a folder."""
 WARM_UP = 2
 """Publications before the measured ones, until both sides of every file have their memory."""
-TARGETS = {"shm_gb_per_s": 3.0, "shm_over_gloo": 1.3, "tcp_gb_per_s": 1.0}
+TARGETS = {"shm_gb_per_s": 3.0, "shm_over_gloo": 1.3}
 """The least that each figure should be."""
 LIMITS = {"pause_share": 0.2, "blocked_over_memcpy": 1.0, "blocked_over_memcpy_in_turn": 1.0}
 """The most that each figure should be."""
@@ -99,14 +94,12 @@ class TransportTimes(msgspec.Struct, frozen=True):
     Attributes:
         whole: from the call of the ranks until the reader has loaded.
         write: until all ranks had written, fingerprint included.
-        fetch: until the bytes lay on the reader's node.
         load: what the reader needed.
         pause: the swap, at the end of ``load``.
     """
 
     whole: float
     write: float
-    fetch: float
     load: float
     pause: float
 
@@ -137,11 +130,9 @@ class ModelResult(msgspec.Struct, frozen=True, kw_only=True):
         memcpy_in_turn_gb_per_s: the same for copies that all ranks begin together, each just before a publication by ``shm``.
         fingerprint_gb_per_s: the same as ``memcpy_gb_per_s`` for computing fingerprints.
         gloo_gb_per_s: the rate of broadcasting one flat tensor of the model's size from one process to another.
-        shm, tcp: the seconds of publications to a reader on the same node, and through mirrors over the loopback interface.
+        shm: the seconds of publications to a reader on the same node.
         shm_gb_per_s: bytes over seconds from publishing to loaded.
         shm_over_gloo: the same over gloo's rate, which proves and loads nothing.
-        tcp_gb_per_s: bytes over seconds from written to received and checked on the other node.
-        tcp_whole_gb_per_s: bytes over seconds from publishing to loaded, through mirrors.
         pause_share: the pause over the whole publication by ``shm``.
         disk: publications through a folder.
         blocked_over_memcpy: seconds for which a rank cannot train, over those of one memcpy of its shards; the slowest rank of
@@ -156,11 +147,8 @@ class ModelResult(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint_gb_per_s: float
     gloo_gb_per_s: float
     shm: TransportTimes
-    tcp: TransportTimes
     shm_gb_per_s: float
     shm_over_gloo: float
-    tcp_gb_per_s: float
-    tcp_whole_gb_per_s: float
     pause_share: float
     blocked_over_memcpy: float
     blocked_over_memcpy_in_turn: float
@@ -201,20 +189,18 @@ def _measure(model: ModelSettings, settings: WeightsBenchSettings) -> ModelResul
         sizes = [rank.call("size") for rank in ranks]
         copies = _all(ranks, "memcpy", settings.repetitions)
         proofs = _all(ranks, "fingerprint", settings.repetitions)
-        publishing = stack.enter_context(_publishing(run_id, ranks, model))
+        publishing = _Publishing(ranks, stack.enter_context(started(Reader, model.architecture)))
         for _ in range(WARM_UP):
-            publishing.by_shm()
-            publishing.by_tcp()
-        shm, tcp, beside = [], [], []
+            publishing.publish()
+        shm, beside = [], []
         publishing.blocked.clear()
         for _ in range(settings.repetitions):
             beside.append(max(_all(ranks, "copy")))
-            shm.append(publishing.by_shm())
-            tcp.append(publishing.by_tcp())
+            shm.append(publishing.publish())
         blocked = statistics.median(publishing.blocked)
         in_turn = statistics.median(beside)
     gloo, disk = _gloo(sum(sizes), settings.repetitions), _disk(model, settings, run_id)
-    figures = _figures(sum(sizes), gloo, _median(shm), _median(tcp))
+    figures = _figures(sum(sizes), gloo, _median(shm))
     figures |= {"blocked_over_memcpy": blocked / max(copies), "blocked_over_memcpy_in_turn": blocked / in_turn}
     met = {name: figures[name] >= least for name, least in TARGETS.items()}
     met |= {name: figures[name] <= most for name, most in LIMITS.items()}
@@ -225,7 +211,6 @@ def _measure(model: ModelSettings, settings: WeightsBenchSettings) -> ModelResul
         fingerprint_gb_per_s=max(sizes) / max(proofs) / 1e9,
         gloo_gb_per_s=sum(sizes) / gloo / 1e9,
         shm=_median(shm),
-        tcp=_median(tcp),
         disk=disk,
         met=met,
         **figures,
@@ -246,61 +231,34 @@ def _disk(model: ModelSettings, settings: WeightsBenchSettings, run_id: str) -> 
     return DiskTimes(*whole, *median)
 
 
-def _figures(size: int, gloo: float, shm: TransportTimes, tcp: TransportTimes) -> dict[str, float]:
+def _figures(size: int, gloo: float, shm: TransportTimes) -> dict[str, float]:
     """Return the figures of publications that have targets, and one more."""
     return {
         "shm_gb_per_s": size / shm.whole / 1e9,
         "shm_over_gloo": gloo / shm.whole,
-        "tcp_gb_per_s": size / tcp.fetch / 1e9,
-        "tcp_whole_gb_per_s": size / tcp.whole / 1e9,
         "pause_share": shm.pause / shm.whole,
     }
 
 
 class _Publishing:
-    """Ranks, mirrors and reader that pass on one version after the other."""
+    """Ranks and a reader that pass on one version after the other."""
 
-    def __init__(self, ranks: list[Party], reader: Party, source: Party, target: Party) -> None:
-        self._ranks, self._reader, self._source, self._target = ranks, reader, source, target
-        self._version = 0
-        self._address = source.call("address")
+    def __init__(self, ranks: list[Party], reader: Party) -> None:
+        self._ranks, self._reader, self._version = ranks, reader, 0
         self.blocked: list[float] = []
 
-    def by_shm(self) -> TransportTimes:
-        return self._publish(through_mirrors=False)
-
-    def by_tcp(self) -> TransportTimes:
-        return self._publish(through_mirrors=True)
-
-    def _publish(self, *, through_mirrors: bool) -> TransportTimes:
+    def publish(self) -> TransportTimes:
         self._version += 1
         version, began = PolicyVersion(self._version), time.perf_counter()
         parts, seconds = zip(*_all(self._ranks, "write", version), strict=True)
         publication = merge(parts)
         written = time.perf_counter()
-        if through_mirrors:
-            self._source.call("serve", version, publication.files)
-            files = self._target.call("fetch_files", version, publication.files, self._address)
-            publication = msgspec.structs.replace(publication, files=files)
-        fetched = time.perf_counter()
         loaded: Loaded = self._reader.call("load", publication)
         ended = time.perf_counter()
         if loaded.fingerprint != publication.fingerprint:
             raise WeightMismatch(f"version {version}: {loaded.fingerprint:#x} was loaded, {publication.fingerprint:#x} published")
         self.blocked.append(max(seconds))
-        return TransportTimes(ended - began, written - began, fetched - written, ended - fetched, loaded.pause)
-
-
-@contextmanager
-def _publishing(run_id: str, ranks: list[Party], model: ModelSettings) -> Iterator[_Publishing]:
-    """Start the processes that are needed beside the ranks, and end them."""
-    secret = secrets.token_bytes(SECRET_BYTES)
-    with (
-        started(Reader, model.architecture) as reader,
-        started(ServingMirror, run_id, LEARNER_NODE, secret) as source,
-        started(ServingMirror, run_id, ENGINE_NODE, secret) as target,
-    ):
-        yield _Publishing(ranks, reader, source, target)
+        return TransportTimes(ended - began, written - began, ended - written, loaded.pause)
 
 
 def _all(parties: list[Party], method: str, *arguments: object) -> list[Any]:
@@ -338,8 +296,6 @@ def view(result: WeightsBenchResult) -> RenderableType:
         "gloo, flat broadcast": lambda r: f"{r.gloo_gb_per_s:.2f} GB/s",
         "shm, published to loaded": lambda r: f"{r.shm_gb_per_s:.2f} GB/s",
         "shm over gloo": lambda r: f"{r.shm_over_gloo:.2f} x",
-        "tcp on loopback, written to received": lambda r: f"{r.tcp_gb_per_s:.2f} GB/s",
-        "tcp on loopback, published to loaded": lambda r: f"{r.tcp_whole_gb_per_s:.2f} GB/s",
         "pause over the publication": lambda r: f"{r.pause_share:.4f}",
         "learner blocked": lambda r: f"{r.blocked_over_memcpy:.2f} memcpys, {r.blocked_over_memcpy_in_turn:.2f} of those in turn",
         "disk, stored whole and fetched": lambda r: f"{r.disk.whole_store:.2f} s, {r.disk.whole_fetch:.2f} s",

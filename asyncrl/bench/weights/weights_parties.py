@@ -1,6 +1,6 @@
-"""The processes of ``asyncrl bench weights``: learner ranks, the mirrors of two nodes, and an engine's reader.
+"""The processes of ``asyncrl bench weights``: learner ranks, and an engine's reader.
 
-Each process has an object of one of the classes below, and answers calls of its methods over a pipe. Ranks and mirrors use one
+Each process has an object of one of the classes below, and answers calls of its methods over a pipe. Ranks use one
 thread; the reader uses as many as the machine has cores.
 """
 
@@ -22,18 +22,16 @@ from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.errors import ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.core.publication import Publication, Shard, WeightFile
+from asyncrl.core.publication import Publication, Shard
+from asyncrl.learners.held_weights import held_weights
+from asyncrl.learners.rank import RankPlace
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_file import BLOCK_BYTES
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from asyncrl.weights.tcp.chunk_wire import Address
-from asyncrl.weights.tcp.mirror import Mirror
 from asyncrl.weights.vllm.engine_shards import EngineLayout, parameters, targets
 from asyncrl.weights.vllm.slice_reader import SliceReader
-from learners.held_weights import held_weights
-from learners.rank import RankPlace
 
 ANSWER_S = 300.0
 """How long a process may take for one call."""
@@ -134,30 +132,6 @@ class Reader:
     def close(self) -> None:
         """Let go of the files."""
         self._slices.close()
-
-
-class ServingMirror:
-    """The mirror of one node."""
-
-    def __init__(self, run_id: str, node: str, secret: bytes) -> None:
-        torch.set_num_threads(1)
-        self._mirror = Mirror(run_id, node, secret, "127.0.0.1")
-
-    def address(self) -> Address:
-        """Where it listens."""
-        return self._mirror.address
-
-    def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
-        """Hand out the files of a version."""
-        self._mirror.serve(version, files)
-
-    def fetch_files(self, version: PolicyVersion, files: Sequence[WeightFile], source: Address) -> tuple[WeightFile, ...]:
-        """Bring the files of a version here."""
-        return self._mirror.fetch_files(version, files, {LEARNER_NODE: [source]}, ANSWER_S)
-
-    def close(self) -> None:
-        """Remove its files."""
-        self._mirror.close()
 
 
 class StoredTimes(NamedTuple):

@@ -28,10 +28,28 @@ with made-up arguments, which the agent runs as it runs a model's; or they are
 read from a file (--script), one turn in each line. The exit code is 0 if
 there is no error, else 1."""
 
+_REPLAY = """\
+Serve the kept traffic of an episode to its agent again, offline: without a
+GPU, a model or a network. The agent is started as it was in the run, with the
+same task, variables and working directory, and gets for each request the
+answer that was kept for it. The replay stops at the first request that differs
+in what bears on its answer, and says how; an agent that hangs is killed at the
+recipe's episode_timeout_s. Traffic is kept with the episodes
+that tracking.trajectories keeps, if the recipe has environment.keep_traffic.
+The exit code is 0 if the agent asked for all that it had asked for and for
+nothing else, else 1."""
+
+_REPLAY_EXAMPLES = """\
+examples:
+  asyncrl agent replay RUN 17/2 -- python /home/me/solve.py
+  asyncrl agent replay RUN train-3 -- python /home/me/solve.py    the newest one of this task"""
+
 
 def add_command(commands: Commands) -> None:
     """Add the command ``agent``."""
-    parser = commands.add_parser("agent", help="check agents before a run", description="Train within agents of your own.")
+    parser = commands.add_parser(
+        "agent", help="check agents before a run, and replay them", description="Train within agents of your own."
+    )
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     check = command(kinds, "check", "find what training within an agent will cost", _CHECK, partial(_refusing, run_check))
     check.add_argument("recipe", metavar="RECIPE", help="a .yaml file, or the name of a shipped recipe")
@@ -39,6 +57,12 @@ def add_command(commands: Commands) -> None:
     check.add_argument("--episodes", metavar="N", type=count, default=3, help="episodes of each agent (default 3)")
     check.add_argument("--script", metavar="FILE", type=Path, help="read the answers from there")
     check.add_argument("--json", metavar="FILE", type=writable_file, help="also write what was found there")
+    replayed = command(
+        kinds, "replay", "serve an agent its kept traffic", _REPLAY, partial(_refusing, run_replay), epilog=_REPLAY_EXAMPLES
+    )
+    replayed.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    replayed.add_argument("episode", metavar="EPISODE", help="GROUP/SAMPLE, as `asyncrl show` has them, or the id of a task")
+    replayed.add_argument("command", metavar="COMMAND", nargs="+", help="the agent's command line, after --")
 
 
 def _refusing(run: Run, arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -66,3 +90,30 @@ def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(checked), indent=2) + b"\n")
     return ExitCode.FAILED if any(one.errors for one in checked) else ExitCode.COMPLETED
+
+
+def run_replay(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Replay an agent."""
+    import asyncio
+
+    from asyncrl.authoring.agents.replay import replay
+    from asyncrl.core.text import pluralize
+    from asyncrl.episodes.kept_traffic import find_traffic
+    from asyncrl.episodes.reader import EpisodeReader
+    from asyncrl.generators.gateway.traffic import Traffic
+    from asyncrl.run.folder.run_folder import RunFolder
+
+    found = find_traffic(EpisodeReader(RunFolder.find(arguments.folder).trajectories), arguments.episode)
+    say(f"replaying {found.name}")
+    replayed = asyncio.run(replay(Traffic.read(found.traffic), arguments.command))
+    answered = f"{pluralize(replayed.answered, 'request')} of {replayed.kept} answered as they were"
+    if replayed.difference is not None:
+        say(f"{answered}; the next one differs. {replayed.difference}")
+    elif replayed.overdue_s is not None:
+        limit = f"environment.episode_timeout_s = {replayed.overdue_s:g} s"
+        say(f"{answered}; then the agent neither ended nor asked for more, and was killed at {limit} of the run")
+    elif not replayed.is_same:
+        say(f"{answered}; then the agent ended, with exit status {replayed.status}")
+    else:
+        say(f"{answered}; the agent ended with exit status {replayed.status}")
+    return ExitCode.COMPLETED if replayed.is_same else ExitCode.FAILED

@@ -6,7 +6,6 @@ It imports nothing but the environment, its server and the console, so that it r
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import asyncrl
 from asyncrl.cli.arguments import command, whole_number
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.process.log_format import log_to
+from asyncrl.envs.others.sources import SOURCES, source_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Serve an environment from here to the generators of a run elsewhere, whose
 recipe has `environment: {kind: remote, urls: [ws://HOST:PORT]}`. The token is
-taken from an environment variable on both sides. See docs/remote-environments.md."""
+taken from an environment variable on both sides. See docs/how-to/remote-environments.md."""
 
 _MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe())'"
 
@@ -36,7 +36,15 @@ _MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe())'"
 def add_command(kinds: Commands) -> None:
     """Add the command ``serve``."""
     parser = command(kinds, "serve", "serve an environment to runs elsewhere", _DESCRIPTION, run)
-    parser.add_argument("environment", metavar="ENVIRONMENT", help="`module:Class`, or a built-in environment")
+    parser.add_argument(
+        "environment", metavar="ENVIRONMENT", help="`module:Class`, a built-in environment, or what --from knows by this name"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=sorted(SOURCES),
+        help="serve an environment of another project, whose packages are installed here",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine only)")
     parser.add_argument("--port", type=_port, required=True, help="port to listen at; 0 takes a free one")
     parser.add_argument(
@@ -52,13 +60,15 @@ def add_command(kinds: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Serve until Ctrl-C or SIGTERM."""
+    import asyncio
+
     from asyncrl.cli.outcome import ExitCode, show_refusal
     from asyncrl.envs.remote.served_environments import Served
     from asyncrl.envs.remote.server import serve
 
     token = os.environ.get(arguments.token_variable, "")
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    served = Served(arguments.environment, dict(arguments.option), tuple(arguments.secret))
+    options = dict(arguments.option)
 
     def listening(port: int) -> None:
         console.print(Text(f"serving {arguments.environment} at ws://{host}:{port}; Ctrl-C ends it"), soft_wrap=True)
@@ -68,6 +78,12 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         if not token:
             problem = f"the environment variable {arguments.token_variable} is not set"
             raise RecipeError("", problem, f"export {arguments.token_variable}=$({_MAKE_TOKEN}), the same where you launch")
+        environment = arguments.environment
+        if arguments.source is not None:
+            source = source_named(arguments.source)
+            environment, options = source.environment, {source.option: arguments.environment, **options}
+            source.get_ready(options)
+        served = Served(environment, options, tuple(arguments.secret))
         name = f"asyncrl {asyncrl.__version__}"
         asyncio.run(serve(served, token, arguments.host, arguments.port, name, listening))
     except RecipeError as error:

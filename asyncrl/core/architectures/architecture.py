@@ -10,9 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+"""The projections of a layer without experts, beside those of attention."""
 
 _DIVIDED = {
     **dict.fromkeys(("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"), 0),
+    **dict.fromkeys(("q_b_proj", "kv_b_proj"), 0),
     **dict.fromkeys(("o_proj", "down_proj", "w2"), 1),
 }
 
@@ -62,12 +65,35 @@ class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
     choice_bias: str = ""
 
 
+class LatentSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads are made of one
+    small vector a token, and queries may be of another.
+
+    Attributes:
+        query_rank: channels of the vector that queries are made of; 0 if they are made of the hidden state.
+        key_value_rank: channels of the vector that keys and values are made of.
+        plain, rotated, value: channels of a head's queries and keys that are not rotated, of those that are, and of its values.
+            The rotated channels of a key are the same in all heads.
+    """
+
+    query_rank: int
+    key_value_rank: int
+    plain: int
+    rotated: int
+    value: int
+
+    @property
+    def query(self) -> int:
+        """Channels of a head's queries, and of its keys."""
+        return self.plain + self.rotated
+
+
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a decoder-only transformer, dense or with experts.
 
     Attributes:
         hidden_size: channels between layers.
-        heads, key_value_heads, head_size: of attention.
+        heads, key_value_heads, head_size: of attention; the channels that are rotated if it is latent.
         intermediate_size: feed-forward channels of a layer without experts.
         vocabulary: entries of the embedding.
         tied: whether the output layer is the embedding.
@@ -78,6 +104,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         expert_size: feed-forward channels of an expert.
         expert_names: what the tensors of router and experts are called.
         shared_size: feed-forward channels of the expert that every token of such a layer goes to; 0 if there is none.
+        latent: the sizes of attention if it is multi-head latent attention.
     """
 
     hidden_size: int
@@ -94,11 +121,17 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     expert_size: int = 0
     expert_names: ExpertNames = ExpertNames()
     shared_size: int = 0
+    latent: LatentSizes | None = None
 
     @property
     def layers(self) -> int:
         """Number of layers."""
         return len(self.with_experts)
+
+    @property
+    def attention_projections(self) -> tuple[str, ...]:
+        """What the matrices of a layer's attention are called."""
+        return tuple(name.split(".")[1] for name, shape in self._of_attention().items() if shape[1:])
 
     def tensors(self) -> Iterator[ModelTensor]:
         """Yield every tensor: the embedding, the layers in their order, the last norm, the output layer unless it is tied."""
@@ -111,15 +144,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     def _layer(self, layer: int) -> Iterator[ModelTensor]:
         prefix, hidden = f"model.layers.{layer}.", self.hidden_size
-        queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
-        for letter, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"self_attn.{letter}_proj.weight"] = (rows, hidden)
-            if self.biases:
-                shapes[f"self_attn.{letter}_proj.bias"] = (rows,)
-        if self.head_norms:
-            shapes |= dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (self.head_size,))
-        shapes |= {"self_attn.o_proj.weight": (hidden, queries), "post_attention_layernorm.weight": (hidden,)}
+        shapes |= self._of_attention()
+        shapes["post_attention_layernorm.weight"] = (hidden,)
         names = ExpertNames()
         if not self.with_experts[layer]:
             shapes |= _feed_forward("mlp.", names, hidden, self.intermediate_size)
@@ -137,6 +164,35 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         for expert in range(self.experts if self.with_experts[layer] else 0):
             for name, shape in _feed_forward(f"{names.block}.experts.{expert}.", names, hidden, self.expert_size).items():
                 yield ModelTensor(prefix + name, shape, layer, expert)
+
+    def _of_attention(self) -> dict[str, tuple[int, ...]]:
+        return self._attention() if self.latent is None else self._latent_attention(self.latent)
+
+    def _attention(self) -> dict[str, tuple[int, ...]]:
+        hidden = self.hidden_size
+        queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        for letter, rows in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"self_attn.{letter}_proj.weight"] = (rows, hidden)
+            if self.biases:
+                shapes[f"self_attn.{letter}_proj.bias"] = (rows,)
+        if self.head_norms:
+            shapes |= dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (self.head_size,))
+        return shapes | {"self_attn.o_proj.weight": (hidden, queries)}
+
+    def _latent_attention(self, sizes: LatentSizes) -> dict[str, tuple[int, ...]]:
+        hidden, queries, rank = self.hidden_size, self.heads * sizes.query, sizes.key_value_rank
+        shapes: dict[str, tuple[int, ...]] = {"q_proj.weight": (queries, hidden)}
+        if sizes.query_rank:
+            shapes = {"q_a_proj.weight": (sizes.query_rank, hidden), "q_a_layernorm.weight": (sizes.query_rank,)}
+            shapes["q_b_proj.weight"] = (queries, sizes.query_rank)
+        shapes |= {
+            "kv_a_proj_with_mqa.weight": (rank + sizes.rotated, hidden),
+            "kv_a_layernorm.weight": (rank,),
+            "kv_b_proj.weight": (self.heads * (sizes.plain + sizes.value), rank),
+            "o_proj.weight": (hidden, self.heads * sizes.value),
+        }
+        return {f"self_attn.{name}": shape for name, shape in shapes.items()}
 
 
 def _feed_forward(prefix: str, names: ExpertNames, hidden: int, channels: int) -> dict[str, tuple[int, ...]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.architectures.architecture import Architecture, ExpertNames
+from asyncrl.core.architectures.architecture import Architecture, ExpertNames, LatentSizes
 
 
 class Mixture(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,8 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
         scale: factor of those weights.
         sigmoid: whether a router's scores are sigmoids of its logits, and not their softmax.
         shared: feed-forward channels of the expert that every token goes to; 0 if there is none.
+        groups: into how many groups the experts are divided.
+        chosen_groups: from how many of them a token's experts are.
     """
 
     layers: tuple[bool, ...]
@@ -29,6 +31,8 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     sigmoid: bool = False
     shared: int = 0
+    groups: int = 1
+    chosen_groups: int = 1
 
 
 class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,8 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
         shared: key of the feed-forward channels of the expert that every token goes to; empty if there is none.
         shared_experts: key of how many experts of the others' size it stands for, if its channels have no key.
         sigmoid: whether scores are sigmoids, and their weights scaled by ``routed_scaling_factor``.
+        grouped: whether a token's experts are from ``topk_group`` of ``n_group`` groups: those whose two best scores add up to
+            most.
         names: what the tensors are called.
     """
 
@@ -54,6 +60,7 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
     shared: str = ""
     shared_experts: str = ""
     sigmoid: bool = False
+    grouped: bool = False
     names: ExpertNames = ExpertNames()
 
 
@@ -66,6 +73,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         biases: whether queries, keys and values have biases, or the key that says so.
         head_norms: whether each head's queries and keys are normalised, or the key that says so.
         partial_rotation: whether the rotary embedding may be that of a part of each head only.
+        latent: whether attention is multi-head latent attention.
+        engine_ties: whether vLLM's class takes the embedding for its output layer where ``tie_word_embeddings`` says so. One that
+            does not has an output layer of its own all the same, into which no weights go.
         needed: keys that ``config.json`` must have: where one is missing, transformers takes a number that no model has.
         experts: of the mixtures among its layers; None if it has none.
     """
@@ -75,6 +85,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     biases: bool | str = False
     head_norms: bool | str = False
     partial_rotation: bool = False
+    latent: bool = False
+    engine_ties: bool = True
     needed: tuple[str, ...] = ()
     experts: ExpertsDescription | None = None
 
@@ -105,17 +117,21 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             scale=config.routed_scaling_factor if keys.sigmoid else 1.0,
             sigmoid=keys.sigmoid,
             shared=shared,
+            groups=(config.n_group or 1) if keys.grouped else 1,
+            chosen_groups=(config.topk_group or 1) if keys.grouped else 1,
         )
 
     def architecture(self, config: Any) -> Architecture:
         """Return the model's tensors; ``config`` as in :meth:`mixture`."""
         mixture = self.mixture(config)
         heads: int = config.num_attention_heads
+        latent = _latent_sizes(config) if self.latent else None
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
         return Architecture(
             hidden_size=config.hidden_size,
             heads=heads,
             key_value_heads=config.num_key_value_heads or heads,
-            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_size=head_size if latent is None else latent.rotated,
             intermediate_size=config.intermediate_size,
             vocabulary=config.vocab_size,
             tied=config.tie_word_embeddings,
@@ -126,7 +142,18 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             expert_size=mixture.channels,
             expert_names=ExpertNames() if self.experts is None else self.experts.names,
             shared_size=mixture.shared,
+            latent=latent,
         )
+
+
+def _latent_sizes(config: Any) -> LatentSizes:
+    return LatentSizes(
+        query_rank=config.q_lora_rank or 0,
+        key_value_rank=config.kv_lora_rank,
+        plain=config.qk_nope_head_dim,
+        rotated=config.qk_rope_head_dim,
+        value=config.v_head_dim,
+    )
 
 
 def _says(config: Any, told: bool | str) -> bool:

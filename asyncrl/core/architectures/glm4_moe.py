@@ -9,6 +9,7 @@ DESCRIPTION = Description(
     biases="attention_bias",
     head_norms="use_qk_norm",
     partial_rotation=True,
+    engine_ties=False,
     needed=(
         *("num_key_value_heads", "head_dim", "attention_bias", "use_qk_norm", "partial_rotary_factor"),
         *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -13,8 +14,10 @@ from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.process.standard_streams import standard_stream
 from asyncrl.core.text import describe_error
 
-_TAKEN = frozenset({"asyncrl", "generators", "buffers", "learners", "recipes", *sys.stdlib_module_names})
+_TAKEN = frozenset({"asyncrl", *sys.stdlib_module_names})
 """Names of modules that no file of the user's can have."""
+_IMPORTED: ContextVar[str] = ContextVar("imported", default="")
+"""The module of the user's own that is being imported; empty if there is none."""
 _OURS = (f"{Path(__file__).parents[2]}{os.sep}", "<frozen ", importlib.__file__)
 """How the file names of our frames and of Python's import system begin."""
 
@@ -102,6 +105,7 @@ def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
     if here not in sys.path:
         sys.path.append(here)  # last, so that a file that happens to lie here hides no library
     with users_code(f"importing module {name!r} failed with", place, mend):
+        begun = _IMPORTED.set(name)
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -110,8 +114,21 @@ def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
                 raise RecipeError(place, f"module {name} needs module {missing}, which is missing", "install it") from error
             problem = f"there is no module {name!r} on the path or in {here}"
             raise RecipeError(place, problem, name_of_module(name) or instead) from error
+        finally:
+            _IMPORTED.reset(begun)
     _refuse_hidden(module, Path(here), place)
     return module
+
+
+def refuse_while_importing() -> None:
+    """Refuse to start a run or an evaluation from a module that a run imports: it would be imported, and start one, for ever.
+
+    Raises:
+        RecipeError: a module of the user's own is being imported.
+    """
+    if name := _IMPORTED.get():
+        problem = f"module {name}, which a recipe names, starts a run or an evaluation when it is imported"
+        raise RecipeError(name, problem, "put the call under `if __name__ == '__main__':`, or into a file of its own")
 
 
 def name_of_module(name: str) -> str:

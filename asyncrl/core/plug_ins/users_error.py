@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.core.text import class_name, describe_error, without_middle, writable
 
 _ROOT = Path(__file__).parents[3]
-_OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("asyncrl", "generators", "buffers", "learners"))
+_OURS = f"{_ROOT / 'asyncrl'}{os.sep}"
 """How the file names of our frames begin."""
 USERS_CODE_MARK = "LIKE_USERS_CODE"
 """The name that a module of ours defines as True if its errors are to be shown like those of the user's own code."""

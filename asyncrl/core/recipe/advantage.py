@@ -1,6 +1,6 @@
 """Key ``algorithm.advantage`` of a recipe: how much better than expected an episode did.
 
-Formulas and sources: docs/algorithms.md.
+Formulas and sources: docs/reference/algorithms.md.
 """
 
 from typing import Annotated, Literal
@@ -120,6 +120,10 @@ class GdpoAdvantageConfig(Section, frozen=True, tag_field="kind", tag="gdpo"):
         return tuple(sorted(self.rewards))
 
 
+class NoAdvantageConfig(Section, frozen=True, tag_field="kind", tag="none"):
+    """0 for every episode: rewards train nothing, and ``algorithm.teacher`` does it alone."""
+
+
 AdvantageConfig = (
     GrpoAdvantageConfig
     | RlooAdvantageConfig
@@ -132,5 +136,6 @@ AdvantageConfig = (
     | BestOfGroupAdvantageConfig
     | GaeAdvantageConfig
     | GdpoAdvantageConfig
+    | NoAdvantageConfig
     | CustomAdvantageConfig
 )

@@ -1,4 +1,4 @@
-"""Section ``algorithm`` of a recipe: the mathematics of the update. Formulas and sources: docs/algorithms.md."""
+"""Section ``algorithm`` of a recipe: the mathematics of the update. Formulas and sources: docs/reference/algorithms.md."""
 
 from typing import Annotated, Literal
 
@@ -9,6 +9,7 @@ from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.custom import CustomAdvantageConfig, CustomAggregationConfig, CustomLossConfig
 from asyncrl.core.recipe.loss import ClipCovLossConfig, DivergenceMaskLossConfig, KlCovLossConfig, LossConfig
 from asyncrl.core.recipe.section import Count, Penalty, Positive, Section, UpToOne
+from asyncrl.core.recipe.teacher import TeacherConfig
 
 
 class EpisodeCreditConfig(Section, frozen=True, tag_field="kind", tag="episode"):
@@ -160,6 +161,8 @@ class AlgorithmConfig(Section, frozen=True):
         correction: how the loss corrects for tokens that an older policy sampled.
         entropy_bonus: coefficient of the policy's entropy, which is added to what is maximised.
         kl: what holds the policy near a reference policy.
+        teacher: a model whose probabilities of the sampled tokens train the policy, beside rewards or, with
+            ``advantage.kind: none``, alone; null for none.
         overlong: how much reward long episodes lose; null for none.
         minibatches: optimizer steps in which a batch is trained once, each on whole groups. All but the first are off-policy.
         epochs: how often a batch is trained, each time in ``minibatches`` optimizer steps.
@@ -172,6 +175,7 @@ class AlgorithmConfig(Section, frozen=True):
     correction: CorrectionConfig = CorrectionConfig()
     entropy_bonus: Annotated[float, Meta(ge=0)] = 0.0
     kl: NoKlConfig | KlInLossConfig | KlInRewardConfig = NoKlConfig()
+    teacher: TeacherConfig | None = None
     overlong: OverlongPenaltyConfig | None = None
     minibatches: Count = 1
     epochs: Count = 1

@@ -37,7 +37,7 @@ class CustomSamplerConfig(Section, frozen=True, tag_field="kind", tag="custom"):
     """A sampler of your own.
 
     Attributes:
-        name: ``module:Class``; see ``buffers.sampling.Sampler`` for what it must have.
+        name: ``module:Class``; see ``asyncrl.buffers.sampling.Sampler`` for what it must have.
         options: keyword arguments of its constructor.
     """
 
@@ -72,8 +72,8 @@ class AppendOnlyJournalConfig(Section, frozen=True, tag_field="kind", tag="appen
     Attributes:
         fsync: ``never`` survives killed processes; ``always`` waits for the disk at each commit, and survives a power cut.
         segment_mb: size of a journal or payload file, in MiB, at which the next one is begun.
-        keep: training steps whose batches are kept, to be replayed or trained from again (docs/replay.md). Those since the oldest
-            checkpoint are kept in any case, because a resume needs them.
+        keep: training steps whose batches are kept, to be replayed or trained from again (docs/how-to/replay.md). Those since
+            the oldest checkpoint are kept in any case, because a resume needs them.
     """
 
     fsync: Literal["never", "always"] = "never"

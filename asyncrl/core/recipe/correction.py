@@ -1,6 +1,6 @@
 """Section ``algorithm.correction`` of a recipe: how the loss corrects for tokens that an older policy sampled.
 
-Formulas and sources: docs/algorithms.md.
+Formulas and sources: docs/reference/algorithms.md.
 """
 
 from typing import Annotated, Literal

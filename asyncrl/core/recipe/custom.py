@@ -1,6 +1,6 @@
 """Functions of the user's own that a recipe names in place of built-in mathematics: what each computes, and where it is named.
 
-Signatures, what must hold for a function, and examples: docs/own-algorithms.md.
+Signatures, what must hold for a function, and examples: docs/how-to/own-algorithms.md.
 """
 
 from typing import Any, ClassVar, Literal
@@ -23,7 +23,7 @@ class CustomConfig(Section, frozen=True):
 
 
 class CustomAdvantageConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes the advantages of all episodes, or turns, of the batch: docs/own-algorithms.md.
+    """A function of your own computes the advantages of all episodes, or turns, of the batch: docs/how-to/own-algorithms.md.
 
     Attributes:
         rewards: names of rewards that the function gets one by one beside the final one: metrics that the environment reports of
@@ -35,13 +35,13 @@ class CustomAdvantageConfig(CustomConfig, frozen=True, tag_field="kind", tag="cu
 
 
 class CustomLossConfig(CustomConfig, LossSection, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes the loss of each token: docs/own-algorithms.md."""
+    """A function of your own computes the loss of each token: docs/how-to/own-algorithms.md."""
 
     place: ClassVar[str] = "algorithm.loss"
 
 
 class CustomAggregationConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes each sequence's share and the denominator of the loss: docs/own-algorithms.md.
+    """A function of your own computes each sequence's share and the denominator of the loss: docs/how-to/own-algorithms.md.
 
     Attributes:
         unit: what is a sequence: an ``episode``, with all its trajectories, or each ``trajectory``.
@@ -52,7 +52,7 @@ class CustomAggregationConfig(CustomConfig, frozen=True, tag_field="kind", tag="
 
 
 class CustomWeightConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes the importance weight of each token: docs/own-algorithms.md."""
+    """A function of your own computes the importance weight of each token: docs/how-to/own-algorithms.md."""
 
     place: ClassVar[str] = "algorithm.correction.weight"
 
@@ -62,6 +62,6 @@ class LinearScheduleConfig(Section, frozen=True, tag_field="kind", tag="linear")
 
 
 class CustomScheduleConfig(CustomConfig, frozen=True, tag_field="kind", tag="custom"):
-    """A function of your own computes the learning rate of each training step: docs/own-algorithms.md."""
+    """A function of your own computes the learning rate of each training step: docs/how-to/own-algorithms.md."""
 
     place: ClassVar[str] = "learner.schedule"

@@ -49,6 +49,14 @@ def decode_recipe(mapping: Mapping[str, Any], choose: Chooser = lambda recipe, a
     return recipe
 
 
+def kind_at(mapping: Mapping[str, Any], key: str) -> str | None:
+    """Return the kind of the section at a dotted key, also if it is left out there; None if there is no section that has one."""
+    found: Any = _SectionReader().section(_schema(), mapping, place="")
+    for part in (*key.split("."), "kind"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
 def _schema() -> inspect.StructType:
     schema = inspect.type_info(Recipe)
     assert isinstance(schema, inspect.StructType)
@@ -161,8 +169,8 @@ class _SectionReader:
             wanted = of[0] if len(of) == 1 else f"one of {_listed(of)}"
             remedy = (
                 f"set {_join(place, str(schema.tag_field))} to {wanted}, or take it out; if it is not in your file, a recipe "
-                f"in its list `defaults` has it: add ~{here} to the command line, or extend no recipe whose {place} is of "
-                "another kind"
+                f"in its list `defaults` has it: give the section on the command line, as {place}={{{schema.tag_field}: "
+                f"{schema.tag}, ...}}, which takes its place, or extend no recipe whose {place} is of another kind"
             )
             self._refuse(here, problem, remedy)
             return

@@ -1,4 +1,4 @@
-"""Puts types of the schema into words, for error messages and for the reference in docs/recipe.md."""
+"""Puts types of the schema into words, for error messages and for the reference in docs/reference/recipe.md."""
 
 from msgspec import inspect
 
@@ -34,6 +34,8 @@ def describe(value_type: inspect.Type) -> str:
             return "a mapping of names to sections"
         case inspect.DictType(value_type=inspect.FloatType() as number):
             return f"a mapping of names to numbers{_range(number)}"
+        case inspect.DictType(value_type=inspect.TupleType(item_types=(inspect.IntType() as number, _))):
+            return f"a mapping of names to the least and the most, such as [1, 4], each an integer{_range(number)}"
         case inspect.DictType():
             return "a mapping"
         case inspect.StructType():
@@ -45,6 +47,10 @@ def describe(value_type: inspect.Type) -> str:
         case inspect.VarTupleType(item_type=inspect.StrType() as item, min_length=least):
             texts = describe(item).replace("text", "text" if least == 1 else "texts", 1)
             return f"a list of {f'at least {least} ' if least else ''}{texts}"
+        case inspect.VarTupleType(
+            item_type=(inspect.LiteralType() | inspect.UnionType(types=(inspect.StrType(), *_))) as item, min_length=least
+        ):
+            return f"a list{f' of at least {least}' if least else ''}, each {describe(item)}"
         case inspect.VarTupleType(item_type=item, min_length=least):
             entries = describe(item).removeprefix("a ").removeprefix("one ") + ("" if least == 1 else "s")
             return f"a list of {f'at least {least} ' if least else ''}{entries}"

@@ -58,7 +58,7 @@ class ClassEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
     """A built-in environment, or a Python class of your own.
 
     Attributes:
-        name: a built-in environment (docs/built-in-environments.md), or ``module:Class`` for one of your own.
+        name: a built-in environment (docs/reference/built-in-environments.md), or ``module:Class`` for one of your own.
         options: keyword arguments of the environment's constructor.
         secrets: names of environment variables whose values the environment gets as ``self.secrets``. The values are taken where
             the run is launched, and stand in no file of the run.
@@ -148,8 +148,28 @@ class McpEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="mc
         return self.secrets + ((self.token_variable,) if self.token_variable else ())
 
 
+class AgentSandboxConfig(Section, frozen=True, kw_only=True):
+    """Confines the program of an agent: docs/how-to/agents.md.
+
+    Attributes:
+        backend: ``bubblewrap``, ``sandlock``, or ``auto`` for the first of them that works here; without one the recipe is
+            refused.
+        readable: files and folders that the program may read, besides the system's programs and libraries, the Python that runs
+            it, and the files that its command names.
+        memory_mb: memory in MiB, summed over its processes.
+        processes: processes and threads at one moment.
+        folder_mb: size of the episode's folder in MiB, with 4 KiB for each file, whatever its size.
+    """
+
+    backend: Literal["auto", "bubblewrap", "sandlock"]
+    readable: tuple[Text, ...] = ()
+    memory_mb: Annotated[int, Meta(ge=32, le=65536)] = 4096
+    processes: Annotated[int, Meta(ge=1, le=1024)] = 256
+    folder_mb: Annotated[int, Meta(ge=1, le=65536)] = 1024
+
+
 class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="agent"):
-    """A program that talks to a model over the protocol of OpenAI or of Anthropic, unchanged: docs/agents.md.
+    """A program that talks to a model over the protocol of OpenAI or of Anthropic, unchanged: docs/how-to/agents.md.
 
     Attributes:
         command: the program's command line, started once for each episode. ``python`` is the interpreter that ``python`` names,
@@ -168,6 +188,11 @@ class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
         max_trajectories: the most token streams of an episode; a request that would begin one more ends it.
         constrained: what becomes of requests that ask for a format or a certain call: ``free`` samples as for all others,
             ``refuse`` answers with an error.
+        gateway: where the program finds its model: at ``loopback``, which programs on the same host reach; or at the ``node``'s
+            address in the cluster, which others reach too, such as containers. The requests are not encrypted.
+        sandbox: confines a ``command``, which then reaches its model and nothing else; null lets it do whatever you may do.
+        keep_traffic: whether what the program asked and was answered is kept for ``asyncrl agent replay``, with the episodes
+            that ``tracking.trajectories`` keeps.
         on_agent_error: ``fail`` has an episode whose program exits with an error played again; ``score`` rewards it.
     """
 
@@ -182,6 +207,9 @@ class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
     secrets: tuple[VariableName, ...] = ()
     max_trajectories: Count = 16
     constrained: Literal["free", "refuse"] = "free"
+    gateway: Literal["loopback", "node"] = "loopback"
+    sandbox: AgentSandboxConfig | None = None
+    keep_traffic: bool = False
     on_agent_error: Literal["fail", "score"] = "fail"
 
     @property

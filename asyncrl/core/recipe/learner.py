@@ -9,7 +9,8 @@ from asyncrl.core.recipe.custom import CustomScheduleConfig, LinearScheduleConfi
 from asyncrl.core.recipe.placement import PlacementConfig
 from asyncrl.core.recipe.section import AUTOMATIC, Count, NonNegative, Positive, Section
 
-Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_EveryLayers = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_Latent = Literal["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
 
 
 class LoraConfig(Section, frozen=True):
@@ -18,15 +19,35 @@ class LoraConfig(Section, frozen=True):
     Attributes:
         rank: the rank of each adapter; its two matrices are [rank, inputs] and [outputs, rank].
         alpha: an adapter adds ``alpha / rank`` times the product of its matrices to its weight.
-        targets: which of each layer's weights have an adapter, named as in Hugging Face.
+        targets: which of each layer's weights have an adapter, named as in Hugging Face. By default, all those of a model without
+            experts and without latent attention.
         publish: what engines receive: the sums of weights and adapters (``merged``), or the adapters alone, which vLLM then
             applies beside weights that never change (``adapter``).
     """
 
     rank: Count = 16
     alpha: Positive = 32.0
-    targets: Annotated[tuple[Projection, ...], Meta(min_length=1)] = get_args(Projection)
+    targets: Annotated[tuple[_EveryLayers | _Latent, ...], Meta(min_length=1)] = get_args(_EveryLayers)
     publish: Literal["merged", "adapter"] = "merged"
+
+
+class ExpertsConfig(Section, frozen=True):
+    """The routers of a mixture of experts. Not used by a model without experts.
+
+    Attributes:
+        replay: the routers take the experts that the engine chose when it sampled, in each forward pass of the policy and of its
+            reference, and weigh them as they would their own. Without it, a token whose router is near a tie goes to other
+            experts in the learner than in the engine, and has another log-probability.
+        balance: what keeps the experts' loads even: nothing, a loss in addition (``aux``, Fedus et al. 2021, arXiv:2101.03961) or
+            the bias by which routers choose experts (``bias``, Wang et al. 2024, arXiv:2408.15664), where the model has one.
+        aux_coefficient: factor of that loss, which is 1 for each layer if its loads are even.
+        bias_rate: what an optimizer step adds to the bias of an expert with less than an even load, and takes from one with more.
+    """
+
+    replay: bool = False
+    balance: Literal["none", "aux", "bias"] = "none"
+    aux_coefficient: Positive = 1e-3
+    bias_rate: Positive = 1e-3
 
 
 class LearnerConfig(Section, frozen=True):
@@ -59,8 +80,11 @@ class LearnerConfig(Section, frozen=True):
             the time in which stages wait for each other; needs ``pipeline_parallel`` of at least 2.
         recompute: what the backward pass computes again instead of keeping it in memory: nothing, attention between its
             projections (``selective``), or whole layers (``full``, about a third more time).
+        experts: what routers of a mixture of experts take from engines, and how their loads are kept even.
         lora: train low-rank adapters in place of the policy's weights, with a higher ``lr``; null trains all weights.
-        placement: which nodes of a cluster the ranks go to. Tensor-parallel ranks that divide the same layers are on one node.
+        placement: which nodes of a cluster the ranks go to.
+        tensor_parallel_nodes: tensor-parallel ranks that divide the same layers are on ``one`` node, or may be on ``several``;
+            they exchange the tokens of each layer.
     """
 
     lr: Positive = 1e-6
@@ -81,8 +105,10 @@ class LearnerConfig(Section, frozen=True):
     expert_tensor_parallel: Count = 1
     virtual_pipeline: Count = 1
     recompute: Literal["none", "selective", "full"] = "none"
+    experts: ExpertsConfig = ExpertsConfig()
     lora: LoraConfig | None = None
     placement: PlacementConfig = PlacementConfig()
+    tensor_parallel_nodes: Literal["one", "several"] = "one"
 
     @property
     def layout(self) -> ParallelLayout:

@@ -1,4 +1,4 @@
-"""Key ``algorithm.loss`` of a recipe: the surrogate that the optimizer descends. Formulas and sources: docs/algorithms.md."""
+"""Key ``algorithm.loss`` of a recipe: what the optimizer descends. Formulas and sources: docs/reference/algorithms.md."""
 
 from typing import Annotated, ClassVar, Literal
 

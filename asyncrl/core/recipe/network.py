@@ -26,7 +26,7 @@ class FileTlsConfig(Section, frozen=True, tag_field="kind", tag="files"):
 
 
 class NetworkConfig(Section, frozen=True):
-    """The connections between the run's own processes; docs/network.md says which there are.
+    """The connections between the run's own processes; docs/operations/network.md says which there are.
 
     Attributes:
         tls: whether they are encrypted, and with which keys. Secrets and keys pass through Ray, so Ray's own connections to other

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from asyncrl.core.recipe.environment import VariableName
 from asyncrl.core.recipe.section import Count, Seconds, Section, Text
 
 
@@ -29,13 +30,15 @@ class ModelRewardConfig(Section, frozen=True, tag_field="kind", tag="model"):
 
 
 class RemoteRewardConfig(Section, frozen=True, tag_field="kind", tag="remote"):
-    """The score that an HTTP service gives; docs/algorithms.md describes its requests and answers.
+    """The score that an HTTP service gives; docs/reference/algorithms.md describes its requests and answers.
 
     Attributes:
         url: where requests are posted.
         environment_weight: the environment's own reward is multiplied by this and added to the score.
         batch_size: the most episodes in one request.
         requests: the most requests that each generator makes at once.
+        token_variable: name of the environment variable whose value is sent to ``url`` as bearer token; null if none is. It is
+            read where the run is launched, and stands in no file of the run.
         timeout_s: a request that takes longer is repeated, until ``deadlines.reward`` has passed.
     """
 
@@ -43,6 +46,7 @@ class RemoteRewardConfig(Section, frozen=True, tag_field="kind", tag="remote"):
     environment_weight: Annotated[float, Meta(ge=0)] = 0.0
     batch_size: Count = 32
     requests: Count = 4
+    token_variable: VariableName | None = None
     timeout_s: Seconds = 60.0
 
 

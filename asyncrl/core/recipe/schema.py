@@ -1,6 +1,6 @@
 """The recipe: its sections by name, of which those in several parts have files of their own beside this one.
 
-docs/recipe.md is generated from here.
+docs/reference/recipe.md is generated from here.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,10 +14,12 @@ from asyncrl.core.recipe.environment import EnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.network import NetworkConfig
+from asyncrl.core.recipe.notify import NotifyConfig
 from asyncrl.core.recipe.reward import EnvironmentRewardConfig, RewardConfig
 from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Seconds, Section, Text, UpToOne
 from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig
 from asyncrl.core.recipe.trajectories import SampledTrajectoriesConfig, TrajectoriesConfig
+from asyncrl.core.recipe.tune import DEPTH, TuneConfig
 from asyncrl.core.recipe.weights import AutoWeightsConfig, WeightsConfig
 from asyncrl.core.trajectory import Sampling
 
@@ -26,11 +28,12 @@ class ModelConfig(Section, frozen=True):
     """The model that is trained.
 
     Attributes:
-        path: a Hugging Face folder of an architecture that docs/models.md lists; an id on the hub such as ``Qwen/Qwen3-0.6B``,
-            with ``@revision`` if it is not to be the newest; or ``tiny`` for a model made and warmed up on this machine.
+        path: a Hugging Face folder of an architecture that docs/reference/models.md lists; an id on the hub such as
+            ``Qwen/Qwen3-0.6B``, with ``@revision`` if it is not to be the newest; an address of such a folder in an object
+            store (``s3://BUCKET/MODEL``); or ``tiny`` for a model made and warmed up on this machine.
         max_context: the most tokens of an episode, prompt and all turns together.
         tool_parser: name of the vLLM tool-call parser that reads the model's own format. ``auto`` follows from the model's chat
-            template; docs/episodes.md has the table.
+            template; docs/reference/episodes.md has the table.
         reasoning_parser: name of the vLLM reasoning parser of a model that thinks before it speaks. Reasoning stays in the
             trajectory, and is cut from what tool parser and environment read. null cuts nothing.
         chat_template: a file with a Jinja template that takes the place of all the model's own, or the text of one. The run keeps
@@ -52,7 +55,7 @@ LEAST_TEMPERATURE = 0.01
 
 
 class SamplingConfig(Section, frozen=True):
-    """How tokens are sampled while training. docs/episodes.md says what log-probabilities mean with top-p, top-k and min-p.
+    """How tokens are sampled while training. docs/reference/episodes.md: what log-probabilities mean with top-p, top-k and min-p.
 
     Attributes:
         temperature: the temperature of the softmax; engine and learner both compute log-probabilities at this temperature. vLLM
@@ -84,13 +87,13 @@ class BatchConfig(Section, frozen=True):
 
     Attributes:
         groups_per_step: groups in a training step.
-        group_size: episodes of one task in a group.
+        group_size: episodes of one task in a group; 1 where nothing compares them.
         min_group: a group that lost episodes is trained if at least this many finished; otherwise the missing ones are issued
             again. null means all of them.
     """
 
     groups_per_step: Count = 16
-    group_size: Annotated[int, Meta(ge=2)] = 8
+    group_size: Count = 8
     min_group: Count | None = None
 
 
@@ -133,10 +136,13 @@ class CheckpointConfig(Section, frozen=True):
     Attributes:
         every: training steps between checkpoints of the learner.
         keep: how many of the newest checkpoints are kept.
+        dir: an address of an object store, such as ``s3://BUCKET/FOLDER``, to which checkpoints are copied with all that a resume
+            elsewhere needs, beside training; null means where ``run_dir`` is.
     """
 
     every: Count = 20
     keep: Count = 2
+    dir: Text | None = None
 
 
 class TrackingConfig(Section, frozen=True):
@@ -145,16 +151,16 @@ class TrackingConfig(Section, frozen=True):
     Attributes:
         uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share.
         experiment: MLflow experiment name.
-        trajectories: which episodes are kept in ``RUN/trajectories``; docs/trajectories.md describes the files. Some of them are
-            logged as MLflow traces, too.
-        also: trackers beside MLflow: ``tensorboard``, ``wandb`` (Weights & Biases). Each needs its package, e.g.
-            ``pip install "asyncrl[tensorboard]"``.
+        trajectories: which episodes are kept in ``RUN/trajectories``; docs/reference/trajectories.md describes the files. Some
+            of them are logged as MLflow traces, too.
+        also: trackers beside MLflow: ``tensorboard`` and ``wandb`` (Weights & Biases), each with its package, e.g.
+            ``pip install "asyncrl[tensorboard]"``; and ``ray``, the exporter of the Ray cluster, which Prometheus reads.
     """
 
     uri: str = ""
     experiment: Text = "asyncrl"
     trajectories: TrajectoriesConfig = SampledTrajectoriesConfig()
-    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    also: tuple[Literal["ray", "tensorboard", "wandb"], ...] = ()
 
 
 class DeadlinesConfig(Section, frozen=True):
@@ -162,6 +168,8 @@ class DeadlinesConfig(Section, frozen=True):
 
     Attributes:
         start: each step of starting: Ray, the tiny model, the engines (just-in-time compilation included), the learner.
+        room: room in a cluster for what a launch or ``asyncrl scale`` adds. Ray is asked for it meanwhile, so that a cluster that
+            grows by itself does. With 0, what has no room now is refused.
         batch: the learner waiting for a full batch.
         step: the learner training one batch.
         publish: each step of a publication of weights: the learner writing it, its way to a node, an engine loading it; and
@@ -169,14 +177,17 @@ class DeadlinesConfig(Section, frozen=True):
         straggler: how long the other engines wait for one that has not loaded a publication, once the first of them has. Then the
             version is published without it; it gets no tickets until it has caught up with the newest.
         evaluation: one evaluation; a generator that has not played its share by then is replaced.
-        reward: the score of a finished episode, where ``reward`` takes it from a reward model or service.
+        reward: the score of a finished episode, where ``reward`` takes it from a reward model or service, and a teacher's
+            probabilities of it (``algorithm.teacher``).
         lease: a generator that is silent for this long is given up, and its tickets are issued again; a generator is replaced
             if an environment blocks its event loop for three quarters of this time. While a node does not answer for a tenth of
             this time, nobody waits for its generators, and their tickets are issued again.
+        upload: the last files of a run that has ended reaching the object stores that it is kept in.
         shutdown: stopping everything after the end or Ctrl-C.
     """
 
     start: Seconds = 600.0
+    room: Annotated[float, Meta(ge=0)] = 0.0
     batch: Seconds = 600.0
     step: Seconds = 600.0
     publish: Seconds = 120.0
@@ -184,6 +195,7 @@ class DeadlinesConfig(Section, frozen=True):
     evaluation: Seconds = 600.0
     reward: Seconds = 300.0
     lease: Seconds = 30.0
+    upload: Seconds = 600.0
     shutdown: Annotated[float, Meta(gt=0, le=15)] = 10.0
 
 
@@ -209,10 +221,13 @@ class Recipe(Section, frozen=True):
         evaluation: evaluation on held-out tasks, beside training.
         checkpoint: what a run is resumed from.
         tracking: where the run is tracked (MLflow).
+        tune: which sizes the run turns by itself while it trains; null for none.
         network: the connections between the run's own processes.
+        notify: who is told when the run ends.
         deadlines: how long each wait may take.
         seed: the seed of task order, initialisation and environments.
-        run_dir: where run folders are made.
+        run_dir: where run folders are made: a folder, or an address of an object store such as ``s3://BUCKET/FOLDER``, ``gs://``,
+            ``az://``, ``hf://`` or another that fsspec knows. Then the run works in ``runs``, and all of it is copied there.
     """
 
     name: FileName
@@ -231,10 +246,18 @@ class Recipe(Section, frozen=True):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
+    tune: TuneConfig | None = None
     network: NetworkConfig = NetworkConfig()
+    notify: NotifyConfig = NotifyConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     run_dir: Text = "runs"
+
+    @property
+    def largest_depth(self) -> int:
+        """The largest pipeline depth that the run may reach, by itself or as ``tune`` turns it."""
+        bounds = None if self.tune is None else self.tune.knobs.get(DEPTH)
+        return self.buffer.largest_depth if bounds is None else bounds[1]
 
     @property
     def customs(self) -> tuple[CustomConfig, ...]:

@@ -11,7 +11,7 @@ class CurriculumConfig(Section, frozen=True):
     """A class of your own that changes the weights of the sources while training.
 
     Attributes:
-        name: ``module:Class``; see ``buffers.tasks.curriculum.Curriculum`` for what it must have.
+        name: ``module:Class``; see ``asyncrl.buffers.tasks.curriculum.Curriculum`` for what it must have.
         options: keyword arguments of its constructor.
     """
 
@@ -44,7 +44,8 @@ class TaskFileConfig(Section, frozen=True):
 
     Attributes:
         path: a file of JSON lines or of one JSON array, a Parquet file, a folder that Hugging Face datasets wrote, or a data set
-            of the Hugging Face hub, ``organisation/name`` or ``organisation/name@revision``.
+            of the Hugging Face hub, ``organisation/name`` or ``organisation/name@revision``; or a file or folder of an object
+            store, by its address, such as ``s3://BUCKET/tasks.parquet``.
         split: which split of a data set that holds several.
         subset: which configuration of a data set of the hub that holds several.
         environment: in a mixture, the member that plays these tasks.

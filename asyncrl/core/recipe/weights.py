@@ -17,7 +17,7 @@ class PublicationSection(Section, frozen=True):
 
 class AutoWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="auto"):
     """The fastest way to each engine: the memory of its node where a learner rank wrote there; between nodes NCCL if learner and
-    engines compute on GPUs and ``network.tls`` does not ask for encryption, TCP otherwise.
+    engines compute on GPUs and ``network.tls`` does not ask for encryption, Ray's object store otherwise.
     """
 
 
@@ -25,8 +25,8 @@ class ShmWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="s
     """Through the memory of the learner's node alone. A run with engines on other nodes is refused."""
 
 
-class TcpWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="tcp"):
-    """As kind ``auto``, but always TCP between nodes."""
+class RayWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="ray"):
+    """As kind ``auto``, but always Ray's object store between nodes."""
 
 
 class NcclWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="nccl"):
@@ -47,4 +47,4 @@ class DiskWeightsConfig(PublicationSection, frozen=True, tag_field="kind", tag="
     delta: bool = False
 
 
-WeightsConfig = AutoWeightsConfig | ShmWeightsConfig | TcpWeightsConfig | NcclWeightsConfig | DiskWeightsConfig
+WeightsConfig = AutoWeightsConfig | ShmWeightsConfig | RayWeightsConfig | NcclWeightsConfig | DiskWeightsConfig

@@ -79,9 +79,13 @@ async def until_ended(process: AgentProcess, limited: "asyncio.Future[Any]", wha
             await asyncio.wait({ending}, timeout=ENDED_WITHIN_S)
         if not ending.done():
             ending.cancel()
-            problem = f"{what} was killed, and has not ended within {ENDED_WITHIN_S:g} s"
-            raise EnvironmentBroken(f"{problem}; {_REMEDY}")
+            raise EnvironmentBroken(not_ended(what))
     return ending.result()
+
+
+def not_ended(what: str) -> str:
+    """Say that an agent did not end when it was killed."""
+    return f"{what} was killed, and has not ended within {ENDED_WITHIN_S:g} s; {_REMEDY}"
 
 
 class CommandProcess:
@@ -93,7 +97,8 @@ class CommandProcess:
     @classmethod
     async def start(cls, command: Sequence[str], room: Path, variables: Mapping[str, str]) -> "CommandProcess":
         """Start the command in the folder ``room``, with ``variables`` alone."""
-        return cls(await _kept(command, room, variables, asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE))
+        none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+        return cls(await kept(command, room, variables, none, pipe, pipe))
 
     async def ended(self) -> Ended:
         """Wait for its end, and that of all that it started."""
@@ -110,16 +115,21 @@ class CommandProcess:
             self._process.terminate()
 
 
-async def _kept(
-    command: Sequence[str], room: Path, variables: Mapping[str, str], stdin: int, stdout: int
+async def kept(
+    command: Sequence[str],
+    room: Path,
+    variables: Mapping[str, str],
+    stdin: int,
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start a command under its keeper."""
+    """Start a command under its keeper; what it prints goes where ours does, unless it is said where."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", _KEEP, os.pathsep.join(sys.path), str(os.getpid())),
         *command,
         stdin=stdin,
         stdout=stdout,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=stderr,
         cwd=room,
         env=variables,
         start_new_session=True,
@@ -135,7 +145,8 @@ async def kept_server(
     with ours:
         ours.setblocking(False)
         with theirs:
-            process = await _kept(command, Path.cwd(), variables, theirs.fileno(), asyncio.subprocess.DEVNULL)
+            none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+            process = await kept(command, Path.cwd(), variables, theirs.fileno(), none, pipe)
         try:
             yield ours, process
         finally:

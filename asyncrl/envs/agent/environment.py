@@ -8,7 +8,7 @@ with the end of its standard error.
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from asyncrl.core.task import Task
 from asyncrl.envs.agent.agent_process import TOLD_OUTPUT, AgentProcess, CommandProcess, until_ended
 from asyncrl.envs.agent.function_host import FunctionHost
 from asyncrl.envs.agent.result import check_numbers, read_result
+from asyncrl.envs.agent.sandboxed_command import SandboxedCommand
 from asyncrl.envs.base import Action, Observation, StepResult
-from asyncrl.envs.played_by_agent import AgentResult, Endpoint, PlayedByAgent
+from asyncrl.envs.played_by_agent import AgentResult, Endpoint, GivenToAgent, PlayedByAgent
 from asyncrl.envs.rewards.load import RewardFunction
 
 KEY = "asyncrl"
@@ -58,6 +59,17 @@ class AgentEnvironment(PlayedByAgent):
         """The recipe's section."""
         return self._spec
 
+    @property
+    def given(self) -> GivenToAgent:
+        """What the agent is started with.
+
+        Raises:
+            EnvironmentBroken: the task lacks data that the recipe names.
+        """
+        assert self._task is not None
+        told, spec = _told(self._task, self._spec.task_data), self._spec
+        return GivenToAgent(told, str(self.workspace.resolve()), spec.variables, spec.secrets, spec.episode_timeout_s)
+
     async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
         """Run the agent to its end, and return its result, without a reward if it ended well and nobody gave one.
 
@@ -70,12 +82,12 @@ class AgentEnvironment(PlayedByAgent):
         """
         if self._task is None:
             raise RuntimeError("play() is called before reset()")
-        folder = self.workspace
+        folder = self.workspace.resolve()  # a sandbox has the folder, and no links that lead to it
         task_file, result_file, room = folder / "task.json", folder / "result.json", folder / "work"
         room.mkdir()
-        task_file.write_bytes(_told(self._task, self._spec.task_data))
-        variables = _episode_variables(endpoint, (task_file, result_file, room))
-        process = await self._started(task_file, room, variables)
+        task_file.write_bytes(self.given.task)
+        variables = episode_variables(endpoint, (task_file, result_file, room))
+        process = await self._started(task_file, room, variables, endpoint)
         ended = await until_ended(process, limited, f"the agent of task {self._task.id}")
         if ended.status != 0 and not limited.done() and self._spec.on_agent_error == "fail":
             words = self.provided.secrets.clean(ended.errors[-TOLD_OUTPUT:].strip())
@@ -95,17 +107,21 @@ class AgentEnvironment(PlayedByAgent):
         value = found if isinstance(found, float | int | Mapping) else await found
         parts = dict(value) if isinstance(value, Mapping) else {"reward": float(value)}
         check_numbers("reward", parts, LARGEST_REWARD)
-        return msgspec.structs.replace(result, reward=float(sum(parts.values())))
+        of_roles = {} if self._spec.sandbox else result.rewards  # the model may have written them
+        return msgspec.structs.replace(result, reward=float(sum(parts.values())), rewards=of_roles)
 
-    async def _started(self, task_file: Path, room: Path, variables: dict[str, str]) -> AgentProcess:
+    async def _started(self, task_file: Path, room: Path, variables: dict[str, str], endpoint: Endpoint) -> AgentProcess:
         """Start the process that plays the episode."""
         assert self._task is not None
-        lasting = lasting_variables(self._spec, self.secrets)
+        lasting = lasting_variables(self._spec.variables, self.secrets)
         if self._spec.function:
             host: FunctionHost = self.provided.shared  # which has the lasting variables
             return await host.play(task_file, room, {name: variables[name] for name in variables.keys() - lasting.keys()})
-        python = {"python": interpreter(self._spec)}
-        command = [python.get(word, word).replace("{prompt}", self._task.question) for word in self._spec.command]
+        words = with_interpreter(self._spec.command, interpreter(self._spec))
+        command = [word.replace("{prompt}", self._task.question) for word in words]
+        if self._spec.sandbox:
+            sandbox, own = self.provided.shared, {**variables, **lasting}
+            return SandboxedCommand.start(sandbox, self._spec, command, words, room, own, endpoint)
         return await CommandProcess.start(command, room, {**variables, **lasting})
 
 
@@ -114,13 +130,18 @@ def interpreter(spec: AgentEnvironmentConfig) -> str:
     return spec.python or sys.executable
 
 
-def lasting_variables(spec: AgentEnvironmentConfig, secrets: Mapping[str, str]) -> dict[str, str]:
+def with_interpreter(command: Sequence[str], python: str) -> list[str]:
+    """Return a command line in which the word ``python`` is the Python that runs the agent, whatever the ``PATH`` has."""
+    return [python if word == "python" else word for word in command]
+
+
+def lasting_variables(set_by_recipe: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that are the same in all episodes."""
     passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    return {**passed, "OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY, **spec.variables, **secrets}
+    return {**passed, "OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY, **set_by_recipe, **secrets}
 
 
-def _episode_variables(endpoint: Endpoint, files: tuple[Path, Path, Path]) -> dict[str, str]:
+def episode_variables(endpoint: Endpoint, files: tuple[Path, Path, Path]) -> dict[str, str]:
     """Return the environment variables of an episode's own, which give way to those that last.
 
     Args:

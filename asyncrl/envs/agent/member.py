@@ -14,6 +14,7 @@ from asyncrl.core.task import Task
 from asyncrl.envs.agent.environment import AgentEnvironment, interpreter, lasting_variables
 from asyncrl.envs.agent.function_host import FunctionHost, function_host
 from asyncrl.envs.agent.host import NO_MODEL_YET
+from asyncrl.envs.agent.sandboxed_command import agents_sandbox, check_readable
 from asyncrl.envs.base import Environment
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.member import Member
@@ -42,7 +43,9 @@ class AgentMember(Member):
         return environment
 
     def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
-        """Return the context of the function's host."""
+        """Return the context of the function's host, or of the command's sandbox."""
+        if self._spec.sandbox:
+            return agents_sandbox(self._spec.sandbox, f"{self.place}.sandbox")
         if not self._spec.function:
             return nullcontext()
         python = interpreter(self._spec)
@@ -50,7 +53,7 @@ class AgentMember(Member):
         variables = {
             "OPENAI_BASE_URL": f"{NO_MODEL_YET}/v1",
             "ANTHROPIC_BASE_URL": NO_MODEL_YET,
-            **lasting_variables(self._spec, secrets),
+            **lasting_variables(self._spec.variables, secrets),
         }
         return function_host(self._spec.function, python, [*ours, os.getcwd()], variables)
 
@@ -59,11 +62,13 @@ class AgentMember(Member):
         return shared.remarks if isinstance(shared, FunctionHost) else ()
 
     def check(self, variables: Mapping[str, str]) -> None:
-        """Look for the program.
+        """Look for the program, and for what it may read in the sandbox.
 
         Raises:
-            RecipeError: it is not on the path.
+            RecipeError: one of them is not there.
         """
+        if self._spec.sandbox:
+            check_readable(self._spec.sandbox, f"{self.place}.sandbox")
         python = self._spec.python
         if python and shutil.which(python) is None:
             raise RecipeError(f"{self.place}.python", f"there is no program {python!r} here", "write the whole path of a Python")

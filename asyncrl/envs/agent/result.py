@@ -1,6 +1,8 @@
 """Reads what an agent says of its episode: a file that it may write, as JSON."""
 
 import math
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,8 +22,7 @@ def read_result(file: Path) -> AgentResult:
         EnvironmentBroken: it cannot be read, or a number in it is none that can be trained on.
     """
     try:
-        with file.open("rb") as opened:
-            content = opened.read(_LARGEST_FILE + 1)
+        content = _content(file)
     except FileNotFoundError:
         return AgentResult()
     except OSError as error:
@@ -30,7 +31,7 @@ def read_result(file: Path) -> AgentResult:
         raise EnvironmentBroken(f"the agent's result file is larger than {_LARGEST_FILE} bytes")
     try:
         result = msgspec.json.decode(content, type=AgentResult)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EnvironmentBroken(
             f"the agent's result file is not what it must be: {error}; write JSON such as "
             '{"reward": 1.0, "rewards": {"sub": 0.5}, "answer": "42", "metrics": {"steps": 3}}, each key or none'
@@ -39,6 +40,23 @@ def read_result(file: Path) -> AgentResult:
     check_numbers("reward", rewards, LARGEST_REWARD)
     check_numbers("metric", result.metrics, 3.4e38)
     return result
+
+
+def _content(file: Path) -> bytes:
+    """Read the beginning of a file that an agent has made: it may be a link to one that the agent could not read, or a pipe.
+
+    Raises:
+        OSError: it is no ordinary file.
+    """
+    with open(file, "rb", opener=_open_at_once) as reading:
+        if not stat.S_ISREG(os.fstat(reading.fileno()).st_mode):
+            raise OSError(0, "it is no ordinary file")
+        return reading.read(_LARGEST_FILE + 1)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file for reading that is no link; whatever it is, nothing is waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def check_numbers(what: str, numbers: Mapping[str, float], largest: float) -> None:

@@ -2,7 +2,7 @@
 
 What always holds: a query reads and does nothing else. No table is written, no file attached or made, no pragma set, no extension
 loaded; a query returns at most so many rows and bytes, and ends at its deadline, unless it is within a function of SQLite, which
-looks at no clock: :mod:`asyncrl.envs.builtin.task_database` has it in a process that can be killed.
+looks at no clock: :mod:`asyncrl.envs.builtin.sql` has it in a process that can be killed.
 """
 
 import contextlib

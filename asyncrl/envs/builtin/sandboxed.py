@@ -23,7 +23,7 @@ class SandboxedEnvironment(ToolEnvironment):
 
     Args:
         sandbox: which sandbox to use: the first that works here (``auto``), one by name, or ``none`` to let the model's commands
-            do whatever you may do (docs/sandbox.md).
+            do whatever you may do (docs/reference/sandbox.md).
         limits: what one call may use. The recipe's ``tool_timeout_s`` should be longer than ``wall_s``: it includes the time
             that a call waits while the sandbox is busy with others.
     """

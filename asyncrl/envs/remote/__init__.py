@@ -1,1 +1,1 @@
-"""Environments served from another process, container or host, over the protocol of docs/remote-environments.md."""
+"""Environments served from another process, container or host, over the protocol of docs/how-to/remote-environments.md."""

@@ -1,7 +1,7 @@
 """The messages between a worker and a server of environments: msgpack maps over a WebSocket, each with its name under ``type``.
 
-docs/remote-environments.md describes them for servers in other languages. What always holds: a message is plain data, so nothing
-that arrives is ever executed; a reader ignores keys that it does not know, so that either side may have newer ones.
+docs/how-to/remote-environments.md describes them for servers in other languages. What always holds: a message is plain data,
+so nothing that arrives is ever executed; a reader ignores keys that it does not know, so that either side may have newer ones.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Serves an environment to workers elsewhere, over the protocol of docs/remote-environments.md.
+"""Serves an environment to workers elsewhere, over the protocol of docs/how-to/remote-environments.md.
 
 It needs msgspec, numpy and aiohttp, but no torch, vLLM or Ray, so that it runs in the environment's own virtual environment. What
 always holds: the sockets have an event loop in which no environment runs, so that a blocked environment makes its own requests

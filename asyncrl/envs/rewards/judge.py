@@ -19,12 +19,13 @@ from weakref import WeakValueDictionary
 import aiohttp
 import msgspec
 
-from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, RecipeError
 from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
 from asyncrl.envs.rewards.per_loop import PerLoop
+from asyncrl.envs.secrets import read_token
 
 INSTRUCTIONS = """\
 You judge answers. Give the answer a score from {lowest} (useless or wrong) to {highest} (right and complete). The answer is \
@@ -98,14 +99,14 @@ class Endpoint(msgspec.Struct, frozen=True):
     Attributes:
         url: the endpoint's base, such as ``http://localhost:8000/v1``; ``/chat/completions`` is appended.
         model: the model's name there.
-        token_variable: name of the environment variable whose value is sent as a bearer token; empty for no token.
+        token_variable: name of the environment variable whose value is sent as a bearer token; None for no token.
         timeout_s: deadline of one request.
         max_reply_tokens: the most tokens of a reply.
     """
 
     url: str
     model: str
-    token_variable: str = ""
+    token_variable: str | None = None
     timeout_s: float = 60.0
     max_reply_tokens: int = 256
 
@@ -263,8 +264,8 @@ class Judge(Reward):
     async def _post(self, body: bytes) -> tuple[int, float, bytes]:
         """Return the answer's status, the seconds after which it asks to be asked again, and its body."""
         headers = {"Content-Type": "application/json"}
-        if self._endpoint.token_variable:
-            headers["Authorization"] = f"Bearer {self._token()}"
+        if (variable := self._endpoint.token_variable) is not None:
+            headers["Authorization"] = f"Bearer {self._token(variable)}"
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout_s), trust_env=True) as session,
             session.post(self._url, data=body, headers=headers, allow_redirects=False) as response,
@@ -276,13 +277,12 @@ class Judge(Reward):
                     raise _NotNow(f"it answered more than {ANSWER_BYTES} bytes")
             return response.status, _seconds(response.headers.get("Retry-After", "")), bytes(received)
 
-    def _token(self) -> str:
-        variable = self._endpoint.token_variable
-        token = self._secrets.get(variable) or os.environ.get(variable)
-        if not token:
+    def _token(self, variable: str) -> str:
+        try:
+            return read_token(variable, "", {**os.environ, **self._secrets})
+        except RecipeError as error:
             remedy = "set it where the run is launched, and name it in environment.secrets"
-            raise self._refused(f"needs the environment variable {variable}, which is not set", remedy)
-        return token
+            raise self._refused(f"cannot be asked: {error.problem}", remedy) from error
 
     def _check_budget(self) -> None:
         for spent, most, what in (

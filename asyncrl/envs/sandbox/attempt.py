@@ -16,8 +16,8 @@ from asyncrl.envs.sandbox.messages import Broken, Finished, Reason, Reply, Start
 from asyncrl.envs.sandbox.privileges import MIB, drop_capabilities, limit_this_process
 from asyncrl.envs.sandbox.processes import adopt_orphans, end_with_parent, kill_descendants, unlinked_bytes, usage
 
-_LOOK_EVERY_S = 0.02
-"""Seconds between two looks at what the command uses."""
+_LOOK_EVERY_S, _LOOK_AT_AGENTS_EVERY_S = 0.02, 0.2
+"""Seconds between two looks at what the command uses. There may be hundreds of agents, each for minutes."""
 _MEASURE_FOLDER_EVERY = 5
 """Looks between two measurements of the folder."""
 _FILE_COSTS = 4096
@@ -66,7 +66,7 @@ def _run(
     with outputs.as_standard_streams():
         running = backend.start(request)
     started.append(running)
-    allowed_processes = request.limits.processes + backend.own_processes
+    allowed_processes = request.limits.processes + backend.own_processes(request)
     reason = _watch(running, request, allowed_processes, outputs, began + request.limits.wall_s)
     if reason is Reason.EXITED and folder_is_full(request.folder, request.limits):
         reason = Reason.FOLDER
@@ -75,13 +75,13 @@ def _run(
 
 def _watch(running: Running, request: Start, allowed_processes: int, outputs: "_Outputs", until: float) -> Reason:
     """Wait until the command's first process has ended or a limit is crossed, and say which."""
-    looks = 0
+    looks, every_s = 0, _LOOK_AT_AGENTS_EVERY_S if request.agent else _LOOK_EVERY_S
     ended = os.pidfd_open(running.pid)
     with selectors.DefaultSelector() as selector:
         selector.register(ended, selectors.EVENT_READ)
         for stream in outputs.reading:
             selector.register(stream, selectors.EVENT_READ)
-        next_look = time.monotonic() + _LOOK_EVERY_S
+        next_look = time.monotonic() + every_s
         while True:
             for key, _ in selector.select(max(0.0, min(next_look, until) - time.monotonic())):
                 if key.fd == ended:  # when its time was over, the supervisor may have killed it in our place
@@ -99,7 +99,7 @@ def _watch(running: Running, request: Start, allowed_processes: int, outputs: "_
                 if crossed is not None:
                     return crossed
                 looks += 1
-                next_look = time.monotonic() + _LOOK_EVERY_S
+                next_look = time.monotonic() + every_s
 
 
 def _crossed(request: Start, allowed_processes: int, folder_too: bool, until: float) -> Reason | None:

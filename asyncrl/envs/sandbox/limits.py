@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+LONGEST_S = 1_000_000.0
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one run may use. A run that crosses a limit is killed with everything it started.
@@ -19,8 +21,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         output_kb: standard output and standard error in KiB, each.
     """
 
-    wall_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 8.0
-    cpu_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 4.0
+    wall_s: Annotated[float, Meta(gt=0.0, le=LONGEST_S)] = 8.0
+    cpu_s: Annotated[float, Meta(gt=0.0, le=LONGEST_S)] = 4.0
     memory_mb: Annotated[int, Meta(ge=32, le=65536)] = 512
     processes: Annotated[int, Meta(ge=1, le=1024)] = 32
     file_mb: Annotated[int, Meta(ge=1, le=65536)] = 64

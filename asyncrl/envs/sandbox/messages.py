@@ -42,6 +42,26 @@ class Choice(StrEnum):
     BUBBLEWRAP = "bubblewrap"
     NONE = "none"
 
+    def backends(self, auto: tuple[BackendName, ...]) -> tuple[BackendName, ...]:
+        """Return which backends may be taken, the preferred first; those of ``auto`` if none is named."""
+        return auto if self is Choice.AUTO else (BackendName(self.value),)
+
+
+class AgentsPart(msgspec.Struct, frozen=True):
+    """What the run of an agent has beside.
+
+    Attributes:
+        port: where its model is on this host's loopback. It can connect to nothing else outside.
+        socket: a socket in a file that leads to the model, too.
+        current_folder: where it begins, in the run's folder.
+        variables: all its environment variables.
+    """
+
+    port: int
+    socket: str
+    current_folder: str
+    variables: dict[str, str]
+
 
 class Start(msgspec.Struct, frozen=True, tag=True):
     """Start a run.
@@ -49,6 +69,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         run: the run's number, unique for the client.
         readable: folders that the command may read besides those of the system.
+        agent: what it has beside if it is an agent's; None for one that has no network at all.
     """
 
     run: int
@@ -57,6 +78,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     readable: tuple[str, ...]
     stdin: bytes
     limits: Limits
+    agent: AgentsPart | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

@@ -5,9 +5,10 @@ import os
 import resource
 
 from asyncrl.envs.sandbox.limits import Limits
+from asyncrl.envs.sandbox.messages import Start
 
 MIB = 1 << 20
-OPEN_FILES = 256
+OPEN_FILES, OPEN_FILES_OF_AGENTS = 256, 4096
 _DROP_FROM_BOUNDING_SET, _NO_NEW_PRIVILEGES = 24, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAPABILITIES = 64
@@ -45,12 +46,16 @@ def limit_this_process(limits: Limits) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def limit_command(limits: Limits) -> None:
-    """Set what only the command's processes shall have, just before it is executed: memory, processor time, open files."""
-    seconds = int(limits.cpu_s) + 1
-    for kind, value in (
-        (resource.RLIMIT_AS, limits.memory_mb * MIB),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_NOFILE, OPEN_FILES),
-    ):
+def limit_command(request: Start) -> None:
+    """Set what only the command's processes shall have, just before it is executed: memory, processor time, open files.
+
+    An agent's may map what they like, as JavaScript engines map far more than they use.
+    """
+    limits = [
+        (resource.RLIMIT_CPU, int(request.limits.cpu_s) + 1),
+        (resource.RLIMIT_NOFILE, OPEN_FILES_OF_AGENTS if request.agent else OPEN_FILES),
+    ]
+    if request.agent is None:
+        limits.append((resource.RLIMIT_AS, request.limits.memory_mb * MIB))
+    for kind, value in limits:
         resource.setrlimit(kind, (value, value))

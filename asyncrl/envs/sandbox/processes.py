@@ -98,7 +98,9 @@ def kill_descendants() -> None:
         if not _reap():
             return
         if time.monotonic() > until:
-            raise TimeoutError(f"processes {list(descendants(os.getpid()))} are still there {_KILL_WITHIN_S:g} s after SIGKILL")
+            left = ", ".join(map(str, descendants(os.getpid())))
+            problem = f"processes {left} are still there {_KILL_WITHIN_S:g} s after SIGKILL"
+            raise TimeoutError(f"{problem}; look what they wait for, such as a file system that does not answer")
         time.sleep(_KILL_PAUSE_S)
 
 
@@ -116,13 +118,6 @@ def kill_below(pid: int) -> list[int]:
     return living
 
 
-def kill_tree(pid: int) -> None:
-    """Kill a child of the caller and all processes below it, and wait for the child."""
-    for each in (pid, *descendants(pid)):
-        _kill(each)
-    os.waitpid(pid, 0)
-
-
 def orphans_except(known: set[int]) -> list[int]:
     """The caller's children that are not ``known``: it inherited them."""
     return [child for child in _children(os.getpid()) if child not in known]
@@ -133,7 +128,10 @@ def kill_orphans_except(known: set[int]) -> None:
     until = time.monotonic() + _KILL_WITHIN_S
     while (orphans := orphans_except(known)) and time.monotonic() < until:  # the children of one become the caller's in turn
         for orphan in orphans:
-            kill_tree(orphan)
+            for each in (orphan, *descendants(orphan)):
+                _kill(each)
+            os.waitpid(orphan, os.WNOHANG)  # one that waits for a file system may not end, and others wait for the caller
+        time.sleep(_KILL_PAUSE_S)
 
 
 def _kill(pid: int) -> None:

@@ -6,11 +6,12 @@ from asyncrl.envs.sandbox.messages import Finished, Reason
 
 def describe_run(finished: Finished, limits: Limits) -> str:
     """Say what was printed, and how the run ended if it was stopped or failed without saying why; never empty."""
-    parts = [finished.stdout.decode(errors="replace"), finished.stderr.decode(errors="replace"), _end(finished, limits)]
+    parts = [finished.stdout.decode(errors="replace"), finished.stderr.decode(errors="replace"), how_it_ended(finished, limits)]
     return "\n".join(part.rstrip("\n") for part in parts if part) or "(no output)"
 
 
-def _end(finished: Finished, limits: Limits) -> str:
+def how_it_ended(finished: Finished, limits: Limits) -> str:
+    """Say how a run ended, if it was stopped or failed without saying why."""
     match finished.reason:
         case Reason.EXITED:
             return f"(exit status {finished.exit_code})" if finished.exit_code and not finished.stderr else ""

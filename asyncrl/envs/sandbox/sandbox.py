@@ -9,7 +9,7 @@ import logging
 import os
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import (
     LENGTH_BYTES,
     REPLIES,
+    AgentsPart,
     BackendName,
     Broken,
     Choice,
@@ -41,7 +42,6 @@ from asyncrl.envs.sandbox.processes import kill_below
 
 logger = logging.getLogger(__name__)
 
-OPTION = "environment.options.sandbox"
 STARTED_WITHIN_S = 60.0
 """Seconds in which the supervisor must have tried its backends."""
 STOPPED_WITHIN_S = 0.8
@@ -59,6 +59,27 @@ _NO_CONFINEMENT = (
 )
 
 
+class Use(msgspec.Struct, frozen=True):
+    """What a sandbox is for.
+
+    Attributes:
+        auto: the backends of which the first is taken that works here, if the recipe names none.
+        key: the recipe's key of the choice.
+        otherwise: what to do where no backend can be had.
+    """
+
+    auto: tuple[BackendName, ...]
+    key: str
+    otherwise: str
+
+
+FOR_TOOLS = Use(
+    (BackendName.SANDLOCK, BackendName.BUBBLEWRAP),
+    "environment.options.sandbox",
+    "set `sandbox: none` to let the model's commands do whatever you may do",
+)
+
+
 class Sandbox:
     """Runs commands, each confined to one folder.
 
@@ -66,6 +87,7 @@ class Sandbox:
 
     Args:
         choice: which backend to use.
+        use: what it is for.
 
     Attributes:
         backend: the backend in use; known once the sandbox has been entered.
@@ -73,8 +95,8 @@ class Sandbox:
 
     backend: BackendName
 
-    def __init__(self, choice: Choice = Choice.AUTO) -> None:
-        self.choice = choice
+    def __init__(self, choice: Choice = Choice.AUTO, use: Use = FOR_TOOLS) -> None:
+        self._choice, self._use = choice, use
         self._supervisor: _Supervisor | None = None
         self._folders: Workspaces | None = None
         self._starting = asyncio.Lock()
@@ -123,7 +145,27 @@ class Sandbox:
         """
         async with self._room():
             supervisor = await self._alive()
-            return await supervisor.run(partial(_start, tuple(command), folder, readable, stdin, limits), limits)
+            return await supervisor.run(_request(command, folder, readable, limits, stdin))
+
+    async def play(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        limits: Limits,
+        readable: Sequence[Path],
+        agent: AgentsPart,
+        stopped: "asyncio.Future[None]",
+    ) -> Finished:
+        """Run the command of an agent in ``folder``, however many others run.
+
+        Args:
+            stopped: is done when it is to be ended.
+
+        Raises:
+            EnvironmentBroken: the sandbox failed, not the command.
+        """
+        supervisor = await self._alive()
+        return await supervisor.run(_request(command, folder, readable, limits, agent=agent), stopped)
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[Path]:
@@ -160,7 +202,7 @@ class Sandbox:
         """The supervisor: a new one if there is none yet, or if the last one died."""
         async with self._starting:
             if self._supervisor is None or self._supervisor.lost is not None:
-                self._supervisor = await _Supervisor.start(self.choice)
+                self._supervisor = await _Supervisor.start(self._choice, self._use)
             return self._supervisor
 
 
@@ -175,8 +217,19 @@ def problem_of(argument: str) -> str | None:
     return f"it is longer than {LONGEST_ARGUMENT} bytes" if size > LONGEST_ARGUMENT else None
 
 
-def _start(command: tuple[str, ...], folder: Path, readable: Sequence[Path], stdin: bytes, limits: Limits, number: int) -> Start:
-    return Start(number, command, str(folder.resolve()), tuple(str(each.resolve()) for each in readable), stdin, limits)
+def _request(
+    command: Sequence[str],
+    folder: Path,
+    readable: Sequence[Path],
+    limits: Limits,
+    stdin: bytes = b"",
+    agent: AgentsPart | None = None,
+) -> Start:
+    """Return the request of a run that has no number yet."""
+    paths = [str(each.resolve()) for each in readable]
+    if agent:  # whose command may name them by links
+        paths = list(dict.fromkeys([*paths, *map(str, readable)]))
+    return Start(0, tuple(command), str(folder.resolve()), tuple(paths), stdin, limits, agent)
 
 
 class _Lost(Exception):
@@ -202,11 +255,11 @@ class _Supervisor:
         self._reading = asyncio.create_task(self._read(), name="replies of the sandbox's supervisor")
 
     @classmethod
-    async def start(cls, choice: Choice) -> "_Supervisor":
+    async def start(cls, choice: Choice, use: Use) -> "_Supervisor":
         """Start the process, and wait until it has found a backend."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "asyncrl.envs.sandbox.supervisor"),
-            choice,
+            *choice.backends(use.auto),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -224,21 +277,30 @@ class _Supervisor:
             if not isinstance(first, Ready):
                 await _end(process)
         if isinstance(first, Unusable):
-            raise RecipeError(OPTION, f"`{choice}` cannot be had here ({'; '.join(first.missing)})", _REMEDY)
+            raise RecipeError(
+                use.key, f"`{choice}` cannot be had here ({'; '.join(first.missing)})", f"{_REMEDY}, or {use.otherwise}"
+            )
         assert isinstance(first, Ready)
         return cls(process, first)
 
-    async def run(self, start: Callable[[int], Start], limits: Limits) -> Finished:
-        """Run the command of ``start``, which is given the run's number, and wait for its end.
+    async def run(self, start: Start, stopped: "asyncio.Future[None] | None" = None) -> Finished:
+        """Run the command of ``start``, which is given a number, and wait for its end.
 
-        If the caller is cancelled, the run is ended first.
+        If ``stopped`` is done or the caller is cancelled, the run is ended first.
         """
         self._last += 1
-        number = self._last
+        number, limits = self._last, start.limits
         reply: asyncio.Future[Finished | Broken] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
+
+        def stop(_: object) -> None:
+            if not reply.done():
+                self._send(Stop(number))
+
         try:
-            self._send(start(number))
+            self._send(msgspec.structs.replace(start, run=number))
+            if stopped is not None:
+                stopped.add_done_callback(stop)
             seconds = limits.wall_s + REPORTED_WITHIN_S
             await asyncio.wait({reply}, timeout=seconds)
             if not reply.done():
@@ -252,6 +314,8 @@ class _Supervisor:
             raise
         finally:
             del self._waiting[number]
+            if stopped is not None:
+                stopped.remove_done_callback(stop)
         if isinstance(ended, Broken):
             raise EnvironmentBroken(f"the sandbox failed: {ended.problem}")
         return ended
@@ -317,7 +381,4 @@ async def _receive(stream: asyncio.StreamReader) -> Reply:
         raise _Lost(f"the supervisor process sent what is no reply: {error}") from error
 
 
-_REMEDY = (
-    "install sandlock (pip install 'asyncrl[sandbox]'; Linux 6.12 or later) or bubblewrap (apt-get install bubblewrap), "
-    "or set `sandbox: none` to let the model's commands do whatever you may do"
-)
+_REMEDY = "install sandlock (pip install 'asyncrl[sandbox]'; Linux 6.12 or later) or bubblewrap (apt-get install bubblewrap)"

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import platform
+import socket
 import struct
 
 import msgspec
@@ -20,6 +21,7 @@ _X32_CALLS = 0x40000000
 _SET_SECCOMP, _FILTER_MODE, _NO_NEW_PRIVILEGES = 22, 2, 38
 _UNIX, _INET, _INET6 = 1, 2, 10
 _DEFAULT, _TCP, _UDP = 0, 6, 17
+_BOTH_FLAGS = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -48,6 +50,9 @@ _NUMBERS = {
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "fallocate": (285, 47),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -88,6 +93,12 @@ _PAIRS_OF_SOCKETS: Rules = {"socketpair": (Allowed(0, (_UNIX,)),)}
 ONLY_LOCAL_SOCKETS: Rules = {"socket": (Allowed(0, (_UNIX,)),)} | _PAIRS_OF_SOCKETS
 """No sockets but those in files, for a backend without a network namespace: Landlock knows ports of TCP and nothing else."""
 
+_STREAMS = tuple(socket.SOCK_STREAM | flags for flags in (0, socket.SOCK_CLOEXEC, socket.SOCK_NONBLOCK, _BOTH_FLAGS))
+SOCKETS_FOR_TCP: Rules = {
+    "socket": (Allowed(0, (_UNIX, _INET, _INET6)), Allowed(1, _STREAMS), Allowed(2, (_DEFAULT, _TCP)))
+} | _PAIRS_OF_SOCKETS
+"""Streams alone, for a backend that looks where they are connected to."""
+
 SOCKETS_OF_A_NAMESPACE: Rules = {
     "socket": (Allowed(0, (_UNIX, _INET, _INET6)), Allowed(2, (_DEFAULT, _TCP, _UDP)))
 } | _PAIRS_OF_SOCKETS
@@ -100,7 +111,11 @@ WATCHES: Rules = {"inotify_init": errno.ENOSYS, "inotify_init1": errno.ENOSYS}
 """Who uses which file when, which is told of any file that can be named, also through a mount of one's own. Programs that find no
 such calls look at their files now and then."""
 
-_BY_ARGUMENT = OF_OTHERS | SOCKETS_OF_A_NAMESPACE | WATCHES
+RESERVED_ROOM: Rules = {"fallocate": errno.EOPNOTSUPP}
+"""Room on the disk for what may be written later, which no limit of a file's size bounds. Programs do without, as on file systems
+that have no such call."""
+
+_BY_ARGUMENT = OF_OTHERS | SOCKETS_OF_A_NAMESPACE | WATCHES | RESERVED_ROOM
 BEYOND_NAMESPACES: Rules = _BY_ARGUMENT | {name: errno.EPERM for name in _NUMBERS if name not in _BY_ARGUMENT | OF_OPEN_FILES}
 """All that reaches past namespaces without any capability: key rings, memory that no limit counts, tracing, and interfaces
 whose bugs have let programs out before."""

@@ -1,4 +1,4 @@
-"""The process that runs commands for one client: ``python -m asyncrl.envs.sandbox.supervisor CHOICE``.
+"""The process that runs commands for one client: ``python -m asyncrl.envs.sandbox.supervisor BACKEND...``.
 
 It reads requests from its standard input and writes replies to its standard output, and forks a process of its own for each run
 (:mod:`asyncrl.envs.sandbox.attempt`). It is small, so a fork takes about a millisecond, and it knows nothing that a command
@@ -26,7 +26,6 @@ from asyncrl.envs.sandbox.messages import (
     REQUESTS,
     BackendName,
     Broken,
-    Choice,
     Finished,
     Ready,
     Reason,
@@ -159,16 +158,15 @@ class Supervisor:
                 each.overdue_at += OVERDUE_S
 
 
-def choose(choice: Choice) -> tuple[Backend | None, tuple[str, ...]]:
-    """The first backend of ``choice`` that runs a command here, and what is missing for those before it."""
+def choose(names: Sequence[BackendName]) -> tuple[Backend | None, tuple[str, ...]]:
+    """The first of these backends that runs a command here, and what is missing for those before it."""
     missing: list[str] = []
-    for backend in BACKENDS:
-        name = backend.name.value
-        if name == choice.value or (choice is Choice.AUTO and backend.name is not BackendName.NONE):
-            why = backend.missing() or _failure(backend)
-            if why is None:
-                return backend, tuple(missing)
-            missing.append(f"{name}: {why}")
+    for name in names:
+        backend = next(each for each in BACKENDS if each.name is name)
+        why = backend.missing() or _failure(backend)
+        if why is None:
+            return backend, tuple(missing)
+        missing.append(f"{name.value}: {why}")
     return None, tuple(missing)
 
 
@@ -218,7 +216,7 @@ def main(arguments: Sequence[str]) -> None:
     adopt_orphans()
     gc.disable()
     gc.freeze()
-    backend, missing = choose(Choice(arguments[0]))
+    backend, missing = choose([BackendName(each) for each in arguments])
     if backend is None:
         _send(Unusable(missing))
         return

@@ -8,6 +8,12 @@ from pathlib import Path
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from asyncrl.buffers.commands import SetTooLong
+from asyncrl.buffers.journal.journal import Journal
+from asyncrl.buffers.journal.recovery import Identity, Store, Takeover, recover
+from asyncrl.buffers.payload import PayloadStore
+from asyncrl.buffers.replay_buffer import ReplayBuffer
+from asyncrl.buffers.service import BufferService
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.payload import PayloadRef
@@ -16,19 +22,11 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.buffer.client import METHODS
-from asyncrl.run.buffer.payload import SHARD_DEADLINE_S, ShardPlace
-from asyncrl.run.buffer.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
+from asyncrl.run.buffer.payload import SHARD_DEADLINE_S, PayloadShard, RemotePayloadShard, RemoteStore, ShardPlace
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN, ask, this_node
-from buffers.commands import SetTooLong
-from buffers.journal.identity import Identity
-from buffers.journal.journal import Journal
-from buffers.journal.recovery import Store, Takeover, recover
-from buffers.payload import PayloadStore
-from buffers.replay_buffer import ReplayBuffer
-from buffers.service import BufferService
 
 
 class BufferActor:

@@ -5,18 +5,16 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.buffers.inspection import BufferReport, inspect
+from asyncrl.buffers.journal.journal_files import Recovery, read_journal
+from asyncrl.buffers.journal.recovery import Identity, rebuild
+from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.run.buffer.tasks import recorded_task_stream
 from asyncrl.run.folder.buffer_folder import journal_of
-from asyncrl.run.folder.launch_directory import in_launch_directory
-from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.recipe.compose import compose
-from buffers.inspection import BufferReport, inspect
-from buffers.journal.identity import Identity
-from buffers.journal.journal_files import Recovery, read_journal
-from buffers.journal.recovery import rebuild
-from buffers.replay_buffer import ReplayBuffer
 
 
 def inspect_run(run: Path) -> BufferReport:

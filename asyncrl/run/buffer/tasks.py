@@ -6,6 +6,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from asyncrl.buffers.tasks.curriculum import Curriculum, load_curriculum
+from asyncrl.buffers.tasks.hub_datasets import pinned
+from asyncrl.buffers.tasks.plain_values import TOO_DEEP, is_too_deep
+from asyncrl.buffers.tasks.recorded_tasks import RecordedSource, recorded_stream
+from asyncrl.buffers.tasks.task_files import read_sources
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.chat_prompt import why_no_chat
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
@@ -17,13 +23,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import load_members
 from asyncrl.envs.member import Member
-from buffers.tasks.curriculum import Curriculum, load_curriculum
-from buffers.tasks.hub_datasets import pinned
-from buffers.tasks.plain_values import TOO_DEEP, is_too_deep
-from buffers.tasks.recorded_tasks import RecordedSource, recorded_stream
-from buffers.tasks.task_files import read_sources
-from buffers.tasks.task_stream import TaskSource, TaskStream
-from generators.evaluation import HeldOutTask
+from asyncrl.generators.evaluation import HeldOutTask
 
 _PLAIN = "use texts, 64-bit numbers, booleans, None, and a few levels of lists and dictionaries with text keys"
 

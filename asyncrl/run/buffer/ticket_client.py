@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from asyncrl.buffers.journal.disk import DiskFull
 from asyncrl.core.episode import Episode, encode
 from asyncrl.core.errors import ComponentFailed, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
@@ -17,7 +18,6 @@ from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.ticket import Ticket
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.request_coalescer import RequestCoalescer
-from buffers.journal.disk import DiskFull
 
 logger = logging.getLogger(__name__)
 

@@ -86,7 +86,7 @@ def check_devices() -> Iterator[Finding]:
         return
     except subprocess.CalledProcessError as error:
         last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
-        yield problem("torch", f"cannot be used: {last[0]}", "install torch again; see requirements/cpu.txt and docs/gpu.md")
+        yield problem("torch", f"cannot be used: {last[0]}", "install torch again: requirements/cpu.txt, docs/how-to/gpu.md")
         return
     unused = gpus.why_unused()
     yield from judge(devices, probed(done.stdout), unused, next((gpu.driver for gpu in there), ""))
@@ -114,7 +114,7 @@ def judge(devices: int, found: Probed, unused: str, driver: str = "") -> Iterato
         return
     if unused:
         yield problem(
-            "GPU", f"{devices} here, but {unused}", "install asyncrl[gpu] in a virtual environment of its own: docs/gpu.md"
+            "GPU", f"{devices} here, but {unused}", "install asyncrl[gpu] in a virtual environment of its own: docs/how-to/gpu.md"
         )
         return
     if not found.available:
@@ -169,4 +169,4 @@ def _remedy_of_driver(driver: str, cuda: str | None) -> str:
 
 def _before_it_is_built() -> str:
     lacking = building.lacking_to_build_engine()
-    return f"; before that, install {', '.join(lacking)}: docs/gpu.md" if lacking else ""
+    return f"; before that, install {', '.join(lacking)}: docs/how-to/gpu.md" if lacking else ""

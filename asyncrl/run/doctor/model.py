@@ -21,23 +21,23 @@ from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.generators.template_trial import Outcome, Trial, try_template
+from asyncrl.generators.templates import FOR_TOOLS, variables_of
+from asyncrl.learners.supported_model import supported_config
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, quantisation
 from asyncrl.run.models.embedded_tokens import check_embedded
 from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
-from asyncrl.run.models.model_shape import read_shape
+from asyncrl.run.models.model_shape import check_tied, read_shape
 from asyncrl.run.models.model_weights import check_folder, check_output, check_played
-from generators.template_trial import Outcome, Trial, try_template
-from generators.templates import FOR_TOOLS, variables_of
-from learners.supported_model import supported_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from generators.chat_format import ChatFormat
+    from asyncrl.generators.chat_format import ChatFormat
 
-_PAGE = 'see "What a chat template must do" in docs/models.md'
+_PAGE = 'see "What a chat template must do" in docs/reference/models.md'
 _DIFFERS = {
     Outcome.REWRITTEN: "the template writes earlier turns in another way once there are later ones",
     Outcome.TOKENS: "the same text as rendered at once, in other tokens",
@@ -108,9 +108,11 @@ def _source(path: Path, found: list[Finding]) -> "PreTrainedConfig | None":
     try:
         shape = read_shape(str(path))
         source = supported_config(path, LearnerConfig(), quantised=True)
+        check_tied(shape)
         found.append(fine("model", f"{source.architectures[0]}, about {quantity(shape.parameters)} parameters"))
     except RecipeError as error:
-        found.append(problem("model", error.problem, f'{error.remedy}; see "Models that can be trained" in docs/models.md'))
+        remedy = f'{error.remedy}; see "Models that can be trained" in docs/reference/models.md'
+        found.append(problem("model", error.problem, remedy))
     if source is None:
         try:
             source = AutoConfig.from_pretrained(path)
@@ -141,8 +143,8 @@ def _said(fact: Fact) -> Finding:
 
 
 def _template(model: ModelConfig, source: "PreTrainedConfig | None") -> Iterator[Finding]:
-    from generators.chat_format import ChatFormat
-    from generators.chat_template import TemplateUnsuitable
+    from asyncrl.generators.chat_format import ChatFormat
+    from asyncrl.generators.chat_template import TemplateUnsuitable
 
     try:
         chat = ChatFormat.load(model.path, model)

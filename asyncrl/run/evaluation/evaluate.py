@@ -17,6 +17,8 @@ from statistics import fmean
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, require_results
+from asyncrl.generators.first_error import first_error
 from asyncrl.run.evaluation.folder import EvaluationFolder
 from asyncrl.run.evaluation.found_model import EvaluatedModel
 from asyncrl.run.evaluation.plan import EvaluationPlan, PlannedModel
@@ -31,17 +33,14 @@ from asyncrl.run.host.signals import wait_hearing
 from asyncrl.run.launch import end_processes, ray_up, supervise
 from asyncrl.run.models.model_weights import check_played
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
-from asyncrl.run.nodes.node_files import model_for_all_nodes
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.process_kinds import pools_of
 from asyncrl.run.nodes.process_sizes import engine_bytes
-from asyncrl.run.nodes.remote_files import FarFiles
+from asyncrl.run.nodes.remote_files import FarFiles, model_for_all_nodes
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.handle import GeneratorHandle, make_generator
 from asyncrl.run.startup_progress import ComingUp
 from asyncrl.run.views.live_view import LiveView
-from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, require_results
-from generators.first_error import first_error
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +128,9 @@ async def _generators(
 
     count = recipe.generators.count
     view.phase(f"Starting {count} engine{'s' * (count > 1)} with {planned.model.name}")
-    places = find_places(recipe, pools_of, nodes, await asyncio.to_thread(_sizes, recipe, weights))
-    pool = GeneratorPool(recipe.generators.by_pool, GeneratorSupply(make, report_lost), recipe.deadlines, view.note)
+    places = await find_places(recipe, pools_of, nodes, await asyncio.to_thread(_sizes, recipe, weights), view.note)
+    supply = GeneratorSupply(make, report_lost, places.add)
+    pool = GeneratorPool(recipe.generators.by_pool, supply, recipe.deadlines, view.note)
     far_files = FarFiles(here, lambda: places.others, model if planned.model.is_trained else None)
     try:
         await pool.start(ComingUp(pool.workers, view.advance).up)
@@ -141,7 +141,8 @@ async def _generators(
         await pool.close(recipe.deadlines.shutdown / 5)
         await far_files.close(recipe.deadlines.shutdown / 5)
         for generator in made:
-            generator.kill()  # its GPUs are for the next model
+            generator.kill()
+        places.close()  # its GPUs are for the next model
 
 
 def _sizes(recipe: Recipe, weights: Path) -> dict[str, int]:

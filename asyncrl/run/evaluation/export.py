@@ -16,7 +16,7 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Which checkpoint to export, of which run, to where; see :func:`learners.megatron.state.export.export_checkpoint`."""
+    """Which checkpoint to export, of which run, to where; see ``export.export_checkpoint``."""
 
     checkpoint: str
     recipe: Recipe
@@ -41,10 +41,10 @@ async def export_checkpoint(checkpoint: Path, recipe: Recipe, model_path: Path, 
 
 def main(request: Request) -> None:
     """Export the checkpoint."""
-    from learners.megatron.cpu import compat
+    from asyncrl.learners.megatron.cpu import compat
 
     compat.install()  # before anything of Megatron is imported
-    from learners.megatron.state.export import export_checkpoint
+    from asyncrl.learners.megatron.state.export import export_checkpoint
 
     checkpoint, model_path, folder = Path(request.checkpoint), Path(request.model_path), Path(request.folder)
     export_checkpoint(checkpoint, request.recipe, model_path, folder, threads=len(os.sched_getaffinity(0)))

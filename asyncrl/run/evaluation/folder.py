@@ -17,6 +17,7 @@ from pathlib import Path
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.storage.address import local_run_dir
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder, claim
 
@@ -42,7 +43,7 @@ class EvaluationFolder:
         """
         name = f"evaluation-{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         try:
-            folder = cls(claim(Path(recipe.run_dir), name))
+            folder = cls(claim(local_run_dir(recipe.run_dir), name))
             folder.logs.mkdir()
         except OSError as error:
             problem = f"cannot make a folder in {recipe.run_dir!r}: {error.strerror}"

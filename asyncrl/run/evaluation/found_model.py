@@ -13,12 +13,12 @@ from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.folder.launch_directory import in_launch_directory
-from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.core.storage.address import is_address
+from asyncrl.learners.checkpointing import checkpoints
+from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.recipe.compose import compose
-from learners.checkpointing import checkpoints
 
 
 class Weights(StrEnum):
@@ -139,6 +139,6 @@ def recipe_that_trained(run: Path) -> Recipe:
     with in_launch_directory(folder):
         recipe = compose(str(folder.recipe))
         path = recipe.model.path
-        if path == TINY or is_hub_id(path):
+        if path == TINY or is_hub_id(path) or is_address(path):
             return recipe
         return msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=str(Path(path).resolve())))

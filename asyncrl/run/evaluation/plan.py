@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.buffers.tasks.task_files import remarks_on_rows
 from asyncrl.core.architectures.known import KNOWN, OTHER
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import TaskId
@@ -21,11 +22,14 @@ from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig
 from asyncrl.envs.load import check_members
+from asyncrl.generators.evaluation import HeldOutTask
+from asyncrl.generators.vllm.engine_arguments import check_cpu_arguments, check_engine_arguments
+from asyncrl.generators.vllm.vllm_parsers import check_parsers
+from asyncrl.learners.checkpointing.checkpoint_check import check_checkpoint
 from asyncrl.run.buffer.tasks import held_out_tasks, load_sources
 from asyncrl.run.evaluation.found_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation.request import EvaluationRequest
-from asyncrl.run.folder.launch_directory import in_launch_directory
-from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.models.hub import folder_with_weights, model_file
 from asyncrl.run.models.model_shape import TINY, check_ranks, positions_of
 from asyncrl.run.models.model_weights import check_played
@@ -37,11 +41,6 @@ from asyncrl.run.plan.preflight import play_first_tasks
 from asyncrl.run.plan.prompt_lengths import TooLong
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.run.tiny.lessons import remarks_on
-from buffers.tasks.task_files import remarks_on_rows
-from generators.evaluation import HeldOutTask
-from generators.vllm.engine_arguments import check_cpu_arguments, check_engine_arguments
-from generators.vllm.vllm_parsers import check_parsers
-from learners.checkpointing.checkpoint_check import check_checkpoint
 
 SAMPLES = 8
 """Episodes of each task, unless something else is asked for or sampling is greedy."""
@@ -96,7 +95,7 @@ def in_directory_of(request: EvaluationRequest) -> Iterator[EvaluationRequest]:
     Gives the request as it reads there.
 
     Raises:
-        RecipeError: as :func:`asyncrl.run.folder.launch_directory.in_launch_directory`.
+        RecipeError: as :func:`asyncrl.run.folder.run_folder.in_launch_directory`.
     """
     if request.recipe is not None or (run := _first_run(request.models)) is None:
         yield request

@@ -10,10 +10,10 @@ import msgspec
 
 from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.trajectory import StopReason
+from asyncrl.generators.evaluation import BrokenEpisode, EvaluationResult
 from asyncrl.run.measures.intervals import Estimate
 from asyncrl.run.measures.scores import Scores, difference, score
 from asyncrl.run.measures.summary import RecordedSummary
-from generators.evaluation import BrokenEpisode, EvaluationResult
 
 
 class ModelScores(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.evaluation.export import export_checkpoint
 from asyncrl.run.evaluation.found_model import EvaluatedModel, Weights, recipe_that_trained
-from asyncrl.run.folder.launch_directory import in_launch_directory
-from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.models.chat_template import write_templates
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.views.live_view import LiveView
@@ -43,6 +42,14 @@ async def weights_of(model: EvaluatedModel, recipe: Recipe, made: Path, view: Li
             return await resolve_model(recipe, view)
 
 
+def model_folder(model: EvaluatedModel, recipe: Recipe, view: LiveView) -> Path:
+    """Return the Hugging Face folder of a model that needs no export; a model of the hub is fetched, the tiny one made.
+
+    Raises what :func:`weights_of` raises.
+    """
+    return model.path if model.weights is Weights.FOLDER else asyncio.run(resolve_model(recipe, view))
+
+
 def export_version(model: EvaluatedModel, folder: Path, view: LiveView) -> None:
     """Write a policy version of a run as the new Hugging Face folder ``folder``.
 
@@ -51,10 +58,7 @@ def export_version(model: EvaluatedModel, folder: Path, view: LiveView) -> None:
         OSError, ComponentFailed, DeadlineExceeded: the version cannot be written; nothing is left at ``folder``.
     """
     assert model.run is not None
-    if folder.exists():
-        raise RecipeError("--to", f"{folder} exists already", "name a folder that does not exist yet")
-    if not folder.parent.is_dir():
-        raise RecipeError("--to", f"{folder.parent} is no folder", "make it first, or name another")
+    check_can_be_made(folder)
     with (
         tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as making,
         in_launch_directory(RunFolder.find(model.run)),
@@ -66,3 +70,15 @@ def export_version(model: EvaluatedModel, folder: Path, view: LiveView) -> None:
             shutil.copytree(weights, made)
         write_templates(made, trained_by.model)
         made.rename(folder)
+
+
+def check_can_be_made(folder: Path) -> None:
+    """Refuse to make a folder where there is something already, or no folder to make it in.
+
+    Raises:
+        RecipeError: there is something at ``folder``, or its parent does not exist.
+    """
+    if folder.exists():
+        raise RecipeError("--to", f"{folder} exists already", "name a folder that does not exist yet")
+    if not folder.parent.is_dir():
+        raise RecipeError("--to", f"{folder.parent} is no folder", "make it first, or name another")

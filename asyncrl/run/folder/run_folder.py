@@ -5,9 +5,13 @@
         launched-in     the folder that the command was run in
         summary.json    how the run ended
         measures.jsonl  what each training step took, for `asyncrl plan --from`
+        tuning.jsonl    how `tune` turned the run's sizes: its journal
         mlflow-run      the id of the run in MLflow
         steps.jsonl     what each training step made, for `asyncrl replay`
-        trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
+        events.jsonl    what happens, for `asyncrl attach` and Python
+        labels.json     how it was launched, tags and a note, for `asyncrl runs`
+        code/           classes and functions that a program gave the run
+        trajectories/   episodes that were kept, as Parquet files: docs/reference/trajectories.md
         tensorboard/, wandb/  files of other trackers, if the recipe asks for them
         logs/           one file a process
         buffer/         the replay buffer's journal and the trajectories it holds
@@ -15,21 +19,28 @@
         model/          the trained model, a Hugging Face folder
         resumes         a line for each time that the run was resumed
         driver.lock     the lock of the process that drives the run
+        terminal.txt    what a detached run would have shown
         control         how ``asyncrl scale`` reaches that process, while it trains
 
 Beside the folder lie ``mlflow.db``, with the metrics of all runs there, and ``mlflow-artifacts/``, with the files that MLflow
 keeps, unless the recipe names another place for them.
-Runs of earlier versions have an ``mlflow.db`` of their own in the folder, and keep it.
+Runs that are kept in an object store, and those of earlier versions, have an ``mlflow.db`` of their own in the folder.
 
 A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
 process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
+
+The folder that a run was launched in: where the relative paths and the modules of its recipe are looked for.
+
+A run can be resumed and looked into from anywhere. If its project has moved since, the user names its new folder.
 """
 
 import fcntl
 import os
+import secrets
 import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -37,6 +48,7 @@ from pathlib import Path
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.storage.address import is_address, local_run_dir
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.whole_file import write_whole
 
@@ -58,14 +70,20 @@ class RunFolder:
         self.tracked_as = self.path / "mlflow-run"
         self.steps = self.path / "steps.jsonl"
         self.measures = self.path / "measures.jsonl"
+        self.tuning = self.path / "tuning.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.labels = self.path / "labels.json"
+        self.code = self.path / "code"
         self.trajectories = self.path / "trajectories"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
+        self.terminal = self.path / "terminal.txt"
         self.control = self.path / "control"
+        self.own_database = self.path / "mlflow.db"
         self.run_id_before: str | None = None
         """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
-        self._lock = self.path / "driver.lock"
+        self.lock = self.path / "driver.lock"
         self._launched_in = self.path / "launched-in"
         self._resumes = self.path / "resumes"
 
@@ -78,17 +96,29 @@ class RunFolder:
         return self.logs / f"{worker}.log"
 
     @classmethod
-    def create(cls, recipe: Recipe) -> "RunFolder":
+    def create(cls, recipe: Recipe, name: str | None = None) -> "RunFolder":
         """Make the folder of a run that starts now, and write its recipe there.
+
+        Args:
+            name: of the folder; None for one that is made of the recipe's name and the time.
 
         Raises:
             RecipeError: ``run_dir`` cannot be written to.
         """
         claimed: Path | None = None
         try:
-            claimed = claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            parent, stored = local_run_dir(recipe.run_dir), is_address(recipe.run_dir)
+            if name is not None:
+                claimed = parent / name
+                claimed.mkdir(parents=True, exist_ok=True)  # one without a recipe was left by who was killed right here
+            else:
+                name = f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+                # In a store, no machine sees which names others are about to use.
+                claimed = claim(parent, f"{name}-{secrets.token_hex(2)}" if stored else name)
             folder = cls(claimed)
-            folder.logs.mkdir()
+            folder.logs.mkdir(exist_ok=True)
+            if stored:
+                folder.own_database.touch()  # its metrics go where the run goes
             folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
             folder._launched_in.write_bytes(os.fsencode(Path.cwd()))
         except OSError as error:
@@ -149,7 +179,7 @@ class RunFolder:
 
     def check_not_driven(self) -> None:
         """Raise a ``RecipeError`` if a process drives the run, because its files would change while they are read."""
-        if self._lock.is_file():
+        if self.lock.is_file():
             with self._locked(os.O_RDWR):
                 pass
 
@@ -158,7 +188,7 @@ class RunFolder:
         """Whether a process drives the run. The folder need not be writable; a lock that cannot be read counts as free."""
         with ExitStack() as held:
             try:
-                file = os.open(self._lock, os.O_RDONLY)
+                file = os.open(self.lock, os.O_RDONLY)
                 held.callback(os.close, file)
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -167,12 +197,22 @@ class RunFolder:
                 return False
         return False
 
+    @property
+    def driver(self) -> int | None:
+        """The id of the process that drives the run, on its machine; None if none does."""
+        if not self.is_driven:
+            return None
+        try:
+            return _process_in(self.lock.read_bytes())
+        except OSError:
+            return None
+
     @contextmanager
     def _locked(self, flags: int) -> Iterator[tuple[int, int | None]]:
         """Open and lock the lock file; yields its descriptor and the id of the process that held it last."""
         with ExitStack() as held:
             try:
-                file = os.open(self._lock, flags, 0o644)
+                file = os.open(self.lock, flags, 0o644)
                 held.callback(os.close, file)
                 before = _process_in(os.pread(file, _LOCK_BYTES, 0))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,13 +225,12 @@ class RunFolder:
 
     def _cannot_lock(self, error: OSError) -> RecipeError:
         remedy = "make the folder writable for yourself, on a file system that has locks"
-        return RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy)
+        return RecipeError("", f"cannot lock {str(self.lock)!r}: {error.strerror}", remedy)
 
     @property
     def database(self) -> Path:
         """The MLflow database if the recipe names none: the run's own if it has one, else that of all runs beside it."""
-        own = self.path / "mlflow.db"
-        return own if own.is_file() else self.path.parent / "mlflow.db"
+        return self.own_database if self.own_database.is_file() else self.path.parent / "mlflow.db"
 
     @property
     def launched_in(self) -> Path | None:
@@ -256,3 +295,40 @@ def claim(parent: Path, name: str) -> Path:
             continue
         return path
     raise AssertionError("count() never ends")
+
+
+def make_importable(code: Path) -> None:
+    """Have modules in the folder ``code`` found by this process and those that it starts, after all others."""
+    place = str(code)
+    if code.is_dir() and place not in sys.path:
+        sys.path.append(place)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), place)))
+
+
+@contextmanager
+def in_launch_directory(folder: RunFolder, instead: Path | None = None) -> Iterator[None]:
+    """Work in the folder that the run was launched in, or in ``instead``; in the current one if that is gone.
+
+    Classes and functions that a program gave the run are importable from then on, here and in processes that start here.
+
+    Raises:
+        RecipeError: ``instead`` is not a folder. An error about a recipe key gets a note that says where it was looked for.
+    """
+    recorded = folder.launched_in
+    if instead is not None and not instead.is_dir():
+        raise RecipeError("", f"{str(instead)!r} is not a folder", "name the folder in which the recipe's relative paths begin")
+    make_importable(folder.code)
+    place = instead or (recorded if recorded is not None and recorded.is_dir() else Path())
+    with chdir(place):
+        here = Path.cwd()
+        try:
+            yield
+        except RecipeError as error:
+            if not error.place or error.place.startswith("--"):
+                raise  # not about what the recipe names
+            gone = f" ({recorded}, where the run was launched, is gone)" if recorded is not None and not recorded.is_dir() else ""
+            error.add_note(
+                f"relative paths of its recipe begin in {here}{gone}; give an absolute one, or, to go on with the run, "
+                "begin in another folder by `launch --resume RUN --from FOLDER`"
+            )
+            raise

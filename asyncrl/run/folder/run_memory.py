@@ -10,7 +10,7 @@ from asyncrl.core.text import pluralize
 from asyncrl.run.folder.buffer_folder import remove_payload_in_memory
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.shm.memory_file import OF_RANKS, remove_memory_files
-from asyncrl.weights.tcp.mirror import Mirror
+from asyncrl.weights.shm.mirrored_files import MirroredFiles
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def free_memory_of(run_id: str) -> None:
     """Remove what a run that has ended, or was killed, has in this node's memory file system."""
     remove_memory_files(run_id, OF_RANKS)
-    for keeper in (Mirror, DiskMirror):
+    for keeper in (MirroredFiles, DiskMirror):
         keeper.remove_left_behind(run_id)
     remove_payload_in_memory(run_id)
     remove_owner_file(run_id)

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.files.file_formats import UnknownFormat
+from asyncrl.core.files.line_files import append_line
 from asyncrl.core.measures.metrics import combine
-from learners.metrics import GRAD_NORM, POLICY_LOSS
-from learners.step_report import Hardware, StepReport
+from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
+from asyncrl.learners.step_report import Hardware, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +77,9 @@ class StepLog:
             finite = {name: value for name, value in line.readings.items() if math.isfinite(value)}
             line = msgspec.structs.replace(line, readings=finite)
         try:
-            with self._path.open("ab") as file:
-                # A torn line, which a killed process left, must not swallow this one.
-                file.write((b"" if self._ends_whole() else b"\n") + msgspec.json.encode(line) + b"\n")
+            append_line(self._path, msgspec.json.encode(line))
         except OSError as error:
             logger.warning("%s lacks a line, so that a replay has nothing to compare with there: %s", self._path, error)
-
-    def _ends_whole(self) -> bool:
-        with self._path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 1))
-            return file.read(1) in (b"", b"\n")
 
     def read(self) -> list[Line]:
         """Read all lines.

@@ -19,7 +19,10 @@ from typing import Any
 import ray
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.network.socket_folder import socket_folder
+from asyncrl.core.plug_ins.given_code import modules_in, write_module
+from asyncrl.run.folder.run_folder import make_importable
 from asyncrl.run.host.gpus import usable
 from asyncrl.run.host.signals import sigterm_blocked
 
@@ -62,14 +65,21 @@ def _log(message: dict[str, Any], ignore_prefix: bool) -> None:
 def _as_here() -> Callable[[], None]:
     """Return what lets a process that Ray started elsewhere find relative paths and the user's modules, as this one does.
 
-    It works in this one's folder if its node sees that, and looks for modules in the same places, after its own.
+    It works in this one's folder if its node sees that, and looks for modules in the same places, after its own. What a program
+    gave the run goes with it, for nodes that do not see the run's folder.
     """
     folder, places = os.getcwd(), list(sys.path)
+    given = modules_in(places)
 
     def begin() -> None:
         if os.path.isdir(folder):
             os.chdir(folder)
         sys.path.extend(place for place in places if place not in sys.path)
+        missing = given.keys() - modules_in(sys.path).keys()
+        for name in missing:
+            write_module(name, given[name], cache_folder() / "given")
+        if missing:
+            make_importable(cache_folder() / "given")
 
     return begin
 

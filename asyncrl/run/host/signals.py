@@ -8,7 +8,6 @@ unblock SIGTERM again, because the processes that their environments start inher
 SIGTERM hands its episodes back, ends and is replaced.
 """
 
-import asyncio
 import ctypes
 import faulthandler
 import os
@@ -19,9 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import Interrupted
+
+if TYPE_CHECKING:
+    import asyncio
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HEARING_AGAIN_S = 0.05
@@ -81,6 +83,8 @@ async def wait_hearing(work: "asyncio.Future[Any]", seconds: float | None = None
     own, which prints a stack at SIGTERM; when it ends, it removes all handlers. No event tells when, so ours are put
     back again and again.
     """
+    import asyncio  # the command line imports this module before it knows whether there will be a loop
+
     loop = asyncio.get_running_loop()
     end = None if seconds is None else loop.time() + seconds
     done = False

@@ -15,9 +15,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, NoTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.episodes.files import evaluation_file
-from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind
-from asyncrl.episodes.writer import Decode, decoder, table, write
+from asyncrl.episodes.writer import Decode, decoder, table, untrained, write
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,13 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig
 from asyncrl.episodes.background import BackgroundWriter
 from asyncrl.episodes.files import training_file
-from asyncrl.episodes.kept import KeptTrajectory, fate_code, untrained
 from asyncrl.episodes.sample import kept_episodes
 from asyncrl.episodes.schema import Kind, TokenFate
-from asyncrl.episodes.writer import decoder
-from learners.rank import RankSpec
+from asyncrl.episodes.writer import KeptTrajectory, decoder, fate_code, untrained
+from asyncrl.learners.rank import RankSpec
 
 if TYPE_CHECKING:
-    from learners.batches.token_records import TokenRecord, TokenRecords
+    from asyncrl.learners.batches.token_records import TokenRecord, TokenRecords
 
 
 class TrainedEpisodes:

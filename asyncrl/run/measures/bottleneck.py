@@ -23,7 +23,7 @@ from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
-from generators.finished_episodes import FinishedEpisodes
+from asyncrl.generators.finished_episodes import FinishedEpisodes
 
 WORTH_SAYING = 1.1
 """The smallest factor for which changing a key is advised."""

@@ -7,8 +7,8 @@ from types import ModuleType
 
 from asyncrl.core.measures import time_split
 from asyncrl.core.measures.metrics import Metric
+from asyncrl.learners import metrics as learner_metrics
 from asyncrl.run.measures import episode_metrics, metrics
-from learners import metrics as learner_metrics
 
 _DEPENDS = r"(<[^>]+>)"
 """The part of a declared name that depends on the run."""
@@ -36,7 +36,12 @@ def declared() -> list[Metric]:
         _with("0", "<staleness>", learner_metrics.tokens_at(0)),
         *(
             _with("3_to_4", "<staleness>", learner_metrics.by_staleness(of, 3, 4))
-            for of in (learner_metrics.CLIP_FRACTION, learner_metrics.RATIO_MEAN, learner_metrics.BEHAVIOUR_K3)
+            for of in (
+                learner_metrics.CLIP_FRACTION,
+                learner_metrics.RATIO_MEAN,
+                learner_metrics.BEHAVIOUR_K3,
+                learner_metrics.BEHAVIOUR_GAP,
+            )
         ),
     ]
 

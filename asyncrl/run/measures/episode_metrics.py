@@ -16,10 +16,10 @@ from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.measures.metrics import Metric, Reading, Reduction
 from asyncrl.core.recipe.environment import EnvironmentConfig, MixedEnvironmentConfig, member_of
 from asyncrl.core.trajectory import StopReason
+from asyncrl.generators.finished_episodes import OTHER, EpisodeCounts, FinishedEpisodes, ReportedMetric, ToolCounts
+from asyncrl.learners import metrics as learner_metrics
 from asyncrl.run.measures import metrics as run_metrics
 from asyncrl.run.measures.metric_names import FrequentNames, safe_name
-from generators.finished_episodes import OTHER, EpisodeCounts, FinishedEpisodes, ReportedMetric, ToolCounts
-from learners import metrics as learner_metrics
 
 MOST_SOURCES, MOST_METRICS, MOST_TOOLS = 20, 50, 20
 """How many task sources, metrics of the environment and tools have curves of their own."""

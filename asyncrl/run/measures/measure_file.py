@@ -5,14 +5,16 @@ a step that a resumed run does again adds a line, but reading returns the first 
 journal; a line that was cut off by a kill is left out.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.line_files import append_line, last_lines
 from asyncrl.core.measures.time_split import TimeSplit
+
+TAIL_BYTES = 1 << 16
+"""What :func:`last_step` reads: many lines."""
 
 
 class StepMeasure(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,18 +50,17 @@ class StepMeasure(msgspec.Struct, frozen=True, kw_only=True):
     device: str
 
 
+class _Numbered(msgspec.Struct, frozen=True):
+    step: int
+
+
 def append(file: Path, measure: StepMeasure) -> None:
     """Add the line of a training step.
 
     Raises:
         OSError: the disk refuses.
     """
-    with naming(file), file.open("a+b") as lines:
-        if size := lines.seek(0, os.SEEK_END):
-            lines.seek(size - 1)
-            if lines.read(1) != b"\n":  # a kill cut the last line off: this one must not go with it
-                lines.write(b"\n")
-        lines.write(msgspec.json.encode(measure) + b"\n")
+    append_line(file, msgspec.json.encode(measure))
 
 
 def read(file: Path) -> list[StepMeasure]:
@@ -83,3 +84,13 @@ def read(file: Path) -> list[StepMeasure]:
     if not steps:
         raise RecipeError("--from", f"{str(file)!r} has no training step yet", remedy)
     return [steps[step] for step in sorted(steps)]
+
+
+def last_step(file: Path) -> int | None:
+    """The last training step that is in the file; None if there is none. Reads little, however long the file is."""
+    for line in reversed(last_lines(file, TAIL_BYTES)):
+        try:
+            return msgspec.json.decode(line, type=_Numbered).step
+        except msgspec.DecodeError:
+            continue
+    return None

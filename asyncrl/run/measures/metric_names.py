@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from asyncrl.core.measures.counters import added
-from generators.finished_episodes import OTHER
+from asyncrl.generators.finished_episodes import OTHER
 
 LONGEST = 60
 """Most characters of a name."""

@@ -1,4 +1,4 @@
-"""The metrics that the run itself measures; the learner's are in ``learners.metrics``. "Step" means training step."""
+"""The metrics that the run itself measures; the learner's are in ``asyncrl.learners.metrics``. "Step" means training step."""
 
 from asyncrl.core.measures.metrics import Metric, Reduction
 from asyncrl.core.trajectory import StopReason
@@ -9,6 +9,9 @@ GREEDY_REWARD = Metric(
 )
 MODEL_SCORE = Metric("reward/model_mean", "reward", Reduction.MEAN, "mean of the reward model's scores since the last step")
 MODEL_SECONDS = Metric("reward/model_seconds", "s", Reduction.MEAN, "how long a finished episode waited for its score")
+TEACHER_SECONDS = Metric(
+    "teacher/seconds", "s", Reduction.MEAN, "how long a finished episode waited for the teacher's probabilities"
+)
 ZERO_VARIANCE = Metric(
     "reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose rewards are all equal, up to rounding"
 )
@@ -75,6 +78,10 @@ CORES_BUSY = Metric(
 PIPELINE_DEPTH = Metric(
     "buffer/pipeline_depth", "training steps", Reduction.MEAN, "experience that may be outstanding ahead of the learner"
 )
+TUNE_FORESEEN = Metric(
+    "tune/foreseen", "1", Reduction.MEAN, "by how much a plan said that a turned knob multiplies trained tokens a second"
+)
+TUNE_BROUGHT = Metric("tune/brought", "1", Reduction.MEAN, "by how much it did")
 RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
 COMMITTED = Metric("buffer/committed_groups", "groups", Reduction.SUM, "groups waiting to be trained")
 FILTERED = Metric(

@@ -12,10 +12,10 @@ from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit, idle_in_pool
 from asyncrl.core.payload import compared_rewards
 from asyncrl.core.reward_spread import has_spread
+from asyncrl.generators.finished_episodes import FinishedEpisodes
+from asyncrl.generators.scoring import ScoringUse, TeachingUse
+from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.measures import metrics
-from generators.finished_episodes import FinishedEpisodes
-from generators.scoring import ScoringUse
-from generators.worker import GeneratorStatistics
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -174,6 +174,9 @@ def _generation(step: MeasuredStep) -> Iterator[Reading]:
     if scores.episodes:
         yield Reading(metrics.MODEL_SCORE, scores.total / scores.episodes, scores.episodes)
         yield Reading(metrics.MODEL_SECONDS, scores.seconds / scores.episodes, scores.episodes)
+    taught = _taught(now) - _taught(before)
+    if taught.episodes:
+        yield Reading(metrics.TEACHER_SECONDS, taught.seconds / taught.episodes, taught.episodes)
 
 
 def _pools(step: MeasuredStep, pools: Sequence[str]) -> Iterator[Reading]:
@@ -194,6 +197,10 @@ def _pools(step: MeasuredStep, pools: Sequence[str]) -> Iterator[Reading]:
 
 def _scores(moment: Moment) -> ScoringUse:
     return sum((each.scoring for each in moment.generators), ScoringUse())
+
+
+def _taught(moment: Moment) -> TeachingUse:
+    return sum((each.teaching for each in moment.generators), TeachingUse())
 
 
 def _grown(before: Moment, now: Moment, counter: str) -> int:

@@ -142,7 +142,11 @@ class RecordedSummary(msgspec.Struct, frozen=True, kw_only=True):
             ValueError, RecursionError: it holds no summary.
             UnknownFormat: another version of asyncrl wrote it, in another way.
         """
-        content = path.read_bytes()
+        return cls.decoded(path.read_bytes(), path)
+
+    @classmethod
+    def decoded(cls, content: bytes, path: Path) -> Self:
+        """Return the summary in ``content``, which is that of the file ``path``; raises as :meth:`read` but for ``OSError``."""
         check_json_format(content, path, FORMAT)
         return msgspec.json.decode(content, type=cls)
 

@@ -17,6 +17,8 @@ from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.plug_ins.error_counts import CountedError, merged
 from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.generators.worker import GeneratorStatistics
+from asyncrl.learners.metrics import STALENESS_MAX, STALENESS_MEAN
 from asyncrl.run.measures.bottleneck import Bottleneck
 from asyncrl.run.measures.summary import (
     REWARD_STEPS,
@@ -28,8 +30,6 @@ from asyncrl.run.measures.summary import (
     Summary,
     TokenTotals,
 )
-from generators.worker import GeneratorStatistics
-from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
 FORMAT = 3
 """The format of saved totals. It was 1 while an evaluation was its mean reward alone, and 2 while each kind of time was a number

@@ -1,8 +1,8 @@
 """Warnings about a run: finds what a person would see in its curves.
 
-It looks at the last :data:`WINDOW` training steps together, so that one odd step is no alarm. Each finding comes as one sentence:
-what was seen, why it matters or what causes it, and what to do. The keys say which findings are the same, so that whoever shows
-them shows each once a run.
+It looks at the last :data:`WINDOW` training steps together, so that one odd step is no alarm; a run of fewer steps cannot have
+learned, and is told nothing of that. Each finding is one sentence: what was seen, why it matters or what causes it, and what to
+do. The keys say which findings are the same, so that whoever shows them shows each once a run.
 """
 
 import math
@@ -14,14 +14,15 @@ from functools import reduce
 import msgspec
 
 from asyncrl.core.measures.counters import added
+from asyncrl.core.measures.gap_cause import GapEvidence, GapSides, likely_cause
 from asyncrl.core.measures.units import percent
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig, GdpoAdvantageConfig, ReinforcePlusPlusAdvantageConfig
 from asyncrl.core.recipe.algorithm import TurnCreditConfig
 from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import StopReason
+from asyncrl.generators.finished_episodes import EpisodeCounts, FinishedEpisodes, ToolCounts
 from asyncrl.run.measures.metric_names import safe_name
-from generators.finished_episodes import EpisodeCounts, FinishedEpisodes, ToolCounts
 
 WINDOW = 4
 """Training steps that are looked at together; all steps of a shorter run."""
@@ -38,8 +39,6 @@ MOSTLY_FILTERED = 0.75
 GROWN = 3.0
 """How many times its size at the beginning, or since the run was resumed, the gap between learner and engine must have, to have
 grown."""
-ROUNDING = {"float32": 2e-3, "float16": 0.03, "bfloat16": 0.1}
-"""The largest mean gap of log-probabilities, in nats, that rounding explains, by the coarser type of both sides."""
 STANDARD_ERRORS = 2.0
 """By how many standard errors an evaluation must be below the first one."""
 
@@ -59,7 +58,8 @@ class StepSigns(msgspec.Struct, frozen=True, kw_only=True):
         zero_variance: share of its groups whose rewards are all equal.
         grad_norm: gradient norm; None if nothing was trained.
         sample_size: effective sample size, as a share of the sample; None if it is not known.
-        gap: mean |learner - engine| log-probability of tokens that the version being trained sampled; None if there is none.
+        gap: what is known of the gap between the log-probabilities of learner and engines.
+        routed: whether the model has experts.
         filtered, complete: groups that filters left out, and all that were complete, since the step before.
         finished: the episodes that finished since the step before.
     """
@@ -68,17 +68,22 @@ class StepSigns(msgspec.Struct, frozen=True, kw_only=True):
     zero_variance: float
     grad_norm: float | None = None
     sample_size: float | None = None
-    gap: float | None = None
+    gap: GapEvidence = GapEvidence()
+    routed: bool = False
     filtered: int = 0
     complete: int = 0
     finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
 
 
 class WarningSigns:
-    """Looks for what is wrong with the run of ``recipe``."""
+    """Looks for what is wrong with the run of ``recipe``.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    Args:
+        able: whether the model may know how to play; of one that does not, its failures are no news.
+    """
+
+    def __init__(self, recipe: Recipe, able: bool = True) -> None:
+        self._recipe, self._able = recipe, able
         self._window: deque[StepSigns] = deque(maxlen=min(WINDOW, recipe.steps))
         self._first_gaps: list[float] = []
 
@@ -89,9 +94,10 @@ class WarningSigns:
             return
         finished = reduce(added, (each.finished for each in self._window), FinishedEpisodes())
         episodes = reduce(added, finished.sources.values(), EpisodeCounts())
-        yield from self._no_variance()
-        yield from self._no_gradient(step)
-        if episodes.episodes >= FEWEST_EPISODES:
+        if len(self._window) == WINDOW:
+            yield from self._no_variance()
+            yield from self._no_gradient(step)
+        if episodes.episodes >= FEWEST_EPISODES and self._able:
             yield from self._cut(episodes)
             yield from self._empty(episodes)
         yield from self._calls(finished)
@@ -119,34 +125,35 @@ class WarningSigns:
     def _no_advantage(self) -> bool:
         """Whether all advantages are 0, because they come from how final rewards differ within a group, and these are equal."""
         algorithm = self._recipe.algorithm
-        if isinstance(algorithm.advantage, GaeAdvantageConfig | GdpoAdvantageConfig | ReinforcePlusPlusAdvantageConfig):
+        of_batch = isinstance(algorithm.advantage, GaeAdvantageConfig | GdpoAdvantageConfig | ReinforcePlusPlusAdvantageConfig)
+        if of_batch or algorithm.teacher is not None:
             return False
         return not isinstance(algorithm.credit, TurnCreditConfig) and all(signs.zero_variance == 1 for signs in self._window)
 
     def _no_variance(self) -> Iterator[RunWarning]:
         if not self._no_advantage():
             return
+        seen = f"the rewards of every group were equal in {self._steps}"
         mean = statistics.fmean(signs.reward for signs in self._window)
-        yield RunWarning(
-            "no_variance",
-            f"the rewards of every group were equal in {self._steps} (mean reward {mean:.3g}): all advantages are 0, so nothing "
-            "is learned; check that the reward tells good answers from bad ones, mix in easier tasks if rewards are low and "
-            "harder ones if they are high, or raise batch.group_size or sampling.temperature so that samples of a task differ",
+        remedy = (
+            "check the reward, choose easier tasks (harder ones if rewards are high), or raise batch.group_size or "
+            "sampling.temperature"
+            if self._able
+            else "the tiny model knows nothing of the environment; name a better one in model.path"
         )
+        yield RunWarning("no_variance", f"{seen} (mean {mean:.3g}), so nothing is learned: {remedy}")
 
     def _no_gradient(self, step: int) -> Iterator[RunWarning]:
         advantage = self._recipe.algorithm.advantage
         if isinstance(advantage, GaeAdvantageConfig) and step - len(self._window) < advantage.critic_warmup_steps:
             return  # only the critic is trained
-        if any(signs.grad_norm != 0 for signs in self._window):
+        if self._no_advantage() or any(signs.grad_norm != 0 for signs in self._window):
             return
-        cause = (
-            "because the rewards of every group are equal and so all advantages are 0"
-            if self._no_advantage()
-            else "although rewards differ: every token is clipped, masked or rejected; see loss/clip_fraction, "
-            "correction/masked_fraction and correction/rejected_fraction, and widen what is close to 1"
+        yield RunWarning(
+            "no_gradient",
+            f"the gradient norm was 0 in {self._steps} although rewards differ: every token is clipped, masked or rejected; "
+            "widen what is close to 1 of loss/clip_fraction, correction/masked_fraction and correction/rejected_fraction",
         )
-        yield RunWarning("no_gradient", f"the gradient norm was 0 in {self._steps}, so the weights do not change, {cause}")
 
     def _cut(self, episodes: EpisodeCounts) -> Iterator[RunWarning]:
         recipe = self._recipe
@@ -165,12 +172,12 @@ class WarningSigns:
         ((reason, number),) = cut.most_common(1)
         limit = limits[reason]
         within = episodes.truncated_calls / episodes.episodes
-        calls = f"{percent(within)} of all episodes were cut in the middle of a tool call, which is not run; " if within else ""
+        calls = f" ({percent(within)} within a tool call, which is not run)" if within else ""
         yield RunWarning(
             f"cut_{reason}",
-            f"{percent(share)} of the episodes that finished in {self._steps} were cut by a limit, most of them "
-            f"({percent(number / episodes.episodes)}) by {limit}: a cut episode is rewarded for what it had reached; {calls}"
-            f"raise {limit.partition(' ')[0]}, or have the policy answer in less (algorithm.overlong, shorter prompts)",
+            f"{percent(share)} of the episodes in {self._steps} were cut{calls}, mostly ({percent(number / episodes.episodes)}) "
+            f"by {limit}, and rewarded for what they had reached: raise {limit.partition(' ')[0]}, or have the policy answer in "
+            "less (algorithm.overlong)",
         )
 
     def _empty(self, episodes: EpisodeCounts) -> Iterator[RunWarning]:
@@ -178,18 +185,16 @@ class WarningSigns:
         if share > MOST:
             yield RunWarning(
                 "empty_answers",
-                f"{percent(share)} of the episodes that finished in {self._steps} ended with an empty answer: the policy has "
-                "found that saying nothing costs nothing; give an empty answer less reward than a wrong one, lower learner.lr, "
-                "or go back to an earlier checkpoint",
+                f"{percent(share)} of the episodes in {self._steps} ended with an empty answer: give it less reward than a wrong "
+                "one, lower learner.lr, or go back to an earlier checkpoint",
             )
 
     def _calls(self, finished: FinishedEpisodes) -> Iterator[RunWarning]:
-        if finished.calls >= FEWEST_CALLS and finished.malformed_calls > MOST * finished.calls:
+        if self._able and finished.calls >= FEWEST_CALLS and finished.malformed_calls > MOST * finished.calls:
             yield RunWarning(
                 "malformed_calls",
                 f"{percent(finished.malformed_calls / finished.calls)} of the tool calls in {self._steps} could not be read, "
-                "named no tool or did not fit its parameters; check that model.tool_parser is that of the model, and that the "
-                "prompt shows a call as the model should write it",
+                "named no tool or did not fit its parameters: check model.tool_parser, and what the prompt says of calls",
             )
         for name, tool in finished.tools.items():
             if tool.calls >= FEWEST_CALLS:
@@ -224,27 +229,20 @@ class WarningSigns:
             )
 
     def _gap(self) -> Iterator[RunWarning]:
-        """Warn of a gap that grows: fresh tokens are looked at alone, so stale weights do not explain it."""
-        known = [signs.gap for signs in self._window if signs.gap is not None]
+        """Warn of a gap of fresh tokens that grows, with its likely cause."""
+        known = [signs.gap.fresh for signs in self._window if signs.gap.fresh is not None]
         if len(known) < len(self._window):
             return
         if not self._first_gaps:
             self._first_gaps = known
-        engines, ours = {pool.dtype for pool in self._recipe.generators.training.values()}, self._recipe.learner.dtype
-        coarsest = max(engines | {ours}, key=ROUNDING.__getitem__)
+        sides = gap_sides(self._recipe, routed=any(signs.routed for signs in self._window))
         first, now = statistics.fmean(self._first_gaps), statistics.fmean(known)
-        if now > GROWN * first and now > ROUNDING[coarsest]:
-            cause = (
-                f"learner ({ours}) and engines ({', '.join(sorted(engines))}) compute in unlike types, whose rounding grows with "
-                "the logits: set learner.dtype and generators.dtype alike"
-                if engines != {ours}
-                else f"both compute in {coarsest}, so look for what only one side does: temperature, experts that are chosen "
-                "otherwise on close scores, or kernels"
-            )
+        if now > GROWN * first and now > sides.rounding:
             yield RunWarning(
                 "gap",
                 f"on tokens of the version being trained, learner and engines differ by {now:.3g} nats in {self._steps}, "
-                f"and by {first:.3g} in the first {len(self._first_gaps)} since it was launched or resumed: {cause}; "
+                f"and by {first:.3g} in the first {len(self._first_gaps)} since it was launched or resumed. Likely cause: "
+                f"{likely_cause(GapEvidence.mean([signs.gap for signs in self._window]), sides)}. "
                 "`asyncrl replay RUN --step N --gap` shows the tokens",
             )
 
@@ -258,6 +256,12 @@ class WarningSigns:
                 "choose tasks that the policy sometimes solves (another mix of tasks.train, or a tasks.curriculum), or widen "
                 "buffer.filters",
             )
+
+
+def gap_sides(recipe: Recipe, *, routed: bool) -> GapSides:
+    """Return what a recipe says of learner and engines; ``routed`` tells that the model has experts."""
+    engines = frozenset(pool.dtype for pool in recipe.generators.training.values())
+    return GapSides(learner=recipe.learner.dtype, engines=engines, routes=routed and not recipe.learner.experts.replay)
 
 
 def _limit(recipe: Recipe, key: str, of: str = "") -> str:

@@ -8,10 +8,10 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.generators.calls.formats import FORMATS, format_of
+from asyncrl.generators.templates import DEFAULT, FILE, FURTHER, template_files, templates_of
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY
-from generators.calls.formats import FORMATS, format_of
-from generators.templates import DEFAULT, FILE, FURTHER, template_files, templates_of
 
 _KEY, _PATH = "model.chat_template", "model.path"
 _CONFIG = "tokenizer_config.json"
@@ -76,7 +76,7 @@ def tool_parser_of(path: str, template: str | None = None) -> tuple[str, str]:
         raise RecipeError(
             "model.tool_parser",
             f"auto, but {whose} shows none of the known formats of tool calls ({known})",
-            "name the vLLM parser that reads the model's calls (docs/episodes.md), or any if the environment has no tools",
+            "name vLLM's parser of the model's calls (docs/reference/episodes.md), or any if the environment has no tools",
         )
     format_, seen = found
     return format_.parser, seen

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from generators.chat_format import ChatFormat
+    from asyncrl.generators.chat_format import ChatFormat
 
 
 def check_embedded(chat: "ChatFormat", vocabulary: int, folder: Path) -> None:

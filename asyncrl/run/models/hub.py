@@ -1,4 +1,5 @@
-"""Models that a recipe names by their id on the Hugging Face hub, such as ``Qwen/Qwen3-0.6B``, and their files on this machine.
+"""Models that a recipe names by their id on the Hugging Face hub, such as ``Qwen/Qwen3-0.6B``, or by their address in an object
+store, and their files on this machine.
 
 Only what a plan reads is fetched before a run starts; the weights are fetched when it starts. What was fetched once is taken
 from the hub's cache on this machine (``HF_HOME``), also without a network. A folder of the same name comes first.
@@ -13,6 +14,8 @@ from pathlib import Path
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.hub import ANSWER_S, MODEL, download_remedy, is_commit, is_hub_id, is_offline, parts, translated
 from asyncrl.core.files.weight_files import PICKLED, pickles
+from asyncrl.core.storage.address import is_address
+from asyncrl.core.storage.fetched import fetched
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ def model_file(path: str, name: str, place: str) -> Path:
     Raises:
         RecipeError: the hub has no such model, or cannot be asked.
     """
+    if is_address(path):
+        return fetched(path, place, name.__eq__) / name
     if not is_hub_id(path):
         return Path(path) / name
     from huggingface_hub import hf_hub_download  # takes a second
@@ -57,6 +62,8 @@ def tokenizer_folder(path: str, place: str) -> Path:
 
 def folder_with_weights(path: str) -> Path | None:
     """Return the absolute path of a model's folder if its weights are on this machine; None if they are yet to be fetched."""
+    if is_address(path):
+        return None
     if not is_hub_id(path):
         return Path(path).resolve()
     from huggingface_hub import snapshot_download
@@ -108,6 +115,8 @@ def _without_weights(path: str, folder: Path, missing: str, place: str) -> Recip
 
 def _downloaded(path: str, place: str, patterns: Sequence[str]) -> Path:
     """Return the absolute path of a model's folder; those of its files that match ``patterns`` are fetched if the hub answers."""
+    if is_address(path):
+        return fetched(path, place, lambda name: any(fnmatch(name, pattern) for pattern in patterns))
     if not is_hub_id(path):
         return Path(path).resolve()
     from huggingface_hub import snapshot_download

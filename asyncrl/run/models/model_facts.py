@@ -16,8 +16,8 @@ from asyncrl.core.files.weight_files import DTYPES, stored_tensors
 from asyncrl.core.measures.units import memory
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.schema import ModelConfig
-from generators.chat_format import ChatFormat
-from generators.chat_template import TemplateUnsuitable, first_line
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.chat_template import TemplateUnsuitable, first_line
 
 _ASKED = Message("user", "What is 1 + 2?")
 _SYSTEM = Message("system", "Be brief.")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, Architecture
 from asyncrl.core.architectures.description import Description, Mixture
 from asyncrl.core.architectures.known import KNOWN, OTHER
 from asyncrl.core.errors import RecipeError
@@ -22,6 +22,8 @@ TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM computes on a CPU."""
+CPU_LATENT_SIZES = (512, 64)
+"""``kv_lora_rank`` and ``qk_rope_head_dim`` of the latent attention that vLLM computes on a CPU: those of DeepSeek's models."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -59,6 +61,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool = False
     use_qk_norm: bool = False
     num_nextn_predict_layers: Count = 0
+    n_group: int | None = 1
+    topk_group: int | None = 1
+    kv_lora_rank: Count = 0
+    q_lora_rank: int | None = None
+    qk_nope_head_dim: Count = 0
+    qk_rope_head_dim: Count = 0
+    v_head_dim: Count = 0
     architectures: tuple[str, ...] | None = None
 
     @property
@@ -89,7 +98,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head_size(self) -> int:
-        """Size of one attention head."""
+        """Size of one attention head: of its queries and keys."""
+        if (latent := self.architecture.latent) is not None:
+            return latent.query
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
@@ -97,12 +108,23 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Number of weights, without biases and norms (less than one in a thousand)."""
         mixture = self.mixture
         layers, mixtures = self.num_hidden_layers, sum(mixture.layers)
-        attention = 2 * self.hidden_size * self.head_size * (self.num_attention_heads + self.key_value_heads)
+        attention = self._attention_parameters()
         feed_forward = 3 * self.hidden_size * self.intermediate_size * (layers - mixtures)
         routers = self.hidden_size * mixture.experts * mixtures
         shared = 3 * self.hidden_size * mixture.shared * mixtures
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return layers * attention + feed_forward + routers + shared + self.expert_parameters + embeddings
+
+    def _attention_parameters(self) -> int:
+        """Number of weights of a layer's attention."""
+        latent, heads = self.architecture.latent, self.num_attention_heads
+        if latent is None:
+            return 2 * self.hidden_size * self.head_size * (heads + self.key_value_heads)
+        queries = heads * latent.query
+        of_queries = latent.query_rank * (self.hidden_size + queries) if latent.query_rank else self.hidden_size * queries
+        of_keys = self.hidden_size * (latent.key_value_rank + latent.rotated)
+        of_heads = latent.key_value_rank * (latent.plain + latent.value) + self.hidden_size * latent.value
+        return of_queries + of_keys + heads * of_heads
 
     @property
     def active_parameters(self) -> int:
@@ -113,20 +135,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
         """Number of weights in low-rank adapters."""
-        queries, keys = self.num_attention_heads * self.head_size, self.key_value_heads * self.head_size
-        outside = {
-            "q_proj": self.hidden_size + queries,
-            "k_proj": self.hidden_size + keys,
-            "v_proj": self.hidden_size + keys,
-            "o_proj": queries + self.hidden_size,
-            "gate_proj": self.hidden_size + self.intermediate_size,
-            "up_proj": self.hidden_size + self.intermediate_size,
-            "down_proj": self.intermediate_size + self.hidden_size,
-        }
-        return self.num_hidden_layers * lora.rank * sum(outside[target] for target in set(lora.targets))
+        names = {f"{target}.weight" for target in lora.targets}
+        adapted = (shape for name, shape, *_ in self.architecture.tensors() if ".".join(name.split(".")[-2:]) in names)
+        return lora.rank * sum(map(sum, adapted))
 
     def cache_bytes(self, element_bytes: int) -> int:
         """Bytes that one token takes in the key-value cache."""
+        if (latent := self.architecture.latent) is not None:
+            return self.num_hidden_layers * (latent.key_value_rank + latent.rotated) * element_bytes
         return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
 
 
@@ -142,7 +158,7 @@ TINY_SHAPE = ModelShape(
     tie_word_embeddings=True,
     architectures=("Qwen3ForCausalLM",),
 )
-"""The shape of the model that ``tiny`` makes (``learners.tiny.warmup``), but for the vocabulary, which follows from lessons."""
+"""The shape of the model that ``tiny`` makes (``tiny/warmup.py``), but for the vocabulary, which follows from lessons."""
 
 
 def read_shape(path: str) -> ModelShape:
@@ -201,6 +217,7 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, p
 
 
 def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> None:
+    check_tied(shape)
     layout = engine_layout(pool)
     check_ranks(any(shape.mixture.layers), place, pool)
     undivided = check_engine(shape.architecture, layout)
@@ -211,6 +228,17 @@ def _check_engines(shape: ModelShape, place: str, pool: GeneratorsConfig) -> Non
             raise RecipeError(f"{place}.tensor_parallel", problem, "choose a divisor of their number")
         remedy = f"choose it so that {place}.tensor_parallel ({layout.tensor}) times it is a divisor of their number"
         raise RecipeError(f"{place}.data_parallel", problem, remedy)
+
+
+def check_tied(shape: ModelShape) -> None:
+    """Check that vLLM's class has the embedding for its output layer if the model has; a ``RecipeError`` says that it has not."""
+    if shape.tie_word_embeddings and not shape.description.engine_ties:
+        raise RecipeError(
+            "model.path",
+            f"config.json ties {OUTPUT} to {EMBEDDING} (tie_word_embeddings), and vLLM's {shape.description.name} cannot: it has "
+            "an output layer of its own, which no weights would reach",
+            f"write tie_word_embeddings false there, and a copy of {EMBEDDING} as {OUTPUT} into the weights",
+        )
 
 
 def check_ranks(with_experts: bool, place: str, pool: GeneratorsConfig) -> None:
@@ -231,13 +259,25 @@ def check_ranks(with_experts: bool, place: str, pool: GeneratorsConfig) -> None:
         )
 
 
-def check_head_size(shape: ModelShape) -> None:
-    """Check that engines on a CPU can compute the model's attention; a ``RecipeError`` says what they can."""
-    if shape.head_size not in CPU_HEAD_SIZES:
-        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+def check_attention(shape: ModelShape, learner: LearnerConfig) -> None:
+    """Check that engines on a CPU can compute the model's attention, and say the experts that they chose if they are asked to."""
+    latent = shape.architecture.latent
+    if latent is not None and (sizes := (latent.key_value_rank, latent.rotated)) != CPU_LATENT_SIZES:
         raise RecipeError(
             "model.path",
-            f"the model's attention heads have {shape.head_size} channels, and vLLM on a CPU computes only {sizes}",
+            "the model's kv_lora_rank and qk_rope_head_dim are {} and {}, and vLLM on a CPU computes only {} and {}".format(
+                *sizes, *CPU_LATENT_SIZES
+            ),
+            "name a model with these, or use a GPU",
+        )
+    if latent is not None and learner.experts.replay:
+        problem = "with latent attention, vLLM on a CPU keeps no prefixes, without which it does not say which experts it chose"
+        raise RecipeError("learner.experts.replay", problem, "set it to false, or use a GPU")
+    if latent is None and shape.head_size not in CPU_HEAD_SIZES:
+        raise RecipeError(
+            "model.path",
+            f"the model's attention heads have {shape.head_size} channels, and vLLM on a CPU computes only "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}",
             "name a model with such heads, or use a GPU",
         )
 

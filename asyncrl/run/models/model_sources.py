@@ -10,17 +10,24 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.algorithm import NoKlConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.storage.address import is_address
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.run.models.chat_template import template_text
 from asyncrl.run.models.hub import model_folder, pinned
 
-REFERENCE = "algorithm.kl.reference"
+REFERENCE, TEACHER = "algorithm.kl.reference", "algorithm.teacher.path"
 
 
 def named_reference(recipe: Recipe) -> str:
     """The model that the recipe names as its reference policy; empty if it names none."""
     kl = recipe.algorithm.kl
     return "" if isinstance(kl, NoKlConfig) else kl.reference
+
+
+def named_teacher(recipe: Recipe) -> str:
+    """The model that the recipe names as its teacher; empty if it names none, or a server."""
+    teacher = recipe.algorithm.teacher
+    return "" if teacher is None or teacher.path is None else teacher.path
 
 
 def with_pinned_models(recipe: Recipe) -> Recipe:
@@ -35,7 +42,8 @@ def with_pinned_models(recipe: Recipe) -> Recipe:
     template = None if recipe.model.chat_template is None else template_text(recipe.model.chat_template)
     model = msgspec.structs.replace(recipe.model, path=path, chat_template=template)
     recipe = msgspec.structs.replace(recipe, model=model)
-    return _with_reference(recipe, pinned(named_reference(recipe), REFERENCE))
+    recipe = _with_reference(recipe, pinned(named_reference(recipe), REFERENCE))
+    return _with_teacher(recipe, pinned(named_teacher(recipe), TEACHER))
 
 
 async def fetch_model(path: str, place: str, deadline_s: float) -> Path:
@@ -45,8 +53,13 @@ async def fetch_model(path: str, place: str, deadline_s: float) -> Path:
         RecipeError: it cannot be fetched.
         DeadlineExceeded: fetching it takes longer than ``deadline_s``.
     """
-    remedy = f"run `hf download {path.partition('@')[0]}` beforehand, or raise deadlines.start"
-    async with deadline(deadline_s, waiter="the driver", owner=f"model {path} from the Hugging Face hub", remedy=remedy):
+    remedy, where = (
+        f"run `hf download {path.partition('@')[0]}` beforehand, or raise deadlines.start",
+        " from the Hugging Face hub",
+    )
+    if is_address(path):
+        remedy, where = "raise deadlines.start", ""
+    async with deadline(deadline_s, waiter="the driver", owner=f"model {path}{where}", remedy=remedy):
         return await run_in_daemon_thread(partial(model_folder, path, place), "fetch a model")
 
 
@@ -59,9 +72,19 @@ async def with_local_reference(recipe: Recipe) -> Recipe:
     return _with_reference(recipe, str(await fetch_model(named, REFERENCE, recipe.deadlines.start))) if named else recipe
 
 
+async def with_local_teacher(recipe: Recipe) -> Recipe:
+    """Return the recipe with the absolute path of the teacher's folder, if it names one.
+
+    Raises what :func:`fetch_model` raises.
+    """
+    named = named_teacher(recipe)
+    return _with_teacher(recipe, str(await fetch_model(named, TEACHER, recipe.deadlines.start))) if named else recipe
+
+
 def is_remote(recipe: Recipe) -> bool:
-    """Return whether the recipe names a model by an id on the hub."""
-    return is_hub_id(recipe.model.path) or is_hub_id(named_reference(recipe))
+    """Return whether the recipe names a model by an id on the hub, or by an address in an object store."""
+    named = (recipe.model.path, named_reference(recipe), named_teacher(recipe))
+    return any(is_hub_id(each) or is_address(each) for each in named)
 
 
 def _with_reference(recipe: Recipe, reference: str) -> Recipe:
@@ -69,3 +92,11 @@ def _with_reference(recipe: Recipe, reference: str) -> Recipe:
         return recipe
     kl = msgspec.structs.replace(recipe.algorithm.kl, reference=reference)
     return msgspec.structs.replace(recipe, algorithm=msgspec.structs.replace(recipe.algorithm, kl=kl))
+
+
+def _with_teacher(recipe: Recipe, path: str) -> Recipe:
+    teacher = recipe.algorithm.teacher
+    if teacher is None or not path:
+        return recipe
+    algorithm = msgspec.structs.replace(recipe.algorithm, teacher=msgspec.structs.replace(teacher, path=path))
+    return msgspec.structs.replace(recipe, algorithm=algorithm)

@@ -9,7 +9,7 @@ from asyncrl.core.files.weight_files import StoredTensor, check_present, check_w
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import folder_with_weights
-from asyncrl.run.models.model_shape import TINY, ModelShape, read_shape
+from asyncrl.run.models.model_shape import TINY, ModelShape, check_tied, read_shape
 from asyncrl.run.models.model_sources import REFERENCE, named_reference
 
 
@@ -56,6 +56,8 @@ def check_played(folder: Path) -> None:
         shape = read_shape(str(folder))
     except RecipeError:
         return
+    if OUTPUT not in stored:
+        check_tied(shape)
     if not quantisation(folder):
         check_present(stored, shape.architecture.tensors(), folder, "model.path")
 

@@ -36,7 +36,7 @@ def check_network(network: NetworkConfig, variables: Mapping[str, str]) -> None:
         raise RecipeError(
             "network.tls",
             "the keys would pass unencrypted through the Ray cluster that RAY_ADDRESS names",
-            "start Ray on all nodes, and this command, with RAY_USE_TLS=1 and its keys (docs/network.md), or set "
+            "start Ray on all nodes, and this command, with RAY_USE_TLS=1 and its keys (docs/operations/network.md), or set "
             "network.tls.kind=none",
         )
     keys_of(network)

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -40,7 +40,7 @@ def read_nodes() -> Nodes:
 
 
 def _node(found: Any, free: Any) -> Node:
-    return Node(id=found["NodeID"], host=found["NodeManagerAddress"], has=found["Resources"], free=free)
+    return Node(id=found["NodeID"], host=found["NodeManagerAddress"], has=found["Resources"], free=free, labels=found["Labels"])
 
 
 class NodesSeen:
@@ -50,22 +50,26 @@ class NodesSeen:
 
     Args:
         read: reads the nodes as Ray sees them now.
-        avoided: returns the ids of nodes that count as not alive.
     """
 
-    def __init__(self, read: Callable[[], Nodes], avoided: Callable[[], Collection[str]] = tuple) -> None:
-        self._read, self._avoided = read, avoided
+    def __init__(self, read: Callable[[], Nodes]) -> None:
+        self._read = read
         self._free: dict[str, Mapping[str, float]] = {}
 
-    def __call__(self) -> Nodes:
-        """Return the nodes that are alive."""
-        nodes, avoided = self._read(), self._avoided()
-        seen = (
-            msgspec.structs.replace(node, free=self._free.setdefault(node.id, node.free))
-            for node in nodes.alive
-            if node.id not in avoided
-        )
-        return Nodes(tuple(seen), nodes.driver)
+    def __call__(self, takes: Callable[[str], Mapping[str, float]] = lambda node: {}) -> Nodes:
+        """Return the nodes that are alive.
+
+        Args:
+            takes: returns what the run that asks takes of a node: on one that is new, this is not what others have taken.
+        """
+        nodes = self._read()
+        for node in nodes.alive:
+            if node.id not in self._free:
+                mine = takes(node.id)
+                self._free[node.id] = {
+                    name: min(node.has.get(name, free), free + mine.get(name, 0)) for name, free in node.free.items()
+                }
+        return Nodes(tuple(msgspec.structs.replace(node, free=self._free[node.id]) for node in nodes.alive), nodes.driver)
 
 
 def look_up_nodes(seconds: float) -> Nodes:

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.files.file_errors import naming
+from asyncrl.learners.tiny.cache import default_cache_root
 from asyncrl.run.host.ray_calls import ask_blocking
 from asyncrl.run.models.model_identity import ModelFile, model_files
-from learners.tiny.cache import default_cache_root
 
 CHUNK_BYTES = 8 << 20
 """The most bytes that are asked for at once."""

@@ -1,8 +1,10 @@
-"""Plans which node of a cluster each process of a run goes to.
+"""Plans which node of a cluster each process of a run would go to; :mod:`asyncrl.run.nodes.placed_processes` asks Ray.
 
-What always holds: no node is given more than it has; processes that belong together are on one node; no node is given more
-processes of a part than the part allows, and none without the GPU kind that it asks for. What cannot be placed is refused, with
-what the cluster has and what would help, because Ray would wait for the missing room without a word.
+A plan says before anything runs where a run would go, and which nodes it would rather have: Ray's placement groups know nothing
+of one another, and each goes where most is free. What always holds: no node is given more than it has; processes that belong
+together are on one node; no node is given more processes of a part than the part allows, and none without the GPU kind and the
+labels that it asks for. What cannot be placed is named, with what the cluster has and what would help, because Ray would wait
+for the missing room without a word.
 """
 
 from collections import Counter
@@ -23,6 +25,8 @@ NODES_SHOWN = 6
 """How many kinds of nodes an error names."""
 ROUNDING = 1e-6
 """Ray counts resources in steps of a ten-thousandth, so less than this is no difference."""
+GPU_KIND = "ray.io/accelerator-type"
+"""Ray's label of a node with GPUs: what kind they are."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -32,12 +36,14 @@ class Node(msgspec.Struct, frozen=True):
         id: Ray's id.
         host: its address, for people.
         has, free: what it has in all, and what nobody has taken, by Ray's names of resources. Memory is in bytes.
+        labels: Ray's labels of it.
     """
 
     id: str
     host: str
     has: Mapping[str, float]
     free: Mapping[str, float]
+    labels: Mapping[str, str] = {}
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -50,6 +56,7 @@ class Part(msgspec.Struct, frozen=True):
         placement: which nodes they go to.
         together: this many, counted from the first, are on one node; divides ``count``.
         key: the recipe key that says how many there are.
+        gang: none of them can work without all others.
     """
 
     name: str
@@ -58,6 +65,13 @@ class Part(msgspec.Struct, frozen=True):
     placement: PlacementConfig = PlacementConfig()
     together: int = 1
     key: str = ""
+    gang: bool = False
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that a node must have for its processes, by Ray's names."""
+        kind = {} if self.placement.gpu_kind is None else {GPU_KIND: self.placement.gpu_kind}
+        return {**self.placement.labels, **kind}
 
 
 class NoRoom(RecipeError):
@@ -86,7 +100,7 @@ def place(
         NoRoom: some process fits on no node.
     """
     first: _Lacking | None = None
-    for order in islice(permutations(_hardest_first(parts, nodes)), ORDERS_TRIED):
+    for order in islice(permutations(hardest_first(parts, nodes)), ORDERS_TRIED):
         planned = _place(order, nodes, driver, there)
         if not isinstance(planned, _Lacking):
             return {part.name: planned[part.name] for part in parts}
@@ -96,11 +110,25 @@ def place(
     while least < most:  # how many there is room for beside all other parts
         middle = (least + most + 1) // 2
         fewer = [replace(part, count=middle) if part.name == lacking.part.name else part for part in parts]
-        if isinstance(_place(_hardest_first(fewer, nodes), nodes, driver, there), _Lacking):
+        if isinstance(_place(hardest_first(fewer, nodes), nodes, driver, there), _Lacking):
             most = middle - 1
         else:
             least = middle
     raise NoRoom(*_why(lacking, least, parts, nodes, remedies))
+
+
+def place_what_fits(
+    parts: Sequence[Part], nodes: Sequence[Node], driver: str, there: Mapping[str, Sequence[str]] = {}
+) -> dict[str, list[str]]:
+    """Choose a node for each process for which there is room, of a gang for all processes or for none; see :func:`place`.
+
+    Gangs come first: the learner should be beside the driver, if it can.
+    """
+    planning, placed = _Planning(nodes, driver, there), dict[str, list[str]]()
+    for part in sorted(hardest_first(parts, nodes), key=lambda part: not part.gang):
+        found = planning.place(part)
+        placed[part.name] = [] if part.gang and len(found) < part.count else found
+    return placed
 
 
 class _Lacking(msgspec.Struct, frozen=True):
@@ -121,22 +149,22 @@ def _place(
     return placed
 
 
-def _hardest_first(parts: Sequence[Part], nodes: Sequence[Node]) -> list[Part]:
+def hardest_first(parts: Sequence[Part], nodes: Sequence[Node]) -> list[Part]:
     """Sort parts: those that few nodes can take first, then those whose processes need the most on one node.
 
     Where one resource is short, and sizes divide each other as numbers of GPUs usually do, this order finds room if there is any.
     """
 
     def hardness(part: Part) -> tuple[float, ...]:
-        suitable = sum(_suits(node, part.placement) for node in nodes)
+        suitable = sum(_suits(node, part) for node in nodes)
         size = part.together * part.each.get("GPU", 0)
         return suitable, -size, -part.together * part.each.get("CPU", 0), -part.together * part.each.get("memory", 0)
 
     return sorted(parts, key=hardness)
 
 
-def _suits(node: Node, placement: PlacementConfig) -> bool:
-    return placement.gpu_kind is None or f"accelerator_type:{placement.gpu_kind}" in node.has
+def _suits(node: Node, part: Part) -> bool:
+    return all(node.labels.get(name) == value for name, value in part.labels.items())
 
 
 class _Planning:
@@ -174,7 +202,7 @@ class _Planning:
 
     def _fits(self, part: Part, node: Node) -> int:
         """How many groups of processes that belong together the node has room for."""
-        if not _suits(node, part.placement):
+        if not _suits(node, part):
             return 0
         most = inf if part.placement.per_node is None else part.placement.per_node - self._of_part[part.name][node.id]
         for name, amount in part.each.items():
@@ -198,10 +226,11 @@ def _why(
     together = f", {part.together} of them on one node" if part.together > 1 else ""
     limit = "" if placement.per_node is None else f", at most {placement.per_node} on a node"
     kind = "" if placement.gpu_kind is None else f", on GPUs of kind {placement.gpu_kind}"
+    labels = "".join(f", on nodes with label {name}={value}" for name, value in placement.labels.items())
     needed = " + ".join(f"{each.count} x {_amounts(each.each)} ({each.name})" for each in parts)
     problem = (
         f"there is no room for {left} of {part.count} processes of {part.name}, each of which takes {_amounts(part.each)}"
-        f"{together}{limit}{kind}. The run needs {needed}, and there is: {'; '.join(_described(part, nodes))}"
+        f"{together}{limit}{kind}{labels}. The run needs {needed}, and there is: {'; '.join(_described(part, nodes))}"
     )
     return key, problem, ", or ".join([*_remedies(part, key, fitting), *remedies])
 
@@ -211,9 +240,11 @@ def _described(part: Part, nodes: Sequence[Node]) -> Iterator[str]:
     kinds: dict[str, list[str]] = {}
     for node in nodes:
         had = " and ".join(_free(name, node) for name in part.each if name in node.has)
-        accelerators = [name.partition(":")[2] for name in node.has if name.startswith("accelerator_type:")]
-        kind = f" ({', '.join(accelerators)})" if accelerators and part.placement.gpu_kind else ""
-        kinds.setdefault((had or f"none of {', '.join(part.each)}") + kind, []).append(node.host)
+        asked = {name: value for name in part.labels if (value := node.labels.get(name)) is not None}
+        labels = (
+            f" ({', '.join(value if name == GPU_KIND else f'{name}={value}' for name, value in asked.items())})" if asked else ""
+        )
+        kinds.setdefault((had or f"none of {', '.join(part.each)}") + labels, []).append(node.host)
     for room, hosts in islice(kinds.items(), NODES_SHOWN):
         yield f"{hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes, each'} with {room}"
     if len(kinds) > NODES_SHOWN:
@@ -224,12 +255,16 @@ def _remedies(part: Part, key: str, fitting: int) -> Iterator[str]:
     section = key.rpartition(".")[0]
     if part.name == "learner":
         yield "use fewer learner ranks"
+        if part.together > 1:
+            yield "set learner.tensor_parallel_nodes=several, which sends each layer's tokens over the network"
     elif fitting:
         yield f"lower {key} to at most {fitting}"
     if part.placement.per_node is not None:
         yield f"raise {section}.placement.per_node"
     if part.placement.gpu_kind is not None:
         yield f"leave out {section}.placement.gpu_kind"
+    if part.placement.labels:
+        yield f"leave out {section}.placement.labels"
     if part.placement.resources:
         yield f"lower {section}.placement.resources"
 

@@ -4,6 +4,7 @@ It is an estimate, good enough to tell a run that fits from one that does not.
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,9 +13,12 @@ from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelRewardConfig, RewardConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
+from asyncrl.run.models.further_models import read_reward_shape, weight_bytes
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape
-from asyncrl.run.models.reward_folder import read_reward_shape
-from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL
+from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, TEACHER, teacher_engines
+
+if TYPE_CHECKING:  # it needs psutil, and what measures a learner on a GPU does without
+    from asyncrl.run.nodes.machine import Machine
 
 DRIVER_BYTES = 500 << 20
 """The driver's process, with the clients of Ray and MLflow."""
@@ -29,7 +33,7 @@ LEARNER_BYTES = 600 << 20
 TRAJECTORY_BYTES_A_TOKEN = 9
 GPU_WORK_BYTES = 4 << 30
 """What a learner rank takes of a GPU beside its state and activations, estimated: CUDA's context and libraries, tiles of logits,
-and memory that the allocator holds in pieces that are too small."""
+exponentials of some that are kept between the passes, and memory that the allocator holds in pieces that are too small."""
 
 
 class Processes(msgspec.Struct, frozen=True):
@@ -50,7 +54,7 @@ class Processes(msgspec.Struct, frozen=True):
 
 def outstanding_groups(recipe: Recipe) -> int:
     """How many groups may be generated or waiting at any time."""
-    return (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
+    return (recipe.largest_depth + 1) * recipe.batch.groups_per_step
 
 
 def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
@@ -66,6 +70,7 @@ def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
         Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
         *(_pool(name, pool, shape) for name, pool in recipe.generators.by_pool.items()),
         *_reward_model(recipe.reward, recipe.model),
+        *_teacher(recipe),
         Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
         Processes(
             LEARNER,
@@ -107,6 +112,14 @@ def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Process
         activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
         size = LEARNER_BYTES + shape.parameters * element + activations
         yield Processes(REWARD_MODEL, 1, size, f"a sequence classifier ({reward.dtype})", part=REWARD_MODEL)
+
+
+def _teacher(recipe: Recipe) -> Iterator[Processes]:
+    """The engines of a teacher, if there are any."""
+    teacher, pool = recipe.algorithm.teacher, teacher_engines(recipe)
+    if teacher is not None and pool is not None:
+        size = engine_bytes(pool) + weight_bytes(teacher, pool.dtype) + (pool.kv_cache_mb << 20)
+        yield Processes(TEACHER, pool.count, size, f"a vLLM engine ({pool.dtype}) of {teacher.name}", part=TEACHER)
 
 
 def learner_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
@@ -167,3 +180,24 @@ def beside_learner(recipe: Recipe, shape: ModelShape, gpu_memory: int) -> int:
         return 0
     pool = recipe.generators
     return int(pool.gpu_memory_share * gpu_memory) + 2 * shape.vocab_size * shape.hidden_size * ELEMENT_BYTES[pool.dtype]
+
+
+def preemptions(recipe: Recipe, shape: ModelShape, machine: "Machine") -> Iterator[str]:
+    """Remark that the key-value cache of an engine does not hold as many episodes as may run at once.
+
+    On GPUs the cache is what the engine's share of their memory leaves beside the weights; where their memory is not known,
+    nothing is remarked.
+    """
+    pool, element = recipe.generators, ELEMENT_BYTES[recipe.generators.dtype]
+    room, key = float(pool.kv_cache_mb << 20), "kv_cache_mb"
+    if machine.gpus:
+        weights = (shape.parameters - shape.expert_parameters) * pool.data_parallel + shape.expert_parameters
+        room = pool.engine_workers * pool.gpu_memory_share * machine.gpu_memory - weights * element
+        key = "gpu_memory_share"
+    cached, longest = int(room) // shape.cache_bytes(element), recipe.model.max_context
+    if 0 < cached < pool.max_running * longest:
+        yield (
+            f"the key-value cache of an engine holds {quantity(cached)} tokens, about {cached // longest} episodes of "
+            f"model.max_context, and generators.max_running is {pool.max_running}: if episodes are that long, vLLM preempts "
+            f"some; raise generators.{key}"
+        )

@@ -3,31 +3,133 @@
 The run's processes on such a node write to a folder of the same name there. What always holds: what they write is in the run
 folder a few seconds later, so that little is missing if their node dies, and however slow other nodes are; the file of kept
 episodes is moved whole or not at all.
+
+The files of one node, for processes on other nodes, and the Ray actor that gives them.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from asyncrl.core.errors import AsyncRLError, NodeLost, ProcessDied, ProcessUnreachable
 from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.run_memory import free_memory_of, sweep_memory
 from asyncrl.run.folder.whole_file import write_whole
-from asyncrl.run.host.ray_calls import ask
+from asyncrl.run.host.ray_calls import ask, this_node
+from asyncrl.run.models.model_identity import model_files
 from asyncrl.run.nodes.model_folder import ModelFolder
-from asyncrl.run.nodes.node_files import FileEntry, start_node_files
 
+_CALLS_AT_ONCE = 8
 logger = logging.getLogger(__name__)
-
-
 LOOK_S = 2.0
 """Seconds between two looks for new lines of logs. No event tells that a file on another node has grown."""
 START_S, ANSWER_S = 180.0, 10.0
 """How long the process that reads a node's files may take to come up, and to answer a call, in seconds."""
 CHUNK_BYTES = 4 << 20
 """The most bytes that are asked for at once."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file of a folder: its path within the folder, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+class NodeFiles:
+    """Lists, reads and removes files of its node."""
+
+    def answer(self) -> int:
+        """Return how many bytes are free in the memory file system; who asks mostly wants to know that this node answers."""
+        memory = os.statvfs(memory_file_system())
+        return memory.f_bavail * memory.f_frsize
+
+    def sees(self, path: Path) -> bool:
+        """Return whether there is such a file or folder on this node."""
+        return path.exists()
+
+    def listing(self, folder: Path) -> list[FileEntry]:
+        """Return all files in ``folder`` and its folders, sorted by name; none if there is no such folder.
+
+        Drafts of files, whose names begin with a dot, are left out.
+        """
+        return entries(folder)
+
+    def read(self, file: Path, offset: int, limit: int) -> bytes:
+        """Return up to ``limit`` bytes of ``file`` from ``offset``, in bytes.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with file.open("rb") as content:
+            content.seek(offset)
+            return content.read(limit)
+
+    def remove(self, files: Sequence[Path]) -> None:
+        """Remove files, those that are still there."""
+        for file in files:
+            file.unlink(missing_ok=True)
+
+    def forget_run(self, run_id: str | None, folders: Sequence[Path], model: ModelFolder | None = None) -> None:
+        """Remove what a run has left on this node.
+
+        Args:
+            run_id: the run whose files in memory are removed; None if they stay.
+            folders: where its processes wrote if they saw no run folder.
+            model: a model whose copy on this node nobody needs after the run.
+        """
+        if run_id is not None:
+            free_memory_of(run_id)
+        if model is not None:
+            model.remove_copy()
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # there is more in it
+                folder.parent.rmdir()
+
+
+def entries(folder: Path) -> list[FileEntry]:
+    """Return all files in ``folder`` and its folders, sorted by name, without drafts; none if there is no such folder."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found.append(FileEntry(str(name), path.stat().st_size))
+    return found
+
+
+class NodeFilesActor(NodeFiles):
+    """The files of the node that Ray started it on, from whose memory it first removes what killed runs have left."""
+
+    def __init__(self) -> None:
+        sweep_memory()
+
+
+RemoteNodeFiles = ray.remote(NodeFilesActor)
+
+
+def start_node_files(node: str) -> Any:
+    """Start an actor of :class:`NodeFiles` on the node with this id of Ray, and return its handle."""
+    where = NodeAffinitySchedulingStrategy(node, soft=False)
+    return RemoteNodeFiles.options(num_cpus=0, max_concurrency=_CALLS_AT_ONCE, scheduling_strategy=where).remote()
+
+
+def model_for_all_nodes(path: Path) -> ModelFolder:
+    """Return what finds the model in ``path``, a folder of the driver's node, on every node of the cluster it has joined."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return ModelFolder(path, (), None)
+    return ModelFolder(path, model_files(path), start_node_files(this_node()))
 
 
 class FarFiles:
@@ -47,6 +149,19 @@ class FarFiles:
     def met(self) -> set[str]:
         """The nodes on which the run has processes now, and whose files could be read at least once."""
         return {node for node in self._nodes() if node in self._known and self._known[node].met}
+
+    @property
+    def unused(self) -> set[str]:
+        """The nodes on which the run has no process any more but the one that reads its files."""
+        return self._known.keys() - set(self._nodes())
+
+    async def leave(self, node: str) -> None:
+        """Bring the last lines of a node that is unused, remove the run's files there, and end the process that did so.
+
+        What is in memory there went with those who had it: another node of the cluster may be on the same machine.
+        """
+        await self._known[node].leave(self._model, in_memory=False)
+        self._known.pop(node).end()
 
     async def answer(self, node: str) -> int:
         """Ask a node that was met for the bytes that are free in its memory file system. Raises what :func:`ask` raises."""
@@ -143,11 +258,15 @@ class _FarNode:
                 self._problem = str(error)
                 logger.warning("logs and episodes of node %s are not brought at present: %s", self.id[:8], error)
 
-    async def leave(self, model: ModelFolder | None) -> None:
+    async def leave(self, model: ModelFolder | None, *, in_memory: bool = True) -> None:
         """Bring the last lines, and remove what the run has left on the node, and the node's copy of ``model``."""
         await self.bring()
         written = [] if self._sees is not False else [self._folder.logs, self._folder.trajectories]
-        await self.forget(self._folder.run_id, written, model)
+        await self.forget(self._folder.run_id if in_memory else None, written, model)
+
+    def end(self) -> None:
+        """End the process that reads the node's files."""
+        ray.kill(self._files)
 
     async def sees(self) -> bool:
         """Whether the node sees the run folder."""
@@ -181,7 +300,7 @@ class _FarNode:
             await asyncio.to_thread(write_whole, path, b"".join(parts))
             await self._ask(self._files.remove.remote([path]))
 
-    async def forget(self, run_id: str, folders: Sequence[Path], model: ModelFolder | None = None) -> None:
+    async def forget(self, run_id: str | None, folders: Sequence[Path], model: ModelFolder | None = None) -> None:
         """Remove what a run has left on the node. A node that does not answer is logged."""
         try:
             await self._ask(self._files.forget_run.remote(run_id, folders, model))

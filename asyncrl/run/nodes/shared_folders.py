@@ -18,15 +18,17 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
+from asyncrl.core.storage.address import is_address, local_run_dir
+from asyncrl.learners.tiny.cache import default_cache_root
 from asyncrl.run.models.model_identity import ModelFile, model_files
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.nodes.cluster_nodes import Nodes
-from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL
-from learners.tiny.cache import default_cache_root
+from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, TEACHER
 
 LOOK_S = 120.0
 """How long the nodes may take to look, in seconds; each starts a process for it."""
@@ -72,14 +74,16 @@ def look_at_folders(
     others = sorted({node for places in placed.values() for node in places} - {nodes.driver})
     if not others:
         return ()
-    runs = run or Path(recipe.run_dir)
+    runs = run or local_run_dir(recipe.run_dir)
     wanted = {_RUN: runs}
     if isinstance(recipe.weights, DiskWeightsConfig) and recipe.weights.folder is not None:
         wanted[_WEIGHTS] = Path(recipe.weights.folder)
     models = {_MODEL: recipe.model.path}
     if isinstance(recipe.reward, ModelRewardConfig):
         models[REWARD_MODEL] = recipe.reward.path
-    here = {name: Path(path).resolve() for name, path in models.items() if path != TINY and not is_hub_id(path)}
+    if recipe.algorithm.teacher is not None and recipe.algorithm.teacher.path is not None:
+        models[TEACHER] = recipe.algorithm.teacher.path
+    here = {name: Path(path).resolve() for name, path in models.items() if not _is_fetched(path)}
     caches = {name: _cache_of(path) for name, path in models.items() if name not in here}
     to_come = {name: path for name, path in caches.items() if os.access(_existing(path), os.W_OK)}
     with ExitStack() as stack:
@@ -130,10 +134,17 @@ def _described(wanted: Mapping[str, Path], models: Mapping[str, Path]) -> Iterat
         yield name, path, "fetched there, into the node's cache"
 
 
+def _is_fetched(model: str) -> bool:
+    """Whether a model is made or fetched at launch."""
+    return model == TINY or is_hub_id(model) or is_address(model)
+
+
 def _cache_of(model: str) -> Path:
     """Where a model will lie that is made or fetched at launch."""
     if model == TINY:
         return default_cache_root()
+    if is_address(model):
+        return cache_folder()
     from huggingface_hub.constants import HF_HUB_CACHE  # takes a moment
 
     return Path(HF_HUB_CACHE)

@@ -1,8 +1,13 @@
 """What a run keeps of its training steps, so that they can be replayed or trained from again, and what that takes of the disk."""
 
+import numpy as np
+
 from asyncrl.core.measures.units import memory
+from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
+from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.text import pluralize
 from asyncrl.run.models.model_shape import ModelShape
 
@@ -10,6 +15,8 @@ STATE_BYTES = 12
 """Bytes of a checkpoint for each weight that is trained: it and Adam's two moments, in float32."""
 TOKEN_BYTES = 9
 """Bytes of an episode's payload for each token."""
+TAUGHT_BYTES = 4
+"""Bytes more for each sampled token that a teacher has looked at."""
 
 
 def kept_steps(recipe: Recipe, shape: ModelShape) -> str:
@@ -19,15 +26,32 @@ def kept_steps(recipe: Recipe, shape: ModelShape) -> str:
         return "nothing: there is no journal"
     lora = recipe.learner.lora
     trained = shape.parameters if lora is None else shape.adapter_parameters(lora)
-    saved = min(keep, -(-recipe.steps // every))
-    since = min(recipe.steps, (keep - 1) * every + (recipe.steps % every or every)) if saved == keep else recipe.steps
-    replayed = recipe.steps if max(since, journal.keep) >= recipe.steps else since
+    if isinstance(recipe.algorithm.advantage, GaeAdvantageConfig):
+        trained += shape.parameters  # the critic trains all its weights, whatever the policy trains
+    saved = [*range(every, recipe.steps, every), recipe.steps][-keep:]
+    # With the batches of all steps, those before the oldest checkpoint begin with the model that the run began with.
+    replayed = recipe.steps if journal.keep >= recipe.steps else recipe.steps - saved[0]
     # Before the newest checkpoint is written, the batches since the oldest of the others are there as well.
     batches = min(recipe.steps, max(journal.keep, keep * every))
-    of_step = recipe.batch.groups_per_step * recipe.batch.group_size * recipe.model.max_context * TOKEN_BYTES
-    checkpoints = f"{pluralize(saved, 'checkpoint')} of about {memory(trained * STATE_BYTES)}"
+    members = recipe.environment.by_member.values()
+    streams = max(each.max_trajectories if isinstance(each, AgentEnvironmentConfig) else 1 for each in members)
+    tokens = recipe.batch.groups_per_step * recipe.batch.group_size * streams * recipe.model.max_context
+    of_step = tokens * _token_bytes(recipe, shape)
+    checkpoints = f"{pluralize(len(saved), 'checkpoint')} of about {memory(trained * STATE_BYTES)}"
+    which = "all" if replayed == recipe.steps else "the last"
+    steps = f"{which} {pluralize(replayed, 'training step')}" if replayed else "no training step"
     return (
-        f"the last {pluralize(replayed, 'step')} of the run: {checkpoints}, and the batches of at most "
+        f"{steps}: {checkpoints}, and the batches of at most "
         f"{pluralize(batches, 'step')}, which are at most {memory(batches * of_step)} (checkpoint.keep {keep}, "
         f"buffer.journal.keep {journal.keep})"
     )
+
+
+def _token_bytes(recipe: Recipe, shape: ModelShape) -> int:
+    """The most bytes of an episode's payload for each token."""
+    taught = TAUGHT_BYTES if recipe.algorithm.teacher is not None else 0
+    mixture, routed = shape.mixture, 0
+    if recipe.learner.experts.replay:
+        nothing = np.empty(0, np.uint8)
+        routed = RoutedExperts(mixture.experts, sum(mixture.layers), mixture.per_token, nothing).token_bytes
+    return TOKEN_BYTES + taught + routed

@@ -17,6 +17,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
+from asyncrl.learners.tiny.cache import found_tiny_model
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import tokenizer_folder
@@ -26,7 +27,6 @@ from asyncrl.run.plan.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOut
 from asyncrl.run.plan.preflight import Rehearsed
 from asyncrl.run.plan.prompt_lengths import PromptSet, TooLong, judged, most_tokens
 from asyncrl.run.tiny.lessons import players_of
-from learners.tiny.cache import found_tiny_model
 
 SLOW_S = 10.0
 """Seconds after which the user reads what is being waited for."""
@@ -69,7 +69,11 @@ class ModelCheck:
             prompts=[],
             stop=recipe.sampling.stop,
             parsers=_parsers_to_try(recipe) if vllm else {},
-            pools={pool_place(name): pool for name, pool in recipe.generators.by_pool.items() if vllm and path and pool.engine},
+            pools={
+                pool_place(name): pool
+                for name, pool in recipe.generators.by_pool.items()
+                if vllm and path and (pool.engine or recipe.learner.experts.replay)
+            },
         )
         self._process: subprocess.Popen[bytes] | None = None
 

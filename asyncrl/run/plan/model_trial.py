@@ -22,17 +22,17 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.generators.calls.formats import format_named, format_of
 from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, method_of
 from asyncrl.run.models.embedded_tokens import check_embedded
 from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
 from asyncrl.run.models.model_weights import check_output
 from asyncrl.run.plan.prompt_lengths import Found, PromptSet, count
-from generators.calls.formats import format_named, format_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from generators.chat_format import ChatFormat
+    from asyncrl.generators.chat_format import ChatFormat
 
 
 THOUGHTS = ("<think>", "<seed:think>", "[THINK]")
@@ -154,7 +154,7 @@ def _refuse_parser_without_tokens(chat: "ChatFormat", parser: str) -> None:
 
 def _try(chat: "ChatFormat", request: TrialRequest, remarks: list[str]) -> list[Found]:
     """Try prompts, parsers and arguments of engines."""
-    from generators.chat_template import DATE
+    from asyncrl.generators.chat_template import DATE
 
     by_source: dict[str, list[TrialPrompt]] = {}
     for prompt in request.prompts:
@@ -178,7 +178,7 @@ def _configuration(request: TrialRequest) -> "PreTrainedConfig | None":
     """Read the model's configuration and check it; None if there is none yet, or transformers does not know such a model."""
     folder = Path(request.path)
     if request.learner is not None and request.path:
-        from learners.supported_model import supported_config
+        from asyncrl.learners.supported_model import supported_config
 
         trained = supported_config(folder, request.learner, quantised=True)
         if getattr(trained, "quantization_config", None) is not None:
@@ -198,7 +198,7 @@ def _configuration(request: TrialRequest) -> "PreTrainedConfig | None":
 
 def _thoughts(chat: "ChatFormat", model: ModelConfig) -> Iterator[str]:
     """Remark that the model may think, and that nothing tells its thoughts from its answers."""
-    from generators.templates import variables_of
+    from asyncrl.generators.templates import variables_of
 
     known = [mark for mark in THOUGHTS if any(mark in template for template in chat.templates.values())]
     if model.reasoning_parser is not None or not known or f"{known[0][0]}/{known[0][1:]}" in chat.decode(chat.turn_start()):
@@ -238,13 +238,13 @@ def _check_stop(stop: Sequence[str | int], entries: int) -> None:
 
 
 def _chat_format(request: TrialRequest) -> "ChatFormat":
-    from generators.chat_format import ChatFormat
-    from generators.chat_template import TemplateUnsuitable
+    from asyncrl.generators.chat_format import ChatFormat
+    from asyncrl.generators.chat_template import TemplateUnsuitable
 
     try:
         if request.path:
             return ChatFormat.load(request.path, request.model)
-        from learners.tiny.tokenizer_alone import tiny_tokenizer
+        from asyncrl.learners.tiny.tokenizer_alone import tiny_tokenizer
 
         return ChatFormat(tiny_tokenizer(request.tiny, request.seed), request.model)
     except TemplateUnsuitable as error:
@@ -253,7 +253,7 @@ def _chat_format(request: TrialRequest) -> "ChatFormat":
 
 def _refused(chat: "ChatFormat", prompt: TrialPrompt, request: TrialRequest) -> RecipeError | None:
     """Say why an episode that begins with ``prompt`` cannot be played; None if it can."""
-    from generators.chat_template import TemplateUnsuitable
+    from asyncrl.generators.chat_template import TemplateUnsuitable
 
     what = f"the prompt of task {prompt.task} of {prompt.source}"
     if not prompt.messages:
@@ -276,18 +276,20 @@ def _message(plain: dict[str, Any]) -> Message:
 
 
 def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
-    from generators.calls.reader import ToolCallReader
-    from generators.calls.reasoning import Reasoning
-    from generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
+    from asyncrl.generators.calls.reader import ToolCallReader
+    from asyncrl.generators.calls.reasoning import Reasoning
+    from asyncrl.generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
 
-    refused = "name the parser that reads what this model writes (docs/episodes.md)"
+    refused = "name the parser that reads what this model writes (docs/reference/episodes.md)"
     for key, name in request.parsers.items():
         try:
             ToolCallReader(chat.tokenizer, name) if key == TOOL_PARSER else Reasoning(chat, name)
         except Exception as error:
             raise RecipeError(key, f"vLLM's parser {name!r} does not take this model's tokenizer: {error}", refused) from error
     for place, pool in request.pools.items():
-        try_engine_arguments(EngineSettings(pool, request.path, request.model.max_context, request.seed), place)
+        tells_experts = request.learner is not None and request.learner.experts.replay and pool.role != "evaluation"
+        settings = EngineSettings(pool, request.path, request.model.max_context, request.seed, tells_experts=tells_experts)
+        try_engine_arguments(settings, place)
 
 
 def asked(data: bytes) -> TrialRequest:

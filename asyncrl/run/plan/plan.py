@@ -13,48 +13,58 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.buffers.sampling import make_sampler
+from asyncrl.buffers.tasks.task_files import remarks_on_rows
+from asyncrl.buffers.tasks.task_stream import TaskSource
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.measures.units import memory, quantity
+from asyncrl.core.measures.units import memory
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.generators import MAIN_POOL
-from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.rules.advice import conflicts
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.rules.placement import pool_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import GeneratedTasksConfig
 from asyncrl.envs.load import check_members
+from asyncrl.generators.vllm.engine_arguments import check_cpu_arguments, check_engine_arguments
+from asyncrl.generators.vllm.vllm_parsers import check_parsers
+from asyncrl.learners.supported_model import check_megatron, fp8_refusal
 from asyncrl.run.buffer.tasks import Split, load_sources, make_task_stream
+from asyncrl.run.models.further_models import check_reference
 from asyncrl.run.models.model_facts import Fact
-from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, check_cache, check_head_size, check_sizes, read_shape
+from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, check_attention, check_cache, check_sizes, read_shape
 from asyncrl.run.models.model_weights import check_model_weights
-from asyncrl.run.models.reference_folder import check_reference
-from asyncrl.run.models.reward_folder import read_reward_shape
 from asyncrl.run.nodes.certificates import check_network
 from asyncrl.run.nodes.cluster_nodes import Nodes
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.nodes.placement import Node, Part, place
+from asyncrl.run.nodes.placement import Node, NoRoom, Part, place, place_what_fits
 from asyncrl.run.nodes.process_kinds import LEARNER, parts_of, remedies
-from asyncrl.run.nodes.process_sizes import Processes, beside_learner, gpu_bytes, outstanding_groups, processes_of, sizes_of
+from asyncrl.run.nodes.process_sizes import (
+    Processes,
+    beside_learner,
+    gpu_bytes,
+    outstanding_groups,
+    preemptions,
+    processes_of,
+    sizes_of,
+)
 from asyncrl.run.nodes.shared_folders import FolderOnNodes, look_at_folders
+from asyncrl.run.plan.judges import check_judges
 from asyncrl.run.plan.kept_steps import kept_steps
 from asyncrl.run.plan.model_check import ModelCheck
 from asyncrl.run.plan.preflight import play_first_tasks
 from asyncrl.run.plan.prompt_lengths import TooLong
-from asyncrl.run.publications.routes import GpuRoom, Routes, writers
+from asyncrl.run.plan.room_to_tune import room_to_tune
+from asyncrl.run.plan.sent_between_nodes import sent_between_nodes
 from asyncrl.run.publications.slices import WeightSlices, weight_slices
+from asyncrl.run.publications.transport import STORE, ObjectStore, Room, Routes
 from asyncrl.run.publications.transports import transport_of
 from asyncrl.run.recipe.automatic import Choice
+from asyncrl.run.storage.mirrors import check_addresses
 from asyncrl.run.tiny.lessons import remarks_on
 from asyncrl.run.tracking.further_trackers import check_further_trackers
 from asyncrl.run.tracking.tracking_check import check_tracking
-from buffers.sampling import make_sampler
-from buffers.tasks.task_files import remarks_on_rows
-from buffers.tasks.task_stream import TaskSource
-from generators.vllm.engine_arguments import check_cpu_arguments, check_engine_arguments
-from generators.vllm.vllm_parsers import check_parsers
-from learners.supported_model import check_megatron, fp8_refusal
 
 CHECKED_TASKS = 20_000
 """If an environment makes its tasks, the plan makes and checks at most this many, so that it is ready at once."""
@@ -74,7 +84,7 @@ class Source(msgspec.Struct, frozen=True):
 
     Attributes:
         split: what its tasks are for.
-        name: the source's name; see :func:`buffers.tasks.task_stream.source_names`.
+        name: the source's name; see :func:`asyncrl.buffers.tasks.task_stream.source_names`.
         tasks: how many tasks it has.
         skipped: how many malformed rows were left out.
         counted: False if there may be fewer, because the environment makes them and the plan made only the first of them.
@@ -161,9 +171,12 @@ def make_plan(
     """
     customs, shape = _check_recipe(recipe, resumed=run is not None)
     machine = machine or Machine.here()
-    sizes = sizes_of(recipe, shape) if machine.cluster is not None and not machine.gpus else None
-    parts = parts_of(recipe, on_gpus=machine.gpus > 0, sizes=sizes)
-    placed = place_on(machine, recipe, parts)
+
+    def place_all(of: Recipe) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+        sizes = sizes_of(of, shape) if machine.cluster is not None and not machine.gpus else None
+        return place_on(machine, of, parts_of(of, on_gpus=machine.gpus > 0, sizes=sizes))
+
+    placed, lacking = place_all(recipe)
     routes = _routes(recipe, machine, shape, placed, run)
     folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
     if not machine.gpus:
@@ -205,7 +218,8 @@ def make_plan(
         weight_routes=routes,
         remarks=(),
     )
-    return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
+    remarks = (*_remarks(recipe, shape, plan), *room_to_tune(recipe, shape, machine, place_all))
+    return msgspec.structs.replace(plan, remarks=(*lacking, *played, *conflicts(recipe), *customs, *remarks))
 
 
 def _check_recipe(recipe: Recipe, *, resumed: bool) -> tuple[list[str], ModelShape]:
@@ -214,6 +228,7 @@ def _check_recipe(recipe: Recipe, *, resumed: bool) -> tuple[list[str], ModelSha
         problem = "cross_entropy imitates every episode that is played, good or bad"
         remedy = "train on chosen episodes with `asyncrl train-offline`, or set another loss"
         raise RecipeError("algorithm.loss.kind", problem, remedy)
+    check_addresses(recipe)
     check_tracking(recipe, resumed=resumed)
     check_further_trackers(recipe.tracking)
     check_megatron()
@@ -225,8 +240,7 @@ def _check_recipe(recipe: Recipe, *, resumed: bool) -> tuple[list[str], ModelSha
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators.by_pool)
     check_reference(recipe, shape)
-    if isinstance(recipe.reward, ModelRewardConfig):
-        read_reward_shape(recipe.reward, recipe.model)
+    check_judges(recipe)
     check_network(recipe.network, os.environ)
     return customs, shape
 
@@ -234,17 +248,20 @@ def _check_recipe(recipe: Recipe, *, resumed: bool) -> tuple[list[str], ModelSha
 def _check_on_cpu(recipe: Recipe, shape: ModelShape) -> None:
     if recipe.learner.fp8 != "none":
         raise fp8_refusal(recipe.learner.fp8, "there is no GPU here")
-    check_head_size(shape)
+    check_attention(shape, recipe.learner)
+    if recipe.algorithm.teacher is not None:
+        check_cpu_arguments(recipe.algorithm.teacher.engine, "algorithm.teacher")
     for name, pool in recipe.generators.by_pool.items():
         check_cpu_arguments(pool.engine, pool_place(name))
         check_cache(shape, pool_place(name), pool, recipe.model.max_context)
 
 
-def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[str, list[str]]:
+def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Find a place for each process of parts of a run.
 
     Returns:
-        the ids of the nodes of each part's processes; see :func:`asyncrl.run.nodes.placement.place`.
+        the ids of the nodes of each part's processes, see :func:`asyncrl.run.nodes.placement.place`; and what is missing in a
+        cluster that may get more room, whose processes are not placed.
 
     Raises:
         NoRoom: there is no room; the error names what is missing and what would help.
@@ -254,14 +271,27 @@ def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[st
         has = {"GPU": float(machine.gpus), "CPU": float(machine.cores), "memory": float(machine.memory)}
         nodes = Nodes((Node(id="", host="this machine", has=has, free=has),), driver="")
     further = tuple(remedies(recipe, joined=machine.cluster is not None, on_gpus=machine.gpus > 0))
-    return place(parts, nodes.alive, nodes.driver, remedies=further)
+    try:
+        return place(parts, nodes.alive, nodes.driver, remedies=further), ()
+    except NoRoom as no_room:
+        seconds = recipe.deadlines.room
+        if machine.cluster is None or not seconds:
+            raise
+        waits = f"a launch asks Ray for it, and waits at most {seconds:g} s (deadlines.room)"
+        return place_what_fits(parts, nodes.alive, nodes.driver), (f"{no_room.place}: {no_room.problem}; {waits}",)
 
 
 def _routes(recipe: Recipe, machine: Machine, shape: ModelShape, placed: Mapping[str, Sequence[str]], run: Path | None) -> str:
     """Say how weights will reach the engines from and to the nodes of a plan."""
+    if not placed[LEARNER]:
+        return "what the nodes allow that the learner's ranks will get"
     engines_on = Counter(node for pool in recipe.generators.by_pool for node in placed[pool])
-    ranks_on, on_gpus = writers(recipe.learner.layout, placed[LEARNER]), machine.gpus > 0
-    room = GpuRoom(shape.parameters * ELEMENT_BYTES[recipe.learner.dtype], machine.gpu_memory)
+    ranks_on, on_gpus = placed[LEARNER], machine.gpus > 0
+    lora, adapters = recipe.learner.lora, AdapterSettings.of(recipe)
+    published = shape.parameters if lora is None or adapters is None else shape.adapter_parameters(lora)
+    nodes = () if machine.cluster is None else machine.cluster.alive
+    stores = {node.id: ObjectStore(node.host, int(node.has[STORE])) for node in nodes if STORE in node.has}
+    room = Room(published * ELEMENT_BYTES[recipe.learner.dtype], machine.gpu_memory, stores)
     routes = Routes(recipe, ranks_on, engines_on, run or Path("RUN"), on_gpus=on_gpus, room=room)
     return transport_of(recipe, on_gpus=on_gpus).describe(routes)
 
@@ -276,7 +306,7 @@ def _try_customs(recipe: Recipe) -> list[str]:
     """Try the functions of the user's own on a made batch; returns remarks on them."""
     if not recipe.customs:
         return []
-    from learners.custom.check import check_customs  # takes seconds: it needs torch
+    from asyncrl.learners.custom.check import check_customs  # takes seconds: it needs torch
 
     return check_customs(recipe)
 
@@ -303,7 +333,7 @@ def _remarks_on_gpus(recipe: Recipe, shape: ModelShape, machine: Machine) -> Ite
     if machine.idle_gpus:
         yield (
             f"GPUs of this machine that the run does not use: {machine.idle_gpus}; install asyncrl[gpu] in an environment of its "
-            "own, and see docs/gpu.md"
+            "own, and see docs/how-to/gpu.md"
         )
     if not machine.gpus:
         return
@@ -335,25 +365,21 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
             "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some memory"
         )
     if isinstance(recipe.buffer.journal, AppendOnlyJournalConfig) and recipe.buffer.journal.keep:
-        remarks.append(f"to be replayed (docs/replay.md), the run keeps {plan.kept}")
+        remarks.append(f"to be replayed (docs/how-to/replay.md), the run keeps {plan.kept}")
     training = sum(pool.count for pool in recipe.generators.training.values())
     if plan.outstanding_groups < training:
         remarks.append(
             f"at most {plan.outstanding_groups} groups are outstanding for {training} engines that train: "
             "some engines never have work; raise buffer.pipeline_depth or batch.groups_per_step"
         )
+    if (sent := sent_between_nodes(recipe, shape, plan.placed.get(LEARNER, ()))) is not None:
+        remarks.append(sent)
     if recipe.learner.context_parallel > 1:
         remarks.append(
             f"with learner.context_parallel {recipe.learner.context_parallel} the prompt that a group shares is computed once "
             "for each of its rows; with 1 it is computed once in a micro-batch"
         )
-    cached_tokens = (recipe.generators.kv_cache_mb << 20) // shape.cache_bytes(ELEMENT_BYTES[recipe.generators.dtype])
-    if cached_tokens < recipe.generators.max_running * recipe.model.max_context:
-        remarks.append(
-            f"the key-value cache of an engine holds {quantity(cached_tokens)} tokens, about "
-            f"{cached_tokens // recipe.model.max_context} episodes of model.max_context, and generators.max_running is "
-            f"{recipe.generators.max_running}: if episodes are that long, vLLM preempts some; raise generators.kv_cache_mb"
-        )
+    remarks.extend(preemptions(recipe, shape, plan.machine))
     return tuple(remarks)
 
 

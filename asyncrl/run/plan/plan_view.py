@@ -6,9 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.core.measures.units import memory, quantity
-from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.core.recipe.knobs import value_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
+from asyncrl.core.recipe.tune import DEPTH
 from asyncrl.core.text import pluralize
 from asyncrl.run.nodes.placement import Node
 from asyncrl.run.nodes.process_sizes import Processes
@@ -198,13 +199,16 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} training steps")
     table.add_row(
         "outstanding at most",
-        f"{plan.outstanding_groups} groups, (pipeline_depth {buffer.largest_depth} + 1) x {batch.groups_per_step}; "
+        f"{plan.outstanding_groups} groups, (pipeline_depth {recipe.largest_depth} + 1) x {batch.groups_per_step}; "
         f"the engines have room for {plan.running_episodes} episodes",
     )
     table.add_row(
         "staleness",
-        f"{_pace(buffer)}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
+        f"{_pace(recipe)}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
     )
+    if recipe.tune is not None:
+        bounds = {knob: f"{least} to {most}" for knob, (least, most) in recipe.tune.knobs.items()}
+        table.add_row("tuned", "; ".join(f"{knob} from {value_of(recipe, knob)}, in {within}" for knob, within in bounds.items()))
     table.add_row("new weights travel by", plan.weight_routes)
     table.add_row("kept, to be replayed", plan.kept)
     if plan.adapters is not None:
@@ -213,7 +217,11 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     return table
 
 
-def _pace(buffer: BufferConfig) -> str:
+def _pace(recipe: Recipe) -> str:
+    buffer = recipe.buffer
+    if recipe.tune is not None and DEPTH in recipe.tune.knobs:
+        least, most = recipe.tune.knobs[DEPTH]
+        return f"paced at {least} to {most}, as tune turns it"
     if buffer.pipeline_depth != AUTO or buffer.largest_depth < 2:
         return f"paced at {buffer.largest_depth}"
     return f"paced at 1 to {buffer.largest_depth}, the least that keeps learner or engines busy"

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.buffers.tasks.task_stream import TaskSource
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig, member_place
@@ -31,11 +32,10 @@ from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.envs.tools import ToolEnvironment
+from asyncrl.generators.dry_episode import play_dry_episode
+from asyncrl.generators.episode import EpisodeLimits
 from asyncrl.run.plan.model_trial import TrialPrompt
 from asyncrl.run.plan.prompt_lengths import PromptSet, chosen
-from buffers.tasks.task_stream import TaskSource
-from generators.dry_episode import play_dry_episode
-from generators.episode import EpisodeLimits
 
 SLOW_S = 3.0
 """Seconds after which the user reads what the preflight is waiting for."""

@@ -18,7 +18,7 @@ from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.text import pluralize, writable
 
 if TYPE_CHECKING:
-    from generators.chat_format import ChatFormat
+    from asyncrl.generators.chat_format import ChatFormat
 
 LOOKED_AT = 10_000
 """The most tasks of a source whose prompts are counted."""

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.generators.evaluation import Evaluated, HeldOutTask
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
 from asyncrl.run.pool.successors import Successors
 from asyncrl.run.pool.weight_delivery import WeightDelivery
-from generators.evaluation import Evaluated, HeldOutTask
 
 IN_VAIN = 3
 """The run ends if nobody answers an evaluation this many times in a row: that is not an accident any more."""

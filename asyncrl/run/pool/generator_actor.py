@@ -28,29 +28,33 @@ from asyncrl.envs.hosting.event_loop import EventLoopThread
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import Secrets, clean_logs
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.calls.reasoning import Reasoning
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import ScoredRow
+from asyncrl.generators.episode import EpisodeTools
+from asyncrl.generators.evaluation import Evaluated, HeldOutTask
+from asyncrl.generators.gateway.agent_play import agent_episode
+from asyncrl.generators.gateway.protocols import Protocols
+from asyncrl.generators.gateway.server import Gateway
+from asyncrl.generators.judging import Judging
+from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
+from asyncrl.generators.vllm.engine import VllmEngine
+from asyncrl.generators.vllm.engine_arguments import EngineSettings
+from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
+from asyncrl.generators.worker_settings import WorkerSettings
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.payload import PayloadSink
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.signals import on_sigterm
+from asyncrl.run.judges import Judges
 from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
 from asyncrl.run.nodes.model_folder import ModelFolder
+from asyncrl.run.pool.gateway_host import gateway_host
 from asyncrl.run.reward.scorers import make_scoring
-from generators.calls.reader import ToolCallReader
-from generators.calls.reasoning import Reasoning
-from generators.chat_format import ChatFormat
-from generators.completion import ScoredRow
-from generators.episode import EpisodeTools
-from generators.evaluation import Evaluated, HeldOutTask
-from generators.gateway.agent_play import agent_episode
-from generators.gateway.protocols import Protocols
-from generators.gateway.server import Gateway
-from generators.vllm.cpu.engine_process import EngineProcessServer
-from generators.vllm.engine import VllmEngine
-from generators.vllm.engine_arguments import EngineSettings
-from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
-from generators.worker_settings import WorkerSettings
+from asyncrl.run.teacher.teachers import make_teaching
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +83,8 @@ class GeneratorActor:
         recipe: the run's, whose section ``generators`` is that of the generator's pool.
         spec: which generator it is.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
-        secrets: those of the environments.
+        judges: what judges finished episodes.
+        secrets: those of the environments, and of the services that judge episodes.
         folder: where it writes its log and the episodes of evaluations.
     """
 
@@ -88,7 +93,7 @@ class GeneratorActor:
         recipe: Recipe,
         model: ModelFolder,
         buffer: Any | None,
-        reward_model: Any | None,
+        judges: Judges,
         spec: GeneratorSpec,
         secrets: Secrets,
         folder: RunFolder,
@@ -101,7 +106,7 @@ class GeneratorActor:
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
         self._recipe, self._model, self._spec = recipe, model, spec
         self._id = spec.worker
-        self._buffer, self._reward_model, self._trajectories = buffer, reward_model, folder.trajectories
+        self._buffer, self._judges, self._trajectories = buffer, judges, folder.trajectories
         self._stop = asyncio.Event()
         self._actors_loop: asyncio.AbstractEventLoop | None = None
         self._running: asyncio.Task[None] | None = None
@@ -116,16 +121,16 @@ class GeneratorActor:
         self._secrets = secrets
         self._environments: WorkerEnvironments | None = None
 
-    async def start(self) -> None:
-        """Start the engine and warm it up."""
+    async def start(self, at_once: int) -> None:
+        """Start the engine and warm it up; up to ``at_once`` episodes are to be played at once."""
         self._actors_loop = asyncio.get_running_loop()
         # A loop that is blocked for longer may have been silent for a whole lease since its last renewal.
         silence_s = self._recipe.deadlines.lease * (1 - 1 / RENEWALS_PER_LEASE)
         self._loop = EventLoopThread(self._id, silence_s)
-        await self._loop.call(self._start)
+        await self._loop.call(lambda: self._start(at_once))
         self._loop.watch()
 
-    async def _start(self) -> None:
+    async def _start(self, at_once: int) -> None:
         recipe = self._recipe
         environments = WorkerEnvironments(load_members(recipe.environment), self._secrets, self._id)
         with ExitStack() as loading:
@@ -141,29 +146,33 @@ class GeneratorActor:
                 recipe.seed + self._spec.number,
                 adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
                 yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
+                tells_experts=self._sink is not None and recipe.learner.experts.replay,
             )
             deadlines = recipe.deadlines
             self._engine = await VllmEngine.start(
                 engine_settings, name=self._id, start_s=deadlines.start, answer_s=deadlines.publish, server=self._server
             )
-        ticket_client, scoring = None, None
+        ticket_client, judging = None, None
         if self._sink is not None:
             self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
             ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
-            scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
+            judges, secrets = self._judges, self._secrets
+            scoring = make_scoring(recipe.reward, recipe.deadlines.reward, judges.reward_model, secrets, chat.decode, self._id)
+            judging = Judging.of(scoring, make_teaching(recipe, judges.teachers, secrets, self._id))
         reasoning = Reasoning(chat, recipe.model.reasoning_parser) if recipe.model.reasoning_parser is not None else None
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser, reasoning)
-        if any(isinstance(member, AgentEnvironmentConfig) for member in recipe.environment.by_member.values()):
+        if agents := [each for each in recipe.environment.by_member.values() if isinstance(each, AgentEnvironmentConfig)]:
             protocols = Protocols.of(self._engine.llm, chat, recipe.model.tool_parser, recipe.model.reasoning_parser)
-            self._gateway = Gateway(protocols, chat)
-            await self._gateway.start()
+            self._gateway = Gateway(protocols, chat, gateway_host(agents))
+            await self._gateway.start(for_sandboxes=any(each.sandbox for each in agents))
         play_agent = None if self._gateway is None else partial(agent_episode, self._gateway)
         tools = EpisodeTools(self._engine, chat, reader, environments.make, play_agent=play_agent)
         self._environments = environments
         await environments.start(recipe.deadlines.start)
         kept = EvaluatedEpisodes(recipe, Path(model_path), self._trajectories, self._id)
         worker_settings = WorkerSettings.of(recipe)
-        self._worker = GeneratorWorker(self._id, worker_settings, self._engine, tools, ticket_client, scoring, kept.keep)
+        self._worker = GeneratorWorker(self._id, worker_settings, self._engine, tools, ticket_client, judging, kept.keep)
+        self._worker.concurrency.bound(at_once)
         gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 
     async def run(self) -> None:
@@ -198,6 +207,11 @@ class GeneratorActor:
 
     def _hand_back_and_end(self) -> None:
         self._ending = asyncio.create_task(self.hand_back(), name=f"{self._id} handing back its episodes")
+
+    async def bound(self, episodes: int) -> None:
+        """Play at most so many episodes at once from here on."""
+        loop, worker, _ = self._started()
+        loop.call_soon(partial(worker.concurrency.bound, episodes))
 
     async def hand_back(self) -> None:
         """Hand all episodes back to the buffer, and make :meth:`run` return."""

@@ -21,7 +21,7 @@ blocked, and on any other error.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,18 +38,19 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.text import pluralize
+from asyncrl.generators.evaluation import HeldOutTask
+from asyncrl.generators.first_error import first_error
+from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool.evaluation import Evaluation, PoolEvaluation
+from asyncrl.run.pool.growth import PoolGrowth
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.pool.probe_scores import EngineScores
 from asyncrl.run.pool.remarks import GeneratorRemarks
 from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
-from asyncrl.run.pool.successors import Successors
+from asyncrl.run.pool.successors import FindRoom, Successors
 from asyncrl.run.pool.weight_delivery import WeightDelivery
 from asyncrl.run.publications.transport import PublicationTransport
-from generators.evaluation import HeldOutTask
-from generators.first_error import first_error
-from generators.worker import GeneratorStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -60,20 +61,24 @@ BLOCKED_IN_A_SLOT = 3
 policy, this often it is due to the environment."""
 
 
+async def _always(pool: str, number: int, successors: bool, lacking: Callable[[RecipeError], None]) -> None:
+    """There is room."""
+
+
 class GeneratorSupply(NamedTuple):
     """Where generators come from, and what becomes known of those that are gone.
 
     Attributes:
-        make: makes the process of a generator of a pool, given a number that no other of the run had. Raises ``RecipeError`` if
-            the cluster has no room for it.
+        make: makes the process of a generator of a pool, given a number that no other of the run had, in a place that was found
+            for it: before the pool was made, or by ``room``.
         report_lost: tells the buffer that a worker is gone, and whether it was lost with its node; may refuse to go on
             (``BudgetExceeded``).
-        check_room: raises ``RecipeError`` if there is no room for so many newcomers of a pool, where ``make`` would not notice.
+        room: finds places for further generators; by default there is always one.
     """
 
     make: Callable[[str, int], GeneratorHandle]
     report_lost: Callable[[WorkerId, bool], Awaitable[None]]
-    check_room: Callable[[str, int], None] = lambda pool, newcomers: None
+    room: FindRoom = _always
 
 
 class GeneratorPool:
@@ -99,17 +104,22 @@ class GeneratorPool:
         nodes: NodeWatch | None = None,
     ) -> None:
         self._nodes = nodes or NodeWatch.watching_nobody()
-        numbers = count()
         self._pools, self._supply, self._note = pools, supply, note
-        self._make: Callable[[str], GeneratorHandle] = lambda pool: supply.make(pool, next(numbers))
+        self._numbers, self._at_once = count(), {name: pool.max_running for name, pool in pools.items()}
         places = [(name, pool.role) for name, pool in pools.items() for _ in range(pool.count)]
         slots = [GeneratorSlot(self._make(name), name, role) for name, role in places]
         self._slots = GeneratorSlots(slots, lambda worker: self._delivery.leave(worker), self._nodes)
         self._delivery = WeightDelivery(transport, deadlines, self._slots.lost, note, clock)
-        self._successors = Successors(self._slots, self._delivery, self._make, supply.report_lost, note)
+        self._successors = Successors(self._slots, self._delivery, self._make, supply.report_lost, supply.room, note)
         self._evaluation = PoolEvaluation(self._slots, self._delivery, self._successors)
         self._remarks = GeneratorRemarks(note)
+        self._growth = PoolGrowth(supply.room, note)
         self._tended: set[asyncio.Task[None]] = set()
+
+    def _make(self, pool: str) -> GeneratorHandle:
+        generator = self._supply.make(pool, next(self._numbers))
+        generator.at_once = self._at_once[pool]
+        return generator
 
     async def start(self, up: Callable[[WorkerId], None] = lambda worker: None) -> None:
         """Bring all up side by side, and call ``up`` for each that is."""
@@ -192,7 +202,8 @@ class GeneratorPool:
             what happens now, as a sentence.
 
         Raises:
-            RecipeError: there is no such pool, the size is less than 1, the cluster has no room, or nothing is generated now.
+            RecipeError: there is no such pool, the size is less than 1, the cluster has no room and gets none, or nothing is
+                generated now.
         """
         if pool not in self._pools:
             known = ", ".join(self._pools)
@@ -201,17 +212,12 @@ class GeneratorPool:
             )
         if size < 1:
             raise RecipeError(pool, f"nobody would play with {size} engines", "choose 1 or more, or end the run with Ctrl-C")
-        if self._slots.pump is None or self._slots.stopping.is_set():
-            raise RecipeError(pool, "the run is not generating: it is starting or ending", "try again once it trains")
+        await self._growth.taken(pool)
+        self._check_generating(pool)
+        self._growth.give_up(pool)
         slots = self._slots.in_pool(pool)
         if size > len(slots):
-            newcomers = await self._make_all(pool, size - len(slots))
-            for newcomer in newcomers:
-                slot = GeneratorSlot(newcomer, pool, self._pools[pool].role, newcomer=True)
-                self._slots.all.append(slot)
-                self._tend(self._keep(slot), f"a slot of pool {pool}")
-            names = ", ".join(each.worker for each in newcomers)
-            change = f"{names} {'is' if len(newcomers) == 1 else 'are'} coming up"
+            change = await self._grow(pool, size - len(slots))
         elif size < len(slots):
             # First those that do least: they are not up, or behind, or came last.
             slots.sort(key=lambda slot: (slot.up, self._delivery.is_current(slot.generator.worker), -self._slots.all.index(slot)))
@@ -226,18 +232,44 @@ class GeneratorPool:
         self._note(f"Pool {pool} is to have {pluralize(size, 'engine')}: {change}")
         return change
 
-    async def _make_all(self, pool: str, number: int) -> list[GeneratorHandle]:
-        """Make several newcomers of a pool, or none."""
-        self._supply.check_room(pool, number)
-        made: list[GeneratorHandle] = []
+    async def bound(self, pools: Collection[str], episodes: int) -> None:
+        """Have each generator of some pools, and those that come later, play at most so many episodes at once."""
+        self._at_once |= dict.fromkeys(pools, episodes)
+        slots = [slot for slot in self._slots.all if slot.pool in pools]
+        for slot in slots:
+            slot.generator.at_once = episodes  # of one that is coming up
+        up = [slot for slot in slots if slot.up]
+        await self._slots.ask(up, lambda generator: self._if_reached(generator, generator.bound(episodes)))
+
+    def _check_generating(self, pool: str) -> None:
+        if self._slots.pump is None or self._slots.stopping.is_set():
+            raise RecipeError(pool, "the run is not generating: it is starting or ending", "try again once it trains")
+
+    async def _grow(self, pool: str, number: int) -> str:
+        """Add newcomers to a pool, all or none, now or once there is room; returns what happens now."""
+        finding = await self._growth.begin(pool, number)
         try:
-            made.extend(self._make(pool) for _ in range(number))
+            self._check_generating(pool)
         except RecipeError:
-            for each in made:
-                each.kill()
-                await self._supply.report_lost(each.worker, False)
+            self._growth.give_up(pool)
             raise
-        return made
+        if finding.done():
+            finding.result()
+            names = ", ".join(self._add_newcomer(pool) for _ in range(number))
+            return f"{names} {'is' if number == 1 else 'are'} coming up"
+        self._tend(self._grow_later(pool, number, finding), f"room for pool {pool}")
+        return f"{pluralize(number, 'engine')} wait for room in the cluster, which the run's notes tell of"
+
+    async def _grow_later(self, pool: str, number: int, finding: "asyncio.Task[None]") -> None:
+        if await self._growth.found(pool, finding, self._slots.stopping):
+            for _ in range(number):
+                self._add_newcomer(pool)
+
+    def _add_newcomer(self, pool: str) -> WorkerId:
+        slot = GeneratorSlot(self._make(pool), pool, self._pools[pool].role, newcomer=True)
+        self._slots.all.append(slot)
+        self._tend(self._keep(slot), f"a slot of pool {pool}")
+        return slot.generator.worker
 
     async def _give_up(self, slot: GeneratorSlot) -> None:
         """Have the generator of a slot hand its episodes back, and end it."""
@@ -335,7 +367,13 @@ class GeneratorPool:
     @property
     def sizes(self) -> dict[str, int]:
         """How many engines each pool is to have now."""
-        return {pool: len(self._slots.in_pool(pool)) for pool in self._pools}
+        return {pool: len(self._slots.in_pool(pool)) + self._growth.waiting(pool) for pool in self._pools}
+
+    @property
+    def settled(self) -> bool:
+        """Whether each pool has just the generators that it is to have, all of them up."""
+        waiting = any(map(self._growth.waiting, self._pools))
+        return not waiting and all(slot.up != slot.given_up for slot in self._slots.all)
 
     @property
     def training_pools(self) -> list[str]:

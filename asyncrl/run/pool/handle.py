@@ -15,16 +15,19 @@ from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnrea
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.knobs import largest_running
 from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
-from asyncrl.envs.secrets import read_secrets
+from asyncrl.envs.secrets import Secrets, read_secrets
+from asyncrl.generators.completion import ScoredRow
+from asyncrl.generators.evaluation import Evaluated, HeldOutTask
+from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, watch
+from asyncrl.run.judges import NO_JUDGES, Judges
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.nodes.placed_processes import Places
 from asyncrl.run.pool.generator_actor import GeneratorSpec, RemoteGenerator
-from generators.completion import ScoredRow
-from generators.evaluation import Evaluated, HeldOutTask
-from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
+from asyncrl.run.reward.service_tokens import service_tokens
 
 T = TypeVar("T")
 
@@ -40,16 +43,18 @@ class GeneratorHandle:
     Attributes:
         worker: its name, which begins with that of its pool.
         node: Ray's id of its node.
+        at_once: how many episodes it may play at once when it begins.
     """
 
     def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path, node: str) -> None:
         self.worker, self._actor, self._deadlines, self._log, self.node = worker, actor, deadlines, log, node
+        self.at_once = 1
 
     async def start(self) -> None:
         """Bring its engine up, with the weights of version 0."""
         # Longer than the deadline that the engine keeps itself, because its error says more.
         seconds = self._deadlines.start + ANSWER_DEADLINE_S
-        await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
+        await self._ask(self._actor.start.remote(self.at_once), "start", seconds, "raise deadlines.start")
 
     async def run(self) -> None:
         """Generate until stopped; returns at once if it was stopped before. Goes on after it was out of reach for a while."""
@@ -134,6 +139,10 @@ class GeneratorHandle:
         """Make :meth:`run` return."""
         await self._ask(self._actor.stop.remote(), "stop", ANSWER_DEADLINE_S)
 
+    async def bound(self, episodes: int) -> None:
+        """Have it play at most so many episodes at once from here on."""
+        await self._ask(self._actor.bound.remote(episodes), "bound its episodes", ANSWER_DEADLINE_S)
+
     async def hand_back(self) -> None:
         """Have it lease nothing more and hand all its episodes back; then :meth:`run` returns."""
         seconds = self._deadlines.shutdown + ANSWER_DEADLINE_S
@@ -160,26 +169,25 @@ def make_generator(
     folder: RunFolder,
     places: Places,
     buffer: Any | None = None,
-    reward_model: Any | None = None,
+    judges: Judges = NO_JUDGES,
 ) -> GeneratorHandle:
     """Make the process of generator ``number``, which writes its log and the episodes of evaluations to ``folder``.
 
     Args:
         model: the Hugging Face folder that has the weights of version 0.
         pool: the name of its pool.
-        places: finds its node, and counts it there until it leaves.
+        places: has a place for it, which is its own until it leaves.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
-        reward_model: the actor of the run's reward model, if it has one.
-
-    Raises:
-        NoRoom: no node that is alive has room for it.
+        judges: what judges finished episodes.
     """
     worker = WorkerId(f"{'generator' if pool == MAIN_POOL else pool}-{number}")
     where = places.take(worker, pool)
-    of_pool = msgspec.structs.replace(recipe, generators=recipe.generators.by_pool[pool])
+    of_pool = msgspec.structs.replace(recipe, generators=largest_running(recipe).generators.by_pool[pool])
     spec = GeneratorSpec(worker, number, places.on_node_of(recipe.generators.by_pool)[where.node])
     secrets = read_secrets(recipe.environment, os.environ)
+    if buffer is not None:
+        secrets = Secrets({**secrets, **service_tokens(recipe, os.environ)})
     actor = RemoteGenerator.options(max_concurrency=1000, **where.options).remote(
-        of_pool, model, buffer, reward_model, spec, secrets, folder
+        of_pool, model, buffer, judges, spec, secrets, folder
     )
     return GeneratorHandle(worker, actor, recipe.deadlines, folder.generator_log(worker), where.node)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.plug_ins.users_error import UsersError
-from generators.worker import GeneratorStatistics
+from asyncrl.generators.worker import GeneratorStatistics
 
 ERRORS_SHOWN = 10
 """How many errors of the environments' code are shown with their tracebacks; the log and the counters have all."""

@@ -21,10 +21,10 @@ from asyncrl.core.errors import (
 )
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.recipe.generators import Role
+from asyncrl.generators.first_error import first_error
+from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool.handle import GeneratorHandle
-from generators.first_error import first_error
-from generators.worker import GeneratorStatistics
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ part in nothing before it has caught up with the newest publication.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from asyncrl.core.errors import (
     AsyncRLError,
@@ -29,17 +29,27 @@ SUCCESSORS_IN_A_ROW = 3
 """The run ends if this many successors in a row die in one slot while they come up: that is not an accident any more. Those that
 are lost with their node, or on a node that new weights do not come to, do not count."""
 
-ROOM_CHECK_S = 5.0
-"""Seconds between two looks at whether the cluster has room for a successor. Ray has no event for it."""
+AT_ONCE_S = 1.0
+"""How long it may take to be given room that is there."""
+NEEDED_CHECK_S = 5.0
+"""Seconds between two looks at whether a successor that waits for room in the cluster is still needed."""
+
+FindRoom = Callable[[str, int, bool, Callable[[RecipeError], None]], Coroutine[Any, Any, None]]
+"""Finds places for so many further generators of a pool, which ``make`` then takes, or none of them if it is cancelled.
+
+It is told whether they are successors, for which it waits as long as it takes; for newcomers it raises ``RecipeError`` if there
+is no room in time. What it is given last it calls once with what is missing, if there is no room yet.
+"""
 
 
 class Successors:
     """Makes successors of generators, and brings up all but those that a run begins with.
 
     Args:
-        make: makes the process of a generator of a pool. Raises ``RecipeError`` if the cluster has no room for it.
+        make: makes the process of a generator of a pool, once there is room for it.
         report_lost: tells the buffer that a worker is gone, and whether it was lost with its node; may refuse to go on
             (``BudgetExceeded``).
+        room: finds room for it.
         note: shows a line to the user.
     """
 
@@ -49,10 +59,11 @@ class Successors:
         delivery: WeightDelivery,
         make: Callable[[str], GeneratorHandle],
         report_lost: Callable[[WorkerId, bool], Awaitable[None]],
+        room: FindRoom,
         note: Callable[[str], None],
     ) -> None:
         self._slots, self._delivery = slots, delivery
-        self._make, self._report_lost, self._note = make, report_lost, note
+        self._make, self._report_lost, self._room, self._note = make, report_lost, room, note
 
     async def replace(self, slot: GeneratorSlot) -> None:
         """Make a successor; return when it is up, or the generation pump is to end: an evaluation may still need it then.
@@ -87,6 +98,10 @@ class Successors:
         successor = await self._make_when_there_is_room(slot)
         if successor is None:
             return
+        if slot.given_up:
+            successor.kill()
+            await self._report_lost(successor.worker, False)
+            return
         slot.generator = successor
         self._note(f"{slot.death}. Its episodes are issued again, and {successor.worker} takes its place")
         try:
@@ -99,22 +114,24 @@ class Successors:
 
     async def _make_when_there_is_room(self, slot: GeneratorSlot) -> GeneratorHandle | None:
         """Make a successor; None if nobody is needed any more before the cluster has room for it."""
-        waits = False
-        while True:
-            try:
-                return self._make(slot.pool)
-            except RecipeError as no_room:
-                if not waits:
-                    waits = True
-                    problem = (
-                        f"{slot.death}. Its episodes are issued again, and the run goes on without it while there is no room"
-                    )
-                    self._note(f"{problem}: {no_room}")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ROOM_CHECK_S):
-                    await self._slots.stopping.wait()
-            if self._slots.needs_nobody(slot):
+
+        def tell(no_room: RecipeError) -> None:
+            goes_on = "and the run goes on without it while there is no room"
+            self._note(f"{slot.death}. Its episodes are issued again, {goes_on}: {no_room}")
+
+        finding = asyncio.create_task(self._room(slot.pool, 1, True, tell), name=f"room for a successor in {slot.pool}")
+        stopping = asyncio.create_task(self._slots.stopping.wait())
+        try:
+            await asyncio.wait([finding], timeout=AT_ONCE_S)  # also at the end: the last evaluation may need the successor
+            while not finding.done() and not self._slots.needs_nobody(slot):
+                await asyncio.wait([finding, stopping], timeout=NEEDED_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+            if not finding.done():
                 return None
+            finding.result()
+            return self._make(slot.pool)
+        finally:
+            stopping.cancel()
+            finding.cancel()
 
     async def come_up(self, slot: GeneratorSlot) -> None:
         """Bring up the generator in a slot; return when it is up, or the generation pump is to end.

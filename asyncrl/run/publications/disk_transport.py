@@ -16,12 +16,13 @@ import msgspec
 from asyncrl.core.errors import WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
 from asyncrl.core.text import pluralize
+from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
 from asyncrl.run.publications.node_mirrors import ANSWER_S, NodeMirrors, on_node, twice_if_it_dies
-from asyncrl.run.publications.routes import Routes
-from asyncrl.run.publications.transport import PublicationTransport, TransportRun
+from asyncrl.run.publications.transport import PublicationTransport, Routes
 from asyncrl.weights.disk.stored_versions import StoredFile
 
 SEEN_S = 10.0
@@ -48,9 +49,9 @@ class DiskTransport(PublicationTransport):
         self._fetching = SharedWork[tuple[PolicyVersion, str], Publication]()
 
     @classmethod
-    def for_run(cls, run: TransportRun) -> Self:
+    def for_run(cls, recipe: Recipe, folder: RunFolder) -> Self:
         """Make the transport, but no mirror yet."""
-        folder, weights = run.folder, run.recipe.weights
+        weights = recipe.weights
         assert isinstance(weights, DiskWeightsConfig)
         stored, delta = _stored_in(weights, folder.path), weights.delta
 
@@ -60,7 +61,7 @@ class DiskTransport(PublicationTransport):
             actor = on_node(RemoteDiskMirror, node, _SIDE_BY_SIDE)
             return actor.remote(folder.run_id, folder.run_id_before, stored, delta, log)
 
-        return cls(make, folder.logs, run.recipe.deadlines.publish)
+        return cls(make, folder.logs, recipe.deadlines.publish)
 
     @classmethod
     def describe(cls, routes: Routes) -> str:
@@ -117,6 +118,11 @@ class DiskTransport(PublicationTransport):
                 f"node {node[:8]} does not see {unseen}, through which new weights go (weights.kind=disk); to use that node, "
                 "mount the folder there and start Ray on it again"
             )
+
+    async def leave(self, node: str) -> None:
+        """End the mirror of a node on which no engine is left, whose files go with it."""
+        self._fetching.forget(lambda key: key[1] == node)
+        await self._mirrors.leave(node)
 
     async def close(self, seconds: float) -> None:
         """End what is under way, and have all mirrors remove their files in memory."""

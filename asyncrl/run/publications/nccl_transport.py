@@ -11,8 +11,8 @@ from asyncrl.core.recipe.network import NoTlsConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import NcclWeightsConfig
 from asyncrl.core.text import pluralize
-from asyncrl.run.publications.routes import GpuRoom, Routes, on_nodes
-from asyncrl.run.publications.transport import PublicationTransport, TransportRun
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.publications.transport import PublicationTransport, Room, Routes, on_nodes
 
 
 class NcclTransport(PublicationTransport):
@@ -28,9 +28,9 @@ class NcclTransport(PublicationTransport):
         self._everywhere = everywhere
 
     @classmethod
-    def for_run(cls, run: TransportRun) -> Self:
+    def for_run(cls, recipe: Recipe, folder: RunFolder) -> Self:
         """Make the transport. With kind ``auto``, engines beside all ranks map these ranks' files."""
-        return cls(everywhere=isinstance(run.recipe.weights, NcclWeightsConfig))
+        return cls(everywhere=isinstance(recipe.weights, NcclWeightsConfig))
 
     @classmethod
     def describe(cls, routes: Routes) -> str:
@@ -42,10 +42,12 @@ class NcclTransport(PublicationTransport):
         recipe = routes.recipe
         if not routes.on_gpus:
             problem = "NCCL carries weights between GPUs, and learner and engines have none here"
-            raise RecipeError("weights.kind", problem, "set it to auto, which takes memory within a node and TCP between nodes")
+            raise RecipeError(
+                "weights.kind", problem, "set it to auto, which takes memory within a node and Ray's object store between nodes"
+            )
         if not isinstance(recipe.network.tls, NoTlsConfig):
             problem = "NCCL does not encrypt what it sends, and network.tls asks for that"
-            raise RecipeError("weights.kind", problem, "set it to auto or tcp, or leave network.tls out if the network is yours")
+            raise RecipeError("weights.kind", problem, "set it to auto or ray, or leave network.tls out if the network is yours")
         if isinstance(recipe.weights, NcclWeightsConfig):
             ways = [f"nccl to {pluralize(routes.engines, 'engine')}, from GPU to GPU, since the recipe asks for it"]
         elif routes.far:
@@ -61,7 +63,7 @@ class NcclTransport(PublicationTransport):
         return msgspec.structs.replace(publication, senders=()) if near and not self._everywhere else publication
 
 
-def describe_room(recipe: Recipe, room: GpuRoom) -> str:
+def describe_room(recipe: Recipe, room: Room) -> str:
     """Say whether engines pause while NCCL brings them a version."""
     share = max(pool.gpu_memory_share for pool in recipe.generators.by_pool.values())
     version = memory(room.version)

@@ -4,19 +4,27 @@ A plan describes transports without calling anything, so Ray, which takes long t
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asyncrl.core.errors import AsyncRLError, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, ProcessDied
 
 if TYPE_CHECKING:
     import ray
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
+_DRIVER = "the driver"
 ANSWER_S = 60.0
 """The deadline of a call of a mirror that needs no work, in seconds."""
+
+
+class PiecesLost(ComponentFailed):
+    """What a mirror fetches is gone, because the mirror that handed it out died."""
 
 
 class NodeMirrors:
@@ -37,6 +45,17 @@ class NodeMirrors:
             log = self._logs / f"mirror-{node[:8]}.log"
             self._mirrors[node] = NodeMirror(node, self._make(node, log), log, self._died)
         return self._mirrors[node]
+
+    async def leave(self, node: str) -> None:
+        """End the mirror of a node, if it has one, and have it remove its files in memory."""
+        mirror = self._mirrors.pop(node, None)
+        if mirror is None:
+            return
+        try:
+            await mirror.ask(lambda actor: actor.close.remote(), "close", ANSWER_S)
+        except AsyncRLError as error:
+            logger.warning("%s", error)
+        mirror.kill()
 
     def _died(self, mirror: "NodeMirror") -> None:
         if self._mirrors.get(mirror.node) is mirror:  # not its successor, which another call may have had made
@@ -60,6 +79,12 @@ class NodeMirror:
     def __init__(self, node: str, actor: Any, log: Path, died: "Callable[[NodeMirror], None]") -> None:
         self.node, self._actor, self._log, self._died = node, actor, log, died
 
+    def kill(self) -> None:
+        """End its process, if there still is one."""
+        import ray
+
+        ray.kill(self._actor)
+
     async def ask(self, call: "Callable[[Any], ray.ObjectRef[T]]", what: str, seconds: float) -> T:
         """Call the mirror, and return its answer.
 
@@ -69,7 +94,7 @@ class NodeMirror:
 
         Raises:
             ProcessDied: it is gone; whoever asks the node's mirror again gets a successor.
-            DeadlineExceeded: it did not answer within ``seconds``.
+            DeadlineExceeded: it did not answer within ``seconds``, and was killed; or as it raised itself.
             ComponentFailed: what it raised itself.
         """
         from asyncrl.run.host.ray_calls import ask
@@ -77,9 +102,14 @@ class NodeMirror:
         remedy = f"see {self._log}; its node or the network to it may be overloaded, else raise deadlines.publish"
         of = f"the mirror of weights on node {self.node[:8]} to {what}"
         try:
-            return await ask(call(self._actor), of=of, by="the driver", seconds=seconds, remedy=remedy)
+            return await ask(call(self._actor), of=of, by=_DRIVER, seconds=seconds, remedy=remedy)
         except ProcessDied:
             self._died(self)
+            raise
+        except DeadlineExceeded as late:
+            if late.waiter == _DRIVER:  # not the mirror itself: it is frozen or cut off, and would keep what it was given
+                self.kill()
+                self._died(self)
             raise
 
 

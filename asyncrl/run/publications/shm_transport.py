@@ -4,16 +4,17 @@ from typing import Self
 
 from asyncrl.core.errors import RecipeError, WeightsOutOfReach
 from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
-from asyncrl.run.publications.routes import Routes
-from asyncrl.run.publications.transport import PublicationTransport, TransportRun
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.publications.transport import PublicationTransport, Routes
 
 
 class ShmTransport(PublicationTransport):
     """Leaves publications where they are."""
 
     @classmethod
-    def for_run(cls, run: TransportRun) -> Self:
+    def for_run(cls, recipe: Recipe, folder: RunFolder) -> Self:
         """Return a transport, which needs nothing of the run."""
         return cls()
 

@@ -3,11 +3,11 @@
 import msgspec
 
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.held_weights import held_weights
+from asyncrl.learners.rank import RankPlace
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, engine_layout
 from asyncrl.weights.vllm.engine_shards import padding, targets
 from asyncrl.weights.vllm.slice_plan import Merge, merges, moved_elements, plan_slices
-from learners.held_weights import held_weights
-from learners.rank import RankPlace
 
 
 class WeightSlices(msgspec.Struct, frozen=True):

@@ -4,31 +4,109 @@ Ranks write their shards to files in their own node's memory, and engines map fi
 What lies between is a transport's: for each engine, the files of each publication are to lie on the engine's node. So neither
 what ranks write with nor what engines load with knows any transport. Broadcasts between GPUs are the exception: they leave the
 files where they are, and put into a publication who sends them.
+
+The ways of publications through a run, from the nodes of the learner's ranks to those of the engines.
 """
 
-from typing import ClassVar, Protocol, Self
+from collections import Counter
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol, Self
 
-import msgspec
-
-from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import pluralize
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.publications.routes import Routes
+
+STORE = "object_store_memory"
+"""What Ray calls the bytes of an object store, among the resources of a node."""
 
 
-class TransportRun(msgspec.Struct, frozen=True):
-    """The run that a transport is made for.
+class ObjectStore(NamedTuple):
+    """Ray's object store on a node: the node's address, for people, and its bytes."""
+
+    host: str
+    size: int
+
+
+IN_STORE = 2
+"""The versions of weights that may be in an object store at once; a third waits until one has arrived or been given up."""
+
+
+class Room(NamedTuple):
+    """What a version must find room in.
 
     Attributes:
-        secret: what the run's processes show to one another.
-        tls: the run's keys if its connections are encrypted.
+        version: its bytes.
+        gpu: bytes of an engine's GPU, 0 if not known.
+        stores: the object stores that are known, by node.
     """
 
-    recipe: Recipe
-    folder: RunFolder
-    secret: bytes
-    tls: TlsKeys | None
+    version: int
+    gpu: int
+    stores: Mapping[str, ObjectStore] = {}
+
+
+class Routes:
+    """Where the publications of a run come from and go to.
+
+    Args:
+        ranks_on: the node of each of the learner's ranks, all of which write publications.
+        engines_on: how many engines are on each node.
+
+    Attributes:
+        folder: the run's folder.
+        on_gpus: learner and engines compute on GPUs.
+        room: for a plan that says whether versions fit; None where that is not asked.
+        ranks_on: how many ranks write on each node.
+        engines: how many there are.
+        near: how many engines are on the node that all ranks write on. They map the ranks' files, and have nothing to fetch.
+        beside: how many are on each node that some ranks write on, others elsewhere.
+        apart: how many are on each node that no rank writes on.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        ranks_on: Collection[str],
+        engines_on: Mapping[str, int],
+        folder: Path,
+        *,
+        on_gpus: bool,
+        room: Room | None = None,
+    ) -> None:
+        self.recipe, self.folder, self.on_gpus, self.room = recipe, folder, on_gpus, room
+        self.ranks_on = Counter(ranks_on)
+        only = set(ranks_on) if len(set(ranks_on)) == 1 else set()
+        self.engines = sum(engines_on.values())
+        self.near = sum(count for node, count in engines_on.items() if node in only)
+        self.beside = {node: count for node, count in engines_on.items() if node in ranks_on and node not in only}
+        self.apart = {node: count for node, count in engines_on.items() if node not in ranks_on}
+
+    @cached_property
+    def far(self) -> dict[str, int]:
+        """How many engines are on each node that something must be brought to."""
+        return self.beside | self.apart
+
+    @property
+    def through_memory(self) -> list[str]:
+        """How the engines that are near get weights, whatever the transport; empty if none is."""
+        engines = pluralize(self.near, "engine")
+        return [f"shm to {engines} on the learner's node, whose memory they share"] if self.near else []
+
+
+def read_stores() -> dict[str, ObjectStore]:
+    """Return the object store of each node of the cluster that this process has joined."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return {node["NodeID"]: ObjectStore(node["NodeManagerAddress"], int(node["Resources"].get(STORE, 0))) for node in nodes}
+
+
+def on_nodes(engines_on: Mapping[str, int]) -> str:
+    """Say how many engines are on how many nodes."""
+    return f"{pluralize(sum(engines_on.values()), 'engine')} on {pluralize(len(engines_on), 'node')}"
 
 
 class PublicationTransport(Protocol):
@@ -44,7 +122,7 @@ class PublicationTransport(Protocol):
     ranks_broadcast: ClassVar[bool] = False
 
     @classmethod
-    def for_run(cls, run: TransportRun) -> Self:
+    def for_run(cls, recipe: Recipe, folder: RunFolder) -> Self:
         """Make the transport of a run, whose section ``weights`` may hold settings of it."""
         ...
 
@@ -84,6 +162,10 @@ class PublicationTransport(Protocol):
             ComponentFailed: the node cannot be asked.
             DeadlineExceeded: it did not answer in time.
         """
+        return
+
+    async def leave(self, node: str) -> None:
+        """End what serves a node on which no engine is left; by default there is nothing."""
         return
 
     async def close(self, seconds: float) -> None:

@@ -3,20 +3,31 @@
 ``buffer.pipeline_depth`` is not among them: if it is ``auto``, it moves while training (:mod:`asyncrl.core.measures.pacing`).
 The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps the values in the recipe
 of its run folder.
+
+Which data type a model is computed in on a CPU, where the recipe leaves it to the machine: the one measured to be faster.
+
+That a processor has instructions for bfloat16 does not say that it is faster with them.
 """
 
+import logging
+import os
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from importlib.metadata import version
 from math import ceil, gcd
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.measures.units import memory
+from asyncrl.core.process.kept_measurement import kept_measurement
 from asyncrl.core.recipe.generators import MOST_RUNNING
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.type_speed import Product, TypeSpeed
 from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, read_shape
 from asyncrl.run.nodes.cluster_nodes import Nodes
@@ -24,7 +35,6 @@ from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.placement import Node, NoRoom, place
 from asyncrl.run.nodes.process_kinds import LEARNER, learner_part
 from asyncrl.run.nodes.process_sizes import beside_learner, gpu_bytes, learner_bytes
-from asyncrl.run.recipe.data_type import PAYS, bfloat16_share
 
 MOST_RUNNING_ON_LARGE_GPUS = 1024
 """vLLM's own default on GPUs of at least :data:`LARGE_GPU_BYTES` that are newer than an A100."""
@@ -52,6 +62,12 @@ CORES_A_BUSY_RANK = 2
 """As :data:`CORES_A_RANK`, where training an episode costs so much; the first :data:`FEW_CORES` cores have a rank each."""
 LEARNER_SHARE = 0.5
 """The largest share of a node's free memory for more learner ranks than the model needs."""
+logger = logging.getLogger(__name__)
+MODULE = "asyncrl.learners.type_speed"
+MEASURED_S = 90.0
+"""How long the measurement may take, most of which is loading torch."""
+PAYS = 0.8
+"""The share of float32's time from which on bfloat16 pays: the conversions around the products cost about as much as the rest."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -148,7 +164,7 @@ def _role(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[s
 
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     size, engines = recipe.batch.group_size, sum(pool.count for pool in recipe.generators.training.values()) or 1
-    groups = ceil((recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step / engines)
+    groups = ceil((recipe.largest_depth + 1) * recipe.batch.groups_per_step / engines)
     ranks, default = recipe.generators.data_parallel, _most_running(machine)
     most = max(1, ranks * default // size) * size
     if groups * size <= most:
@@ -280,3 +296,54 @@ _RULES: Mapping[str, _Rule] = {
     "generators.kv_cache_mb": _kv_cache_mb,
 }
 """How each key is chosen, in the order in which they depend on one another."""
+
+
+def bfloat16_share(shape: ModelShape) -> float | None:
+    """Return the time that the model's products take in bfloat16 as a share of that in float32; None if it cannot be measured."""
+    products = tuple(products_of(shape))
+    try:
+        found = kept_measurement("data-type", (version("torch"), products), TypeSpeed, lambda: _measured(products))
+    except ComponentFailed as failure:
+        logger.warning("%s", failure)
+        return None
+    return found.bfloat16 / found.float32
+
+
+def products_of(shape: ModelShape) -> Iterator[Product]:
+    """Yield the products of a model's layers, and of its output layer, which a learner computes in float32 in any case."""
+    hidden, queries = shape.hidden_size, shape.num_attention_heads * shape.head_size
+    mixture = shape.mixture
+    layers, mixtures = shape.num_hidden_layers, sum(mixture.layers)
+    yield Product(hidden, queries + 2 * shape.key_value_heads * shape.head_size, layers)
+    yield Product(queries, hidden, layers)
+    if layers > mixtures:
+        yield Product(hidden, 2 * shape.intermediate_size, layers - mixtures)
+        yield Product(shape.intermediate_size, hidden, layers - mixtures)
+    if mixtures:
+        share = min(1.0, mixture.per_token / mixture.experts)
+        yield Product(hidden, 2 * mixture.channels, mixtures * mixture.experts, share)
+        yield Product(mixture.channels, hidden, mixtures * mixture.experts, share)
+    if mixture.shared:
+        yield Product(hidden, 2 * mixture.shared, mixtures)
+        yield Product(mixture.shared, hidden, mixtures)
+    yield Product(hidden, shape.vocab_size, trained=False)
+
+
+def _measured(products: tuple[Product, ...]) -> TypeSpeed:
+    """Measure in a process of its own.
+
+    Raises:
+        ComponentFailed: it fails, or takes longer than :data:`MEASURED_S`.
+    """
+    command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(products).decode()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    what = "measuring which data type is faster"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MEASURED_S, check=False, env=environment)
+    except subprocess.TimeoutExpired as late:
+        raise ComponentFailed(f"{what} took longer than {MEASURED_S:g} s; name generators.dtype and learner.dtype") from late
+    try:
+        return msgspec.json.decode(done.stdout, type=TypeSpeed)
+    except msgspec.DecodeError as error:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ComponentFailed(f"{what} failed: {last}; name generators.dtype and learner.dtype") from error

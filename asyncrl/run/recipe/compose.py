@@ -27,9 +27,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-import recipes as shipped
+from asyncrl import recipes as shipped
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.decode import decode_recipe
+from asyncrl.core.recipe.decode import decode_recipe, kind_at
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.model_sources import with_pinned_models
 from asyncrl.run.nodes.machine import Machine
@@ -56,15 +56,16 @@ def compose_for(
         machine: the machine that the run will use; decides about the keys that are ``auto``.
         recipe: path of a ``.yaml`` file, or a name that :func:`shipped_recipes` lists.
         overrides: in Hydra's grammar. ``learner.lr=1e-4`` sets a key (in the YAML or not), ``~tracking.uri`` takes one out,
-            ``group=option`` chooses from a config group.
+            ``group=option`` chooses from a config group. A section of another kind than the recipe's takes its place; one of the
+            same kind is added to it.
         model_path: takes the place of the recipe's ``model.path``.
 
     Raises:
         RecipeError: the recipe is not valid; further problems are in the error's notes.
     """
-    path = _locate(recipe)
-    with hydra.initialize_config_dir(str(path.parent), job_name="asyncrl", version_base="1.3"), _translated_errors(path):
-        settable = [_settable(override) for override in overrides]
+    path = locate(recipe)
+    with composing(path):
+        settable = _replacing(path.stem, [_settable(override) for override in overrides])
         config = hydra.compose(path.stem, overrides=settable)
         _refuse_settings_of_hydra(path.stem, settable)
         _refuse_missing_values(OmegaConf.to_container(config))
@@ -96,7 +97,19 @@ class ShippedConfigs(SearchPathPlugin):
         search_path.append("asyncrl", f"file://{SHIPPED_FOLDER}")
 
 
-def _locate(recipe: str) -> Path:
+@contextmanager
+def composing(path: Path) -> Iterator[None]:
+    """Have Hydra look for configs beside the recipe at ``path``, and raise what it finds wrong as recipe errors."""
+    with hydra.initialize_config_dir(str(path.parent), job_name="asyncrl", version_base="1.3"), _translated_errors(path):
+        yield
+
+
+def locate(recipe: str) -> Path:
+    """Find the file of the recipe at a path, or of the shipped recipe of that name.
+
+    Raises:
+        RecipeError: there is none.
+    """
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
         if path.suffix != ".yaml":
@@ -123,15 +136,45 @@ def _settable(override: str) -> str:
         raise RecipeError(
             parsed.key_or_group,
             f"{parsed.input_line!r} asks for a sweep over several values",
-            "launch once for each value; if the comma is part of the value, put it in quotes",
+            "use `asyncrl sweep`, which runs each of them; if the comma is part of the value, put it in quotes",
         )
     if re.split("[./]", parsed.key_or_group)[0] == "hydra":
         raise RecipeError(parsed.key_or_group, f"{parsed.input_line!r} is a setting of Hydra itself", _NOT_A_HYDRA_APPLICATION)
     is_plain = parsed.type is OverrideType.CHANGE
-    return f"++{override}" if is_plain and not _options(parsed.key_or_group) else override
+    return f"++{override}" if is_plain and not group_options(parsed.key_or_group) else override
 
 
-def _options(group: str) -> list[str]:
+def _replacing(name: str, overrides: list[str]) -> list[str]:
+    """Have each override that gives a section of another ``kind`` than the recipe's take its place.
+
+    Hydra would add one to the other, and the keys of the kind before mean nothing to the new one, or something else. What the
+    recipe has there is taken out before all overrides, so that keys of the new section are set wherever they stand. If several
+    overrides give the section, those of another kind than the last one's do nothing.
+    """
+    given = {override: found for override in overrides if (found := _section_with_kind(override)) is not None}
+    if not given:
+        return overrides
+    before = OmegaConf.to_container(hydra.compose(name, overrides=[each for each in overrides if not _adds_key(each)]))
+    assert isinstance(before, dict)
+    mapping, last = {str(key): value for key, value in before.items()}, dict(given.values())
+    taken_out = [f"~{key}" for key, kind in last.items() if kind_at(mapping, key) not in (None, kind)]
+    return [*taken_out, *(each for each in overrides if each not in given or given[each][1] == last[given[each][0]])]
+
+
+def _adds_key(override: str) -> bool:
+    """Whether an override gives a key a value, and neither takes one out nor chooses from a config group."""
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    return (parsed.is_add() or parsed.is_force_add()) and not group_options(parsed.key_or_group)
+
+
+def _section_with_kind(override: str) -> tuple[str, str] | None:
+    """Return key and kind of an override that gives a section with its kind; None for any other."""
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    value = parsed.value() if _adds_key(override) else None
+    return (parsed.key_or_group, value["kind"]) if isinstance(value, dict) and "kind" in value else None
+
+
+def group_options(group: str) -> list[str]:
     """The options of a config group; none if there is no such group."""
     found = GlobalHydra.instance().config_loader().get_group_options(group)
     return [option for option in found if not option.startswith("_")]  # Hydra's own begin so
@@ -193,7 +236,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
         raise RecipeError(
             "defaults",
             f"{path.name} asks for {missing!r}, found neither beside it nor among the shipped configs",
-            f"there are: {', '.join(_options(missing.rpartition('/')[0])) or 'none in that group'}",
+            f"there are: {', '.join(group_options(missing.rpartition('/')[0])) or 'none in that group'}",
         ) from error
     except OverrideParseException as error:
         raise RecipeError(

@@ -11,18 +11,19 @@ from asyncrl.core.measures.time_split import (
     LEARNER_TIME,
     WAITS,
 )
+from asyncrl.learners import metrics as learner_metrics
+from asyncrl.learners.metrics import TOKENS_AT
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.declared_metrics import declared, metric_called
 from asyncrl.run.measures.episode_metrics import ENVIRONMENT, LATENCY, MEMBER, REWARD_PARTS, SOURCE, TOOL
-from asyncrl.run.report.figures import Chart, Timeline, chart, timeline
+from asyncrl.run.report.figures import Chart, Curve, Timeline, chart, timeline
 from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.tracking.metric_history import Series
-from learners import metrics as learner_metrics
-from learners.metrics import TOKENS_AT
 
 MAIN = (
     metrics.REWARD,
     metrics.EVALUATION_REWARD,
+    learner_metrics.TEACHER_KL,
     metrics.EPISODE_TOKENS,
     metrics.ZERO_VARIANCE,
     learner_metrics.ENTROPY,
@@ -77,16 +78,16 @@ def named_charts(runs: Sequence[RunRecord], by_run: Sequence[dict[str, Series]],
     """Return a chart of each name that some run has a series of, all runs in it."""
     span, charts = span_of(runs), []
     for name in dict.fromkeys(name for named in by_run for name in named):
-        series = [
-            (run.name, named[name], i, False) for i, (run, named) in enumerate(zip(runs, by_run, strict=True)) if name in named
+        curves = [
+            Curve.of(run.name, named[name], i) for i, (run, named) in enumerate(zip(runs, by_run, strict=True)) if name in named
         ]
-        charts.append(chart(name, series, span, unit=unit))
+        charts.append(chart(name, curves, span, unit=unit))
     return charts
 
 
 def staleness_chart(runs: Sequence[RunRecord]) -> Chart | None:
     """Return mean and greatest staleness of each run in one chart."""
-    series = []
+    curves = []
     for colour, run in enumerate(runs):
         suffix = f" {run.name}" if len(runs) > 1 else ""
         for metric, word, dashed in (
@@ -94,8 +95,8 @@ def staleness_chart(runs: Sequence[RunRecord]) -> Chart | None:
             (learner_metrics.STALENESS_MAX, "largest", True),
         ):
             if (found := run.series(metric.name)) is not None:
-                series.append((f"{word}{suffix}", found, colour, dashed))
-    return chart("staleness", series, span_of(runs), unit="versions") if series else None
+                curves.append(Curve.of(f"{word}{suffix}", found, colour, dashed=dashed))
+    return chart("staleness", curves, span_of(runs), unit="versions") if curves else None
 
 
 def staleness_timelines(runs: Sequence[RunRecord]) -> list[Timeline]:
@@ -146,12 +147,12 @@ def _place_of(name: str) -> int:
 
 
 def _compared(runs: Sequence[RunRecord], name: str, points: int = 300) -> Chart | None:
-    series = [(run.name, found, i, False) for i, run in enumerate(runs) if (found := run.series(name)) is not None]
-    if not series:
+    curves = [Curve.of(run.name, found, i) for i, run in enumerate(runs) if (found := run.series(name)) is not None]
+    if not curves:
         return None
     metric = metric_called(name)
     unit, meaning = (metric.unit, metric.meaning) if metric else ("", "")
-    return chart(name, series, span_of(runs), unit="" if unit == "1" else unit, meaning=meaning, points=points)
+    return chart(name, curves, span_of(runs), unit="" if unit == "1" else unit, meaning=meaning, points=points)
 
 
 def _divided(series: Series, totals: dict[int, float]) -> Series:

@@ -7,12 +7,15 @@ numbers are written beside it by the page. A long series is thinned by means, so
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Self
 
 import msgspec
 import numpy as np
 
 from asyncrl.run.tracking.metric_history import Series
 
+STEPS = "training step"
+"""What charts go over, unless they say something else."""
 SIZE = 10_000
 DOTS = 40
 """A curve of at most so many points has a dot at each; one of more has its running means drawn over it."""
@@ -31,10 +34,33 @@ class Tick(msgspec.Struct, frozen=True):
     label: str
 
 
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chart draws of one run, or of one setting of several.
+
+    Attributes:
+        x, y: its points; at least one, and ``x`` ascends.
+        colour: the number of its colour.
+        parts: the points of curves that this one is the mean of, which are drawn faint behind it.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: int
+    dashed: bool = False
+    parts: tuple[tuple[Sequence[float], Sequence[float]], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, series: Series, colour: int, *, dashed: bool = False) -> Self:
+        """The curve of a metric over training steps."""
+        return cls(name=name, x=series.steps, y=series.values, colour=colour, dashed=dashed)
+
+
 class Line(msgspec.Struct, frozen=True):
     """One curve. ``points`` as ``x,y x,y``; ``last`` is its last value.
 
     Attributes:
+        parts: the points of each curve that this one is the mean of, in the same form.
         smooth: running means of a curve of many points, in the same form; empty for one of few.
         dots: the points of a curve of few, each a line of no length, as a path; empty for one of many.
     """
@@ -46,14 +72,16 @@ class Line(msgspec.Struct, frozen=True):
     dashed: bool = False
     smooth: str = ""
     dots: str = ""
+    parts: tuple[str, ...] = ()
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Curves over training steps.
+    """Curves over training steps, or over something else.
 
     Attributes:
-        first, last: the training steps at both ends.
+        first, last: the numbers at both ends of the x axis.
         low, high: the values at both ends of the y axis.
+        across: what the x axis shows.
     """
 
     title: str
@@ -61,10 +89,11 @@ class Chart(msgspec.Struct, frozen=True):
     meaning: str
     lines: tuple[Line, ...]
     ticks: tuple[Tick, ...]
-    first: int
-    last: int
+    first: float
+    last: float
     low: float
     high: float
+    across: str = STEPS
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -128,33 +157,43 @@ def number(value: float) -> str:
 
 def chart(
     title: str,
-    series: Sequence[tuple[str, Series, int, bool]],
-    span: tuple[int, int],
+    curves: Sequence[Curve],
+    span: tuple[float, float],
     *,
     unit: str = "",
     meaning: str = "",
     points: int = 300,
+    across: str = STEPS,
 ) -> Chart:
-    """Draw curves over the training steps of ``span``.
+    """Draw curves over the numbers of ``span``.
 
     Args:
-        series: name, values, number of the colour, and whether it is dashed; none of them empty.
         points: how many points a curve has at most.
+        across: what ``span`` and the ``x`` of curves are.
     """
-    thinned = [
-        (name, *_thinned(each.steps, _drawable(each.values), points), colour, dashed) for name, each, colour, dashed in series
-    ]
-    low, high = _range(np.concatenate([values for _, _, values, _, _ in thinned]))
+    thinned = [_thinned(curve.x, _drawable(curve.y), points) for curve in curves]
+    parts = [[_thinned(x, _drawable(y), points) for x, y in curve.parts] for curve in curves]
+    low, high = _range(np.concatenate([y for _, y in [*thinned, *(part for each in parts for part in each)]]))
 
-    def line(name: str, steps: np.ndarray, values: np.ndarray, colour: int, dashed: bool, last: float) -> Line:
-        x, y = _across(steps, span), _up((values - low) / (high - low))
+    def height(values: np.ndarray) -> np.ndarray:
+        return _up((values - low) / (high - low))
+
+    def line(curve: Curve, own: tuple[np.ndarray, np.ndarray], behind: Sequence[tuple[np.ndarray, np.ndarray]]) -> Line:
+        x, y = _across(own[0], span), height(own[1])
         many = len(x) > DOTS
-        smooth = _points(x, _up((_running_means(values) - low) / (high - low))) if many else ""
-        return Line(name, colour % COLOURS, _points(x, y), number(last), dashed, smooth, "" if many else _dots(x, y))
+        return Line(
+            curve.name,
+            curve.colour % COLOURS,
+            _points(x, y),
+            number(float(curve.y[-1])),
+            curve.dashed,
+            smooth=_points(x, height(_running_means(own[1]))) if many else "",
+            dots="" if many else _dots(x, y),
+            parts=tuple(_points(_across(a, span), height(b)) for a, b in behind),
+        )
 
-    lasts = [float(each.values[-1]) for _, each, _, _ in series]
-    lines = tuple(line(*each, last) for each, last in zip(thinned, lasts, strict=True))
-    return Chart(title, unit, meaning, lines, ticks(low, high), *span, low, high)
+    lines = tuple(map(line, curves, thinned, parts))
+    return Chart(title, unit, meaning, lines, ticks(low, high), *span, low, high, across)
 
 
 def ticks(low: float, high: float) -> tuple[Tick, ...]:
@@ -227,7 +266,7 @@ def _drawable(values: Sequence[float]) -> np.ndarray:
     return np.where(np.abs(array) < 1 / _LARGEST, 0.0, np.clip(array, -_LARGEST, _LARGEST))
 
 
-def _thinned(steps: Sequence[int], values: Sequence[float] | np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(steps: Sequence[float], values: Sequence[float] | np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     if len(x) <= points:
         return x, y
@@ -259,8 +298,8 @@ def _round_values(low: float, high: float) -> list[float]:
     return [n * step for n in range(first, math.floor(high / step) + 1)]
 
 
-def _across(steps: np.ndarray, span: tuple[int, int]) -> np.ndarray:
-    return (steps - span[0]) / max(span[1] - span[0], 1) * SIZE
+def _across(steps: np.ndarray, span: tuple[float, float]) -> np.ndarray:
+    return (steps - span[0]) / ((span[1] - span[0]) or 1) * SIZE
 
 
 def _up(shares: np.ndarray) -> np.ndarray:

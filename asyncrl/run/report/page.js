@@ -1,13 +1,23 @@
 "use strict";
 
-// Charts: while the pointer is on one, its legend has the values of the training step under it.
-for (const figure of document.querySelectorAll(".chart:not(.histogram)")) {
+// Charts: the training step under the pointer is marked in all of them, and their legends have its values.
+const charts = [...document.querySelectorAll(".chart:not(.histogram)")].map(chart);
+const overSteps = () => charts.filter((each) => each.overSteps && each.figure.offsetParent);
+const marked = { episodes: () => {}, explain: null };
+
+function markStep(step) {
+  for (const each of overSteps()) if (step === null) each.clear(); else each.mark(step);
+  marked.episodes(step);
+}
+
+function chart(figure) {
   const plot = figure.querySelector(".plot"), cursor = figure.querySelector(".cursor"), at = figure.querySelector(".at");
   const values = [...figure.querySelectorAll(".legend b")];
   const first = +figure.dataset.first, last = +figure.dataset.last;
-  const toStep = (x) => Math.round(first + x * (last - first));
+  const across = figure.dataset.across ?? "training step";
+  const told = (x) => across === "training step" ? `step ${Math.round(x)}` : `${number(x)} ${across}`;
   const nearest = (places, x) => places.reduce((best, place, i) => Math.abs(place - x) < Math.abs(places[best] - x) ? i : best, 0);
-  const lines = () => [...figure.querySelectorAll("polyline:not(.smooth)")].map((line) => {
+  const lines = () => [...figure.querySelectorAll("polyline:not(.smooth, .part)")].map((line) => {
     const points = line.getAttribute("points").split(" ").map((pair) => pair.split(",").map((n) => n / 10000));
     const low = +figure.dataset.low, high = +figure.dataset.high;
     return { x: points.map((p) => p[0]), told: points.map((p) => number(high - p[1] * (high - low))) };
@@ -16,34 +26,118 @@ for (const figure of document.querySelectorAll(".chart:not(.histogram)")) {
     const x = figure.dataset.steps.split(",").map((step) => (step - first) / Math.max(last - first, 1));
     return [...figure.querySelectorAll("polygon")].map((band) => ({ x, told: band.dataset.shares.split(",").map((n) => `${Math.round(n / 10)} %`) }));
   };
-  let series = null;
-  plot.addEventListener("pointermove", (event) => {
-    series ??= figure.classList.contains("timeline") ? bands() : lines();
-    const box = plot.getBoundingClientRect(), x = (event.clientX - box.left) / box.width;
-    const places = series.map((each) => nearest(each.x, x));
-    const here = series[0].x[places[0]];
-    cursor.hidden = false;
-    cursor.style.left = `${here * 100}%`;
-    at.textContent = `step ${toStep(here)}`;
-    values.forEach((value, i) => { value.textContent = series[i].told[places[i]]; });
-  });
-  plot.addEventListener("pointerleave", () => {
+  const timeline = figure.classList.contains("timeline");
+  let known = null;
+  const series = () => known ??= timeline ? bands() : lines();
+  const place = (x) => (x - first) / Math.max(last - first, timeline ? 1 : Number.EPSILON);
+  const toldAt = (x) => series().map((each) => each.told[nearest(each.x, place(x))]);
+  const mark = (x) => {
+    cursor.hidden = x < first || x > last;
+    cursor.style.left = `${place(x) * 100}%`;
+    at.textContent = told(x);
+    toldAt(x).forEach((value, i) => { values[i].textContent = value; });
+  };
+  const clear = () => {
     cursor.hidden = true;
-    at.textContent = "training step";
+    at.textContent = across;
     values.forEach((value) => { value.textContent = value.dataset.last; });
+  };
+  const under = (event) => {
+    const box = plot.getBoundingClientRect(), x = series()[0].x;
+    return first + x[nearest(x, (event.clientX - box.left) / box.width)] * (last - first);
+  };
+  const self = { figure, overSteps: across === "training step", timeline, first, last, toldAt, mark, clear };
+  plot.addEventListener("pointermove", (event) => self.overSteps ? markStep(Math.round(under(event))) : mark(under(event)));
+  plot.addEventListener("pointerleave", () => self.overSteps ? markStep(null) : clear());
+  plot.addEventListener("click", (event) => {
+    if (!self.overSteps || !marked.explain) return;
+    marked.explain(Math.round(under(event)));
+    document.getElementById("step").scrollIntoView({ behavior: "smooth", block: "nearest" });
   });
+  return self;
 }
 
 function number(value) {
   return value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6) ? String(+value.toPrecision(3)) : value.toExponential(2);
 }
 
-// The viewer of tokens. Everything that episodes hold enters the page as text, by textContent.
-if (document.getElementById("data")) viewer(JSON.parse(document.getElementById("data").textContent));
+// Everything that episodes hold enters the page as text, by textContent.
+const at = (id) => document.getElementById(id);
+const make = (name, text, kind) => Object.assign(document.createElement(name), { textContent: text ?? "", className: kind ?? "" });
+const held = at("data") ? JSON.parse(at("data").textContent) : { runs: [], episodes: [], steps: [] };
+const openEpisode = held.episodes.length ? viewer(held) : () => {};
+if (at("step")) explainer();
 
+// What happened in one training step: its values, who waited, what was trained, which tokens moved the policy, its episodes.
+function explainer() {
+  const shown = charts.filter((each) => each.overSteps);
+  const first = Math.min(...shown.map((each) => each.first)), last = Math.max(...shown.map((each) => each.last));
+  const percent = (share) => `${Math.round(100 * share)} %`;
+  const several = held.runs.length > 1;
+  Object.assign(at("which"), { min: first, max: last });
+
+  function table(caption, head, rows) {
+    const whole = make("div", "", "wide"), made = whole.appendChild(make("table"));
+    made.append(make("caption", caption));
+    if (head.length) {
+      const line = made.appendChild(make("thead")).appendChild(make("tr"));
+      line.append(...head.map((text) => make("th", text)));
+    }
+    const body = made.appendChild(make("tbody"));
+    for (const row of rows) {
+      const line = body.appendChild(make("tr"));
+      line.append(...row.map((cell) => { const made = make("td"); made.append(cell); return made; }));
+    }
+    return whole;
+  }
+
+  const values = (each, step) => {
+    const names = [...each.figure.querySelectorAll(".legend li")].map((item) => item.childNodes[1].textContent.trim());
+    return each.toldAt(step).map((told, i) => [names[i], told]);
+  };
+  const title = (each) => each.figure.querySelector("figcaption span").textContent;
+
+  function explain(step) {
+    step = Math.min(Math.max(Math.round(step) || first, first), last);
+    at("which").value = step;
+    const parts = [];
+    for (const each of shown.filter((each) => each.timeline && each.figure.closest("#time"))) {
+      const waits = values(each, step).filter(([, told]) => told !== "0 %").sort((a, b) => parseInt(b[1]) - parseInt(a[1]));
+      parts.push(table(`Who waited: ${title(each)}`, [], waits));
+    }
+    const curves = shown.filter((each) => !each.timeline && each.figure.closest("#curves, #staleness"));
+    parts.push(table("What was measured", [], curves.map((each) =>
+      [title(each), values(each, step).map(([name, told]) => name === "last" ? told : `${name} ${told}`).join(", ")])));
+    for (const each of held.steps.filter((each) => each.step === step)) {
+      const of = several ? ` of ${held.runs[each.run]}` : "";
+      parts.push(table(`What was trained${of}`, [], [
+        ["kept trajectories", `${each.rows}, of ${each.tasks} tasks`],
+        ["their rewards", `${number(each.lowest ?? 0)} to ${number(each.highest ?? 0)}, mean ${number(each.mean ?? 0)}`],
+        ["their tokens", `${each.up} made more likely, ${each.down} less`],
+      ]));
+      parts.push(table(`Tokens that moved the policy most${of}`, ["token", "of all pull", "advantage", "weight", "probability", "in"],
+        each.tokens.map(([token, text, task, turn, advantage, weight, probability, pull]) =>
+          [JSON.stringify(token), percent(pull / each.pull), number(advantage), number(weight), percent(probability), `${task}, turn ${turn}: ${text}`])));
+    }
+    const episodes = held.episodes.map((episode, i) => [episode, i]).filter(([episode]) => episode.step === step);
+    if (episodes.length) parts.push(table("Its episodes in this report", [], episodes.map(([episode, i]) => {
+      const link = Object.assign(make("a", `${several ? `${held.runs[episode.run]}: ` : ""}${episode.title}`), { href: "#tokens" });
+      link.addEventListener("click", () => openEpisode(i));
+      return [link, `reward ${episode.reward === null ? "not finite" : number(episode.reward)}`];
+    })));
+    if (!held.steps.some((each) => each.step === step)) parts.push(make("p", "No episode of this step was kept.", "note"));
+    at("explained").replaceChildren(...parts);
+  }
+
+  marked.explain = explain;
+  at("which").addEventListener("change", () => explain(+at("which").value));
+  at("earlier").addEventListener("click", () => explain(+at("which").value - 1));
+  at("later").addEventListener("click", () => explain(+at("which").value + 1));
+  explain(held.steps.length ? held.steps[held.steps.length - 1].step : last);
+}
+
+// The viewer of tokens; returns what opens an episode.
 function viewer(data) {
-  const at = (id) => document.getElementById(id);
-  const make = (name, text, kind) => Object.assign(document.createElement(name), { textContent: text ?? "", className: kind ?? "" });
   const spread = (runs) => runs && runs.flatMap(([value, times]) => Array(times).fill(value));
   const FATE_COLOURS = ["", "k0", "k1", "k4", "k3", "k5"], SIGN = { up: "k2", down: "k3" };
   const ORDERS = {
@@ -176,6 +270,11 @@ function viewer(data) {
       if (e.staleness) told.push(`staleness ${number(e.staleness)}${tooStale ? "; tokens over the bound entered no loss" : ""}`);
       if (data.runs.length > 1) told.push(data.runs[e.run]);
       button.type = "button";
+      button.dataset.step = e.step;
+      if (e.step !== null) {
+        button.addEventListener("pointerenter", () => markStep(e.step));
+        button.addEventListener("pointerleave", () => markStep(null));
+      }
       button.append(make("small", told.join(", ")));
       button.addEventListener("click", () => { place = i; show(); });
       item.append(button);
@@ -198,4 +297,8 @@ function viewer(data) {
     if (by) { tell(chosen + by); event.preventDefault(); }
   });
   sort();
+  marked.episodes = (step) => {
+    for (const button of at("list").querySelectorAll("button")) button.classList.toggle("here", button.dataset.step === String(step));
+  };
+  return (index) => { place = order.indexOf(index); show(); };
 }

@@ -19,6 +19,7 @@ from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice
 from asyncrl.episodes.schema import Kind
 from asyncrl.episodes.visible import visible
+from asyncrl.learners.metrics import MOST_LOAD, STALENESS_MAX, STALENESS_MEAN, TOKENS_AT
 from asyncrl.run.measures.episode_metrics import ENVIRONMENT
 from asyncrl.run.measures.summary import Summary, training_reward
 from asyncrl.run.report.curves import (
@@ -32,15 +33,16 @@ from asyncrl.run.report.curves import (
 )
 from asyncrl.run.report.episode_tables import episode_tables
 from asyncrl.run.report.figures import Histogram, histogram, number
+from asyncrl.run.report.gap_table import gap_table
+from asyncrl.run.report.neighbours import neighbours
 from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.report.token_viewer import shown_episodes
-from learners.metrics import STALENESS_MAX, STALENESS_MEAN, TOKENS_AT
 
 NO_VALUE = "-"
 """Stands where a run has no value."""
-_HERE = Path(__file__).parent
-STYLE = (_HERE / "page.css").read_text(encoding="utf-8")
-"""The style of all pages."""
+TEMPLATES = Path(__file__).parent
+STYLE, SCRIPT = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+"""The style of all pages, and the script of those with charts."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ def report_page(runs: Sequence[RunRecord]) -> str:
     tracked = any(name.startswith(ENVIRONMENT) for run in runs for name in run.metrics)
     reported = [{} if each is None or tracked else each.reported for each in tables]
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_harmless,
@@ -73,9 +75,10 @@ def report_page(runs: Sequence[RunRecord]) -> str:
     environment.filters |= {"number": number, "percent": percent, "duration": duration, "breakable": breakable}
     page = environment.get_template("page.html.j2").render(
         style=Markup(STYLE),
-        script=Markup((_HERE / "page.js").read_text(encoding="utf-8")),
+        script=Markup(SCRIPT),
         runs=runs,
         facts=list(_facts(runs)),
+        neighbours=neighbours(runs[0]) if len(runs) == 1 else [],
         changed=changed_keys(runs),
         keys=[Compared(key, _values(runs, key)) for key in _keys(runs)],
         charts=charts,
@@ -86,6 +89,12 @@ def report_page(runs: Sequence[RunRecord]) -> str:
         lengths=list(_lengths(runs)),
         reported=named_charts(runs, reported, "mean of kept episodes"),
         tables=[(run, each) for run, each in zip(runs, tables, strict=True) if each is not None and each.episodes],
+        gaps=[
+            (run, found)
+            for run in runs
+            if run.episodes is not None
+            and (found := gap_table(run.episodes, run.recipe, routed=MOST_LOAD.name in run.metrics)) is not None
+        ],
         others=other_charts(runs, shown),
         episodes=_script_data(runs),
     )

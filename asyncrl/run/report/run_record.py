@@ -14,10 +14,13 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import TrackingConfig
+from asyncrl.core.tuning.moves import Judged
 from asyncrl.episodes.reader import EpisodeReader
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.event_log import read_end
 from asyncrl.run.measures.summary import Summary
 from asyncrl.run.tracking.metric_history import Series, metric_history
+from asyncrl.run.tuning.move_journal import MoveJournal
 
 
 class RunRecord:
@@ -28,6 +31,7 @@ class RunRecord:
         summary: how it ended; None if it has not, or was killed.
         metrics: every metric, by name.
         episodes: reads the kept episodes; None if there are none.
+        moves: how `tune` turned its sizes.
         missing: sentences on what could not be read, and why.
 
     Raises:
@@ -38,11 +42,12 @@ class RunRecord:
         self.folder = RunFolder.find(path)
         self.name = self.folder.path.name
         self.missing: list[str] = []
-        recipe = _recipe(self.folder.recipe)
+        recipe = read_recipe(self.folder.recipe)
         self.recipe = {key: str(value) for key, value in flatten(recipe)}
         self.summary = self._ended()
         self.metrics = self._metrics(recipe)
         self.episodes = self._episodes()
+        self.moves = [line for line in MoveJournal(self.folder.tuning).read() if isinstance(line, Judged)]
 
     def series(self, name: str) -> Series | None:
         """Return a metric, if it has a value."""
@@ -51,7 +56,7 @@ class RunRecord:
 
     def _ended(self) -> Summary | None:
         try:
-            return Summary.read(self.folder.summary)
+            return read_end(self.folder)
         except FileNotFoundError:
             self.missing.append("It has no summary.json: it still runs, or it was killed.")
         except (OSError, ValueError, RecursionError, UnknownFormat) as error:
@@ -60,7 +65,7 @@ class RunRecord:
 
     def _metrics(self, recipe: dict[str, Any]) -> dict[str, Series]:
         try:
-            found = metric_history(self.folder, _tracking(recipe))
+            found = metric_history(self.folder, tracking_of(recipe))
         except RecipeError as error:
             self.missing.append(f"It is shown without metrics: {error}.")
             return {}
@@ -76,14 +81,18 @@ class RunRecord:
             return None
 
 
-def _tracking(recipe: Mapping[str, Any]) -> TrackingConfig:
-    """Take the keys that this version knows: the run may have been made by another."""
+def tracking_of(recipe: Mapping[str, Any]) -> TrackingConfig:
+    """Return the section ``tracking``, with the keys that this version knows: the run may have been made by another."""
     section = recipe.get("tracking", {})
     return TrackingConfig(**{name: section[name] for name in ("uri", "experiment") if name in section})
 
 
-def _recipe(file: Path) -> dict[str, Any]:
-    """Read a resolved recipe as plain values. The schema is not asked, because it would import the user's classes."""
+def read_recipe(file: Path) -> dict[str, Any]:
+    """Read a resolved recipe as plain values. The schema is not asked, because it would import the user's classes.
+
+    Raises:
+        RecipeError: it cannot be read.
+    """
     try:
         values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
         if not isinstance(values, dict):

@@ -21,6 +21,7 @@ from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.visible import visible
 from asyncrl.run.report.run_record import RunRecord
+from asyncrl.run.report.trained_steps import TrainedStep, trained_steps
 from asyncrl.run.views.episode_view import FATE_WORDS, facts, played_for
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class ShownEpisode(msgspec.Struct, frozen=True):
     """An episode, as the page's script takes it. What is of sampled tokens alone has an entry for each of them, in order.
 
     Attributes:
+        step: the training step that trained it; None for one of an evaluation.
         texts: for each token, the number of its text in :attr:`Shown.texts`.
         fates: codes in the order of :class:`TokenFate`.
         engine, learner: log-probabilities of the sampled tokens; no learner's if no loss saw them.
@@ -59,6 +61,7 @@ class ShownEpisode(msgspec.Struct, frozen=True):
     """
 
     run: int
+    step: int | None
     title: str
     facts: list[tuple[str, str]]
     reward: float | None
@@ -80,9 +83,10 @@ class ShownEpisode(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """All episodes of a report, and the texts that their tokens have."""
+    """All episodes of a report, the texts that their tokens have, and what is told of the training steps."""
 
     episodes: list[ShownEpisode]
+    steps: list[TrainedStep]
     texts: list[str]
     fates: list[str]
     without_text: bool
@@ -100,19 +104,20 @@ class _Texts:
 
 def shown_episodes(runs: Sequence[RunRecord]) -> Shown:
     """Choose and pack episodes of all runs: the worst, the best, the stalest, the longest, and those of the largest gap."""
-    texts, shown, without_text = _Texts(), [], False
+    texts, shown, steps, without_text = _Texts(), list[ShownEpisode](), list[TrainedStep](), False
     for number, run in enumerate(runs):
         if run.episodes is None:
             continue
         tokenizer = _tokenizer(run)
         without_text |= tokenizer is None
+        steps += trained_steps(run.episodes, number, tokenizer)
         left = REPORT_TOKENS // len(runs)
         for episode in run.episodes.read(_chosen(run.episodes)):
             tokens = min(len(episode.token_ids), EPISODE_TOKENS)
             if tokens <= left:
                 left -= tokens
                 shown.append(_packed(episode, run.episodes.tree(episode), number, tokenizer, texts))
-    return Shown(shown, list(texts.all), [FATE_WORDS[fate] for fate in TokenFate], without_text)
+    return Shown(shown, steps, list(texts.all), [FATE_WORDS[fate] for fate in TokenFate], without_text)
 
 
 def _chosen(reader: EpisodeReader) -> pa.Table:
@@ -156,6 +161,7 @@ def _packed(
     advantages, weights = of_sampled(episode.advantages), of_sampled(episode.weights)
     return ShownEpisode(
         run=run,
+        step=episode.step,
         title=visible(f"{played_for(episode)} · {episode.task_id}{_which(episode)}"),
         facts=[(name, visible(text)) for name, text in facts(episode, tree)],
         reward=_finite(episode.reward),

@@ -13,11 +13,11 @@ from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN
-from asyncrl.run.models.reward_folder import check_vocabulary
+from asyncrl.run.models.further_models import check_vocabulary
 from asyncrl.run.nodes.model_folder import ModelFolder
 
 if TYPE_CHECKING:
-    from learners.reward_model import RewardModel
+    from asyncrl.learners.reward_model import RewardModel
 
 
 class RewardModelActor:
@@ -42,7 +42,7 @@ class RewardModelActor:
         with long_import():
             import torch
 
-            from learners.reward_model import RewardModel
+            from asyncrl.learners.reward_model import RewardModel
 
         with self._folder.loading() as folder, self._policy.loading() as policy:
             reward = msgspec.structs.replace(self._reward, path=str(folder))

@@ -13,10 +13,10 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.lessons import Lessons
 from asyncrl.envs.lessons.find_lessons import find_lessons
 from asyncrl.envs.load import BUILT_IN, make_tasks
+from asyncrl.generators.episode import EpisodeLimits
+from asyncrl.learners.tiny.settings import WarmUp
 from asyncrl.run.models.model_shape import TINY, TINY_SHAPE
 from asyncrl.run.tiny.player import Player
-from generators.episode import EpisodeLimits
-from learners.tiny.settings import WarmUp
 
 CALCULATOR = ClassEnvironmentConfig(name="calculator")
 _TURN_TOKENS = 64
@@ -52,17 +52,29 @@ def remarks_on(recipe: Recipe) -> tuple[str, ...]:
     taught = _taught(recipe)
     for member, player in taught.items():
         check_lessons(player.environment, member_place(member), recipe.seed)
-    untaught = [spec for member, spec in recipe.environment.by_member.items() if member not in taught]
+    others = untaught(recipe)
     remarks = []
-    if elsewhere := " and ".join(spec.label for spec in untaught if not isinstance(spec, ClassEnvironmentConfig)):
+    if elsewhere := " and ".join(spec.label for spec in others if not isinstance(spec, ClassEnvironmentConfig)):
         unless = f"unless {elsewhere} has tools like the calculator's"
         remarks.append(f"model.path: {TINY} has been warmed up on the calculator; {unless}, it will hardly get anywhere there")
-    unknown = [spec.label for spec in untaught if isinstance(spec, ClassEnvironmentConfig)]
+    unknown = [spec.label for spec in others if isinstance(spec, ClassEnvironmentConfig)]
     if not unknown:
         return tuple(remarks)
     problem = f"{TINY} has not been warmed up on {' and '.join(unknown)}, and will hardly get anywhere there"
-    remedy = "name a better model, or give the environment lessons (docs/built-in-environments.md)"
+    remedy = "name a better model, or give the environment lessons (docs/reference/built-in-environments.md)"
     return (*remarks, f"model.path: {problem}; {remedy}")
+
+
+def untaught(recipe: Recipe) -> list[MemberConfig]:
+    """Return the environments that the recipe's model has no lessons for, if it is the tiny one.
+
+    Raises:
+        RecipeError: as :func:`players_of`.
+    """
+    if recipe.model.path != TINY:
+        return []
+    taught = _taught(recipe)
+    return [spec for member, spec in recipe.environment.by_member.items() if member not in taught]
 
 
 def check_lessons(environment: MemberConfig, place: str, seed: int) -> None:

@@ -24,11 +24,11 @@ from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.lessons.demonstrations import SHARING_S
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
-from generators.calls.reader import ToolCallReader
-from generators.calls.reasoning import Reasoning
-from generators.chat_format import ChatFormat
-from generators.completion import Completion, Sampler
-from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.calls.reasoning import Reasoning
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import Completion, Sampler
+from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,7 +121,13 @@ class _TorchEngine:
         return nullcontext(self)
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_ids: tuple[int, ...]
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: tuple[int, ...],
+        known_experts: int = 0,
     ) -> Completion:
         """Sample one turn greedily; log-probabilities are 0, as nothing is trained on them."""
         loop = asyncio.get_running_loop()

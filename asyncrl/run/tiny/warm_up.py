@@ -39,7 +39,7 @@ class Made(msgspec.Struct, frozen=True, tag=True):
 
 def main(request: Request) -> None:
     """Make the model, unless it was made before."""
-    from learners.tiny import TinyProgress, ensure_tiny_model
+    from asyncrl.learners.tiny import TinyProgress, ensure_tiny_model
 
     def report(message: Step | Made) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")

@@ -1,4 +1,4 @@
-"""Trackers beside MLflow: TensorBoard and Weights & Biases, each an optional package.
+"""Trackers beside MLflow: TensorBoard and Weights & Biases, each an optional package, and Ray's exporter.
 
 All their calls are made in the thread of :class:`asyncrl.run.tracking.tracker.Tracker`, so training never waits for them. Their
 files lie in the run's folder.
@@ -6,6 +6,7 @@ files lie in the run's folder.
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -18,6 +19,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.declared_metrics import metric_called
 from asyncrl.run.measures.summary import Status
 
 logger = logging.getLogger(__name__)
@@ -66,10 +68,47 @@ def make_further_tracker(name: str, recipe: Recipe, folder: RunFolder, run_id: s
         run_id: the id of the run in MLflow, which a resumed run keeps.
     """
     making: dict[str, Callable[[], FurtherTracker]] = {
+        "ray": lambda: RayExporter(folder),
         "tensorboard": lambda: TensorBoard(folder),
         "wandb": lambda: WeightsAndBiases(recipe, folder, run_id),
     }
     return making[name]()
+
+
+class RayExporter:
+    """Ray's own exporter, from which Prometheus reads the metrics of a cluster: the newest value of each metric, by run.
+
+    Its agent is in ``ray[default]``; in a cluster without it, or one that the run has started for itself, nobody reads them.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._run, self._gauges = folder.path.name, dict[str, Any]()
+
+    def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
+        """Set the values, and the training step that they are of."""
+        import ray
+        from ray.util.metrics import Gauge
+
+        if not ray.is_initialized():
+            return  # what is recorded before the cluster is joined, or after it was left
+        for name, value in {_STEP: step, **values}.items():
+            exported = exported_name(name)
+            if exported not in self._gauges:
+                known = metric_called(name)
+                meaning = name if known is None else f"{known.meaning} ({known.unit})"
+                self._gauges[exported] = Gauge(exported, meaning, tag_keys=("run",))
+            self._gauges[exported].set(value, tags={"run": self._run})
+
+    def flush(self) -> None:
+        """Do nothing: Ray takes the values when it is asked for them."""
+
+    def end(self, status: Status) -> None:
+        """Do nothing: the values go with this process."""
+
+
+def exported_name(metric: str) -> str:
+    """The name of a metric for Prometheus, before which Ray writes ``ray_``."""
+    return f"asyncrl_{re.sub('[^A-Za-z0-9_]', '_', metric)}"
 
 
 class TensorBoard:

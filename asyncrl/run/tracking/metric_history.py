@@ -1,13 +1,15 @@
 """Reads the metrics of a run, live or dead, from where it is tracked. Changes nothing."""
 
 import sys
+from collections.abc import Collection
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.tracking.tracker import keep_mlflow_quiet, tracking_uri
+from asyncrl.run.tracking.mlflow_store import keep_mlflow_quiet
+from asyncrl.run.tracking.tracker import tracking_uri
 from asyncrl.run.tracking.tracking_check import sqlite_file
 
 _REMEDY = "see that tracking.uri in the run's recipe.yaml can be reached from here, or read the run where it was made"
@@ -20,8 +22,11 @@ class Series(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
 
-def metric_history(folder: RunFolder, tracking: TrackingConfig) -> dict[str, Series]:
+def metric_history(folder: RunFolder, tracking: TrackingConfig, wanted: Collection[str] | None = None) -> dict[str, Series]:
     """Return every metric of the run by its name; nothing of a run that has not begun to track.
+
+    Args:
+        wanted: the names of those that are asked for; None for all.
 
     Raises:
         RecipeError: the run was tracked, and where cannot be read from here.
@@ -40,7 +45,8 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig) -> dict[str, Ser
         client = MlflowClient(uri)
         run_id = folder.read_tracked_as()
         names = client.get_run(run_id).data.metrics
-        return {name: _series({m.step: m.value for m in client.get_metric_history(run_id, name)}) for name in sorted(names)}
+        chosen = [name for name in sorted(names) if wanted is None or name in wanted]
+        return {name: _series({m.step: m.value for m in client.get_metric_history(run_id, name)}) for name in chosen}
     except (MlflowException, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise RecipeError(

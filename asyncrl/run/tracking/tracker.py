@@ -6,10 +6,7 @@ order in which they were made; once a call has failed, the next call of the trac
 dropped silently.
 """
 
-import contextlib
-import fcntl
 import logging
-import os
 import queue
 import threading
 import time
@@ -34,9 +31,10 @@ from asyncrl.run.measures.metric_names import parameter_name
 from asyncrl.run.measures.metrics import REWARD
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.tracking.further_trackers import FurtherTracker, make_further_tracker
+from asyncrl.run.tracking.mlflow_store import experiment_of, keep_mlflow_quiet, nested_in, only_one_makes
 from asyncrl.run.tracking.paced_traces import PacedTraces
 from asyncrl.run.tracking.traces import Traces
-from asyncrl.run.tracking.tracking_check import elsewhere, sqlite_file
+from asyncrl.run.tracking.tracking_check import elsewhere
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -169,7 +167,7 @@ class Tracker:
                 from mlflow import MlflowClient
 
             known = self._is_known()  # before the client makes a database where there is none
-            with _only_one_makes(self.uri):
+            with only_one_makes(self.uri):
                 client = MlflowClient(self.uri)
             run_id = self._go_on(client) if known and self._has_run(client) else self._new_run(client)
             traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
@@ -270,8 +268,9 @@ class Tracker:
     def _new_run(self, client: "MlflowClient") -> str:
         from mlflow.entities import Param
 
-        experiment = self._with_room(partial(self._experiment, client))
-        run = self._with_room(partial(client.create_run, experiment, run_name=self._folder.path.name))
+        experiment = self._with_room(partial(experiment_of, client, self._recipe.tracking.experiment, self.uri))
+        tags = nested_in(self._folder.path.parent)
+        run = self._with_room(partial(client.create_run, experiment, tags=tags, run_name=self._folder.path.name))
         parameters = [Param(parameter_name(key), str(value)) for key, value in flatten(msgspec.to_builtins(self._recipe))]
         run_id: str = run.info.run_id
         for chunk in _chunks(parameters, PARAMETERS_A_CALL):
@@ -279,23 +278,6 @@ class Tracker:
         self._with_room(partial(client.log_text, run_id, resolved_yaml(self._recipe), self._folder.recipe.name))
         self._with_room(partial(_write_text, self._folder.tracked_as, run_id))
         return run_id
-
-    def _experiment(self, client: "MlflowClient") -> str:
-        from mlflow.exceptions import MlflowException
-
-        name = self._recipe.tracking.experiment
-        if found := client.get_experiment_by_name(name):
-            return found.experiment_id
-        # A server decides where its artifacts go. Those of a file would go into the folder that this process happens to be in.
-        database = sqlite_file(self.uri)
-        location = None if database is None else database.with_name("mlflow-artifacts").as_uri()
-        try:
-            return client.create_experiment(name, artifact_location=location)
-        except MlflowException:
-            # Another run that shares the server may have made it meanwhile; any other error is raised.
-            if found := client.get_experiment_by_name(name):
-                return found.experiment_id
-            raise
 
     def _batches(self) -> Iterator[Sequence[_Values] | StepMeasure | _Trained | _Evaluated | _End]:
         """Records until the end. Metrics that wait at the same time come together, for one transaction; what else
@@ -325,19 +307,6 @@ def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
     return config.uri or f"sqlite:///{folder.database}"
 
 
-@contextlib.contextmanager
-def _only_one_makes(uri: str) -> Iterator[None]:
-    """Let one process at a time make the tables of a SQLite database, which MLflow does not see to."""
-    file = sqlite_file(uri)
-    if file is None:
-        yield
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_name(f".{file.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _write_text(path: Path, text: str) -> None:
     with naming(path):
         path.write_text(text, encoding="utf-8")
@@ -360,12 +329,3 @@ def _log_values(client: "MlflowClient", run_id: str, records: Sequence[_Values])
 def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def keep_mlflow_quiet() -> None:
-    """Have MLflow, when it is imported, send no usage reports and write only warnings to the terminal."""
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])  # in case it was imported before
-    # It also logs every error that it raises, with its traceback; the tracker logs each of them once.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

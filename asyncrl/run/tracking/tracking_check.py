@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.storage.address import local_run_dir
 from asyncrl.run.folder.run_folder import RunFolder
 
 ANSWER_S = 5.0
@@ -29,11 +30,11 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
             it; nothing answers there; or a database is damaged or read-only.
     """
     if not resumed:
-        _check_run_dir(recipe.run_dir)
+        _check_run_dir(str(local_run_dir(recipe.run_dir)))
     uri = recipe.tracking.uri
     if not uri:
         if not resumed:
-            _check_sqlite(Path(recipe.run_dir).absolute() / "mlflow.db", "run_dir", recipe)
+            _check_sqlite(local_run_dir(recipe.run_dir).absolute() / "mlflow.db", "run_dir", recipe)
         return
     if (file := sqlite_file(uri)) is not None:
         _check_sqlite(file, _URI, recipe)

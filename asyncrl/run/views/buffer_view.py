@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.buffers.inspection import BufferReport, LengthBin
+from asyncrl.buffers.ledger import TaskState, TrajectoryState
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.measures.units import duration, memory, percent, quantity
-from buffers.inspection import BufferReport, LengthBin
-from buffers.ledger import TaskState, TrajectoryState
 
 BAR = 24
 """The length of the longest bar, in characters."""

@@ -37,20 +37,20 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
     if summary.steps:
         lines.append(_table(summary, recipe.name))
         lines += [Text.assemble(("Warning", "bold yellow"), f": {visible(warning)}") for warning in summary.warnings]
-        here = shlex.quote(_near(folder.path))
-        lines.append(_place("Read its worst episodes", f"{_command('asyncrl')} show {here} --sort reward"))
-        lines.append(_place("See curves and times in one HTML file", f"{_command('asyncrl')} report {here}"))
+        here = shlex.quote(near(folder.path))
+        lines.append(place("Read its worst episodes", f"{_command('asyncrl')} show {here} --sort reward"))
+        lines.append(place("See curves and times in one HTML file", f"{_command('asyncrl')} report {here}"))
         store = shlex.quote(_store(recipe, folder))
-        lines.append(_place("Compare runs, metric by metric", f"{_command('mlflow')} ui --backend-store-uri {store}"))
+        lines.append(place("Compare runs, metric by metric", f"{_command('mlflow')} ui --backend-store-uri {store}"))
     lines += [Text(f"Error in your code: {visible(str(error))}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
         lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
     failed = summary.status is Status.FAILED
-    lines.append(_place("Logs", _near(folder.logs)) if failed else _place("Run folder", _near(folder.path)))
+    lines.append(place("Logs", near(folder.logs)) if failed else place("Run folder", near(folder.path)))
     # A run that failed before its first training step would fail again: what is wrong is in the recipe or the machine.
     worth_resuming = summary.status is Status.INTERRUPTED or (failed and summary.steps > 0)
     if worth_resuming and journal_of(folder.path).is_dir():
-        lines.append(_place("Go on with", f"{_command('asyncrl')} launch --resume {shlex.quote(_near(folder.path))}"))
+        lines.append(place("Go on with", f"{_command('asyncrl')} launch --resume {shlex.quote(near(folder.path))}"))
     return lines
 
 
@@ -71,15 +71,16 @@ def _store(recipe: Recipe, folder: RunFolder) -> str:
     """The address of the metrics; that of a file is relative where its path can be."""
     uri = tracking_uri(recipe.tracking, folder)
     file = uri.removeprefix(_FILE)
-    return uri if file == uri else _FILE + _near(Path(file))
+    return uri if file == uri else _FILE + near(Path(file))
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """Return a path as the user can type it: a relative one, if it lies below the folder that the user's shell is in."""
     return str(path.relative_to(os.getcwd()) if _in_shells_folder() and path.is_relative_to(os.getcwd()) else path)
 
 
-def _place(what: str, where: str) -> Text:
+def place(what: str, where: str) -> Text:
+    """Return a line that says where something is, or what to type for it."""
     return Text.assemble((f"{what}: ", "dim"), where, no_wrap=True)
 
 

@@ -9,9 +9,9 @@ thread. Phases and notes are also logged.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from rich import box
@@ -24,8 +24,10 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.core.measures.units import duration, percent, quantity
+from asyncrl.core.text import as_the_program_names
 from asyncrl.episodes.visible import visible
 from asyncrl.run.measures.bottleneck import Bottleneck, Kind
+from asyncrl.run.measures.events import NoteSaid, PhaseAdvanced, PhaseBegun, RunEvent, StepDone, finite
 from asyncrl.run.measures.progress import RunProgress, smoothed
 
 logger = logging.getLogger(__name__)
@@ -44,14 +46,29 @@ PARTS_SHOWN = 6
 PANEL_WIDTH = 4
 """Columns of the border, left and right together."""
 
+NO_METRICS: Mapping[str, float] = MappingProxyType({})
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveView:
-    """Shows run ``name``; a context manager around the whole run. ``clock`` returns seconds, and is there for tests."""
+    """Shows run ``name``; a context manager around the whole run.
 
-    def __init__(self, console: Console, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._name, self._clock = console, name, clock
+    Args:
+        clock: returns seconds, and is there for tests.
+        tell: is told what happens, as typed events.
+        quiet: show nothing but warnings.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[RunEvent], None] = lambda event: None,
+        quiet: bool = False,
+    ) -> None:
+        self._console, self._name, self._clock, self._quiet = console, name, clock, quiet
+        self.tell = tell
         self._lock = RLock()
         self._began = self._phase_began = clock()
         self._phase = "Preparing"
@@ -64,7 +81,7 @@ class LiveView:
         self._phase_lines = 0
         self._live = (
             Live(console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_A_SECOND, transient=True)
-            if console.is_terminal
+            if console.is_terminal and not quiet
             else None
         )
 
@@ -85,6 +102,7 @@ class LiveView:
         with self._lock:
             self._end_phase()
             logger.info("%s", text)
+            self.tell(PhaseBegun(text=text))
             self._phase, self._phase_began = text, self._clock()
             if self._live is None:
                 self._line(text)
@@ -93,13 +111,15 @@ class LiveView:
         """Show how far the present phase is, in [0, 1], with a text such as ``31 % of tool calls succeed``."""
         with self._lock:
             self._advanced = (fraction, text)
+            self.tell(PhaseAdvanced(fraction=fraction, text=text))
             if self._live is None and (fraction >= self._phase_lines * PHASE_A_LINE or self._clock() >= self._next_line):
                 self._next_line = self._clock() + SECONDS_A_LINE
                 self._phase_lines = int(fraction / PHASE_A_LINE) + 1
                 self._line(f"{self._phase}: {percent(fraction)}, {text}")
 
-    def update(self, progress: RunProgress) -> None:
-        """Show the newest training step."""
+    def update(self, progress: RunProgress, metrics: Mapping[str, float] = NO_METRICS) -> None:
+        """Show the newest training step, and tell of it with its metrics."""
+        self.tell(StepDone(progress=progress, metrics=finite(metrics)))
         with self._lock:
             self._recent.append(progress)
             self._rewards = (*self._rewards, progress.reward)[-REWARDS_SHOWN:]
@@ -109,7 +129,9 @@ class LiveView:
 
     def note(self, text: str, level: int = logging.INFO) -> None:
         """Show a line that stays, e.g. an evaluation's result or a warning; it is logged with ``level``."""
+        text = as_the_program_names(text)
         logger.log(level, "%s", text)
+        self.tell(NoteSaid(text=text, level=level))
         with self._lock:
             self._line(text, "yellow" if level >= logging.WARNING else "")
 
@@ -137,6 +159,8 @@ class LiveView:
         A line may quote errors of the user's code, and these what a model wrote.
         """
         text = visible(text)
+        if self._quiet and not style:
+            return
         if self._live is not None:
             self._console.print(Text.assemble(("· ", "dim"), (text, style)))
         else:

@@ -6,11 +6,11 @@ import msgspec
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.batches import packing
 from asyncrl.simulation.run.rates import LearnerRates
-from learners.batches import packing
 
 _LEAST_PREAMBLE = 16
-"""A preamble of fewer tokens is not shared (``learners.batches.prefixes``)."""
+"""A preamble of fewer tokens is not shared (``asyncrl.learners.batches.prefixes``)."""
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ from itertools import count
 
 import msgspec
 
+from asyncrl.buffers.replay_buffer import ReplayBuffer
+from asyncrl.buffers.waiters import fair_share
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion
@@ -31,13 +33,11 @@ from asyncrl.simulation.run.episodes import NOTHING_HELD, Held, ModelEpisode, Mo
 from asyncrl.simulation.run.events import Events
 from asyncrl.simulation.run.job import Job
 from asyncrl.simulation.run.learner import seconds, work
-from asyncrl.simulation.run.outcome import ModelStandsStill, Outcome
+from asyncrl.simulation.run.outcome import MOST_DEATHS, EnginesDieTooSoon, ModelStandsStill, Outcome
 from asyncrl.simulation.run.processor import Processor
 from asyncrl.simulation.run.rates import Rates
 from asyncrl.simulation.run.worker import ModelWorker
 from asyncrl.weights.delivery_protocol import Deliveries
-from buffers.replay_buffer import ReplayBuffer
-from buffers.waiters import fair_share
 
 WARM_UP = 3
 """Training steps that never count; more do not where the pipeline is deeper."""
@@ -101,7 +101,7 @@ class ModelledRun:
         self._asking: deque[tuple[ModelWorker, int, PolicyVersion, str]] = deque()
         self._offsets = count()
         self._stored: dict[int, EpisodeRecord] = {}
-        self._step = 0
+        self._step = self._deaths = 0
         self._delivering = self._waiting_for_delivery = self._evaluating = self._settling = False
         self._wants_batch: float | None = None
         self._trained_since = self._ready = 0.0
@@ -125,6 +125,7 @@ class ModelledRun:
 
         Raises:
             ModelStandsStill: nothing is left to happen before that.
+            EnginesDieTooSoon: engines die before their episodes are over.
         """
         self._before = self._moment()
         for worker in self._workers:
@@ -258,7 +259,7 @@ class ModelledRun:
         self._events.after(self._spent["writing"], self._written)
 
     def _written(self) -> None:
-        self._step += 1
+        self._step, self._deaths = self._step + 1, 0
         version = PolicyVersion(self._step)
         self._delivering = True
         self._deliveries.announce(Publication(version=version, files=(), shards=(), fingerprints=(), fingerprint=int(version)))
@@ -335,6 +336,9 @@ class ModelledRun:
     def _die(self, number: int, time: int) -> None:
         worker = self._workers[number]
         gone = worker.worker_id
+        self._deaths += 1
+        if self._deaths > MOST_DEATHS * len(self._workers):
+            raise EnginesDieTooSoon(self._step + 1, self._deaths, self._rates.failures.engine_life.value)
         worker.die()
         self._deliveries.leave(gone)
         self._look_at_delivery()
@@ -388,6 +392,9 @@ class ModelledRun:
         if self._step == self._first + self._count:
             ledger = self._buffer.statistics().ledger
             self.outcome.issued, self.outcome.expired = ledger.issued - self._ledger[0], ledger.expired - self._ledger[1]
+        self._pace(batch, time)
+
+    def _pace(self, batch: Batch, time: TimeSplit) -> None:
         if self._pacing is not None and self._pacing.step(time.both_wait):
             self._buffer.pace(self._pacing.depth)
             self._settle()

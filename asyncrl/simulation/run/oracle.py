@@ -1,4 +1,4 @@
-"""The mean staleness of a run in closed form, for constant and for exponential durations: docs/planning.md derives it.
+"""The mean staleness of a run in closed form, for constant and for exponential durations: docs/how-to/planning.md derives it.
 
 The run: a pace that is always used up, engines with room for every episode, publications that take no time, and batches so large
 that a random number of episodes is its mean. An episode samples some tokens when it begins and the others when it ends.

@@ -109,6 +109,20 @@ class Outcome(msgspec.Struct, kw_only=True):
         return float(np.mean(self.step_s)) if self.step_s else 0.0
 
 
+MOST_DEATHS = 100
+"""Deaths of each engine, on average, without a training step after which a modelled run is given up."""
+
+
+class EnginesDieTooSoon(AsyncRLError):
+    """In a modelled run engines die before their episodes are over, again and again, so that it would never end."""
+
+    def __init__(self, step: int, deaths: int, life: float) -> None:
+        super().__init__(
+            f"training step {step} of the modelled run does not come: engines live {life:g} s on average "
+            f"(failures.engine_life), and {deaths:,} of them died since the step before; raise it, or leave it out"
+        )
+
+
 class ModelStandsStill(AsyncRLError):
     """Nothing is left to happen in a modelled run, though it is not over."""
 

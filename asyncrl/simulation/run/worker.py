@@ -1,6 +1,6 @@
 """A model of one generator worker: leases tickets while it has room, plays their episodes on its engine, and hands them in.
 
-The limit on its episodes (:mod:`generators.concurrency`) and the split of its time (:mod:`generators.engine_time`) are the
+The limit on its episodes (``generators/concurrency.py``) and the split of its time (``generators/engine_time.py``) are the
 production code. What always holds: it asks for no ticket while it loads a publication, or while its engine is behind.
 """
 
@@ -13,12 +13,12 @@ from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.time_split import GeneratorTime
 from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
+from asyncrl.generators.concurrency import Concurrency, EngineLoad
+from asyncrl.generators.engine_time import Doing, EngineTime
+from asyncrl.generators.worker import ADAPT_S
 from asyncrl.simulation.run.engine import ModelEngine, ModelRequest, version_counts
 from asyncrl.simulation.run.episodes import ModelEpisode
 from asyncrl.simulation.run.events import Events
-from generators.concurrency import Concurrency, EngineLoad
-from generators.engine_time import Doing, EngineTime
-from generators.worker import ADAPT_S
 
 
 class Play(Protocol):
@@ -173,8 +173,11 @@ class ModelWorker:
     # Evaluation
 
     def evaluate(self, episodes: list[ModelEpisode], done: Callable[[], None]) -> None:
-        """Play the episodes of an evaluation, as many at once as of training, and then call ``done``."""
-        time, self._evaluated = self._time, done
+        """Play the episodes of an evaluation, as many at once as of training, and then ``done``; at once without an engine."""
+        if not self.alive:
+            done()
+            return
+        time, life, self._evaluated = self._time, self._lives, done
         time.change(Doing.EVALUATION, 1)
         waiting, left = iter(episodes), [len(episodes)]
 
@@ -183,6 +186,8 @@ class ModelWorker:
                 play(episode, 0, 0, object())
 
         def play(episode: ModelEpisode, number: int, context: int, key: object) -> None:
+            if self._lives != life:  # the evaluation was over when its engine died
+                return
             turn = episode.turns[number]
             context += turn.given
 

@@ -21,9 +21,23 @@ from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import LEFT_FREE, BroadcastAddress, Publication, ShardRecord
 from asyncrl.weights.coverage import by_tensor, check_coverage
-from asyncrl.weights.nccl.broadcast_wire import REMEDY, Answer, Extent, Hello, Reply, Request, hear, pieces, supervised, tell
+from asyncrl.weights.nccl.broadcast_wire import (
+    REMEDY,
+    WELCOME,
+    Answer,
+    BrokenConnection,
+    Extent,
+    Hello,
+    Reply,
+    Request,
+    hear,
+    introduction,
+    pieces,
+    receive,
+    supervised,
+    tell,
+)
 from asyncrl.weights.nccl.collective import Collective, Group, Nccl
-from asyncrl.weights.tcp.chunk_wire import WELCOME, BrokenConnection, introduction, receive
 
 logger = logging.getLogger(__name__)
 

@@ -25,11 +25,25 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.network.strangers import INTRODUCTION_S, Strangers
 from asyncrl.core.publication import BroadcastAddress, Publication
 from asyncrl.device.pinning import PinnedFiles
-from asyncrl.weights.nccl.broadcast_wire import Answer, Extent, Hello, Reply, Request, hear, pieces, supervised, tell
+from asyncrl.weights.nccl.accepting_socket import AcceptingSocket
+from asyncrl.weights.nccl.broadcast_wire import (
+    SECRET_BYTES,
+    WELCOME,
+    Answer,
+    BrokenConnection,
+    Extent,
+    Hello,
+    Reply,
+    Request,
+    hear,
+    introduction,
+    pieces,
+    receive_by,
+    supervised,
+    tell,
+)
 from asyncrl.weights.nccl.collective import Collective, Group, Nccl
-from asyncrl.weights.tcp.accepting_socket import AcceptingSocket
-from asyncrl.weights.tcp.chunk_wire import SECRET_BYTES, WELCOME, BrokenConnection, introduction, receive_by
-from asyncrl.weights.tcp.unknown_clients import UnknownClients
+from asyncrl.weights.nccl.unknown_clients import UnknownClients
 
 logger = logging.getLogger(__name__)
 

@@ -15,20 +15,25 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncrl.core.errors import DeadlineExceeded
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.weights.tcp.chunk_wire import BrokenConnection, receive
 
 T = TypeVar("T")
 
+SECRET_BYTES = 32
+WELCOME = b"W"
 PIECE_BYTES = 64 << 20
 """The most bytes of one broadcast: as many lie on the sender's GPU at a time, and more would not make it faster."""
-REMEDY = "see the logs of both; if NCCL cannot pass between their nodes, set weights.kind to tcp, else raise deadlines.publish"
+REMEDY = "see the logs of both; if NCCL cannot pass between their nodes, set weights.kind to ray, else raise deadlines.publish"
 _LENGTH = struct.Struct(">I")
 _LONGEST = 64 << 20
 
 Extent = tuple[int, int]
 """The first byte, and the one after the last, of a part of a rank's file."""
+
+
+class BrokenConnection(AsyncRLError):
+    """The other side, or the network to it, is gone, or it does not speak as it should."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -74,6 +79,46 @@ def pieces(extent: Extent) -> list[Extent]:
     """Cut an extent into pieces of at most :data:`PIECE_BYTES`."""
     begin, end = extent
     return [(at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
+
+
+def introduction(secret: bytes) -> bytes:
+    """What a client sends first: the secret as a frame of :mod:`asyncrl.rpc.wire`."""
+    return _LENGTH.pack(len(secret)) + secret
+
+
+def receive_by(connection: socket.socket, size: int, ends: float) -> bytes:
+    """Receive exactly ``size`` bytes by ``ends`` on the monotonic clock, however slowly they come. Sets the connection's timeout.
+
+    Raises:
+        BrokenConnection: the connection ended before.
+        OSError: it broke, or the time was over.
+    """
+    received = bytearray()
+    while len(received) < size:
+        if (seconds := ends - time.monotonic()) <= 0:
+            raise TimeoutError("the time was over")
+        connection.settimeout(seconds)
+        received += _some(connection, size - len(received))
+    return bytes(received)
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Receive exactly ``size`` bytes.
+
+    Raises:
+        BrokenConnection: the connection ended before.
+        OSError: it broke, or was silent for longer than its timeout.
+    """
+    received = bytearray()
+    while len(received) < size:
+        received += _some(connection, size - len(received))
+    return bytes(received)
+
+
+def _some(connection: socket.socket, most: int) -> bytes:
+    if not (received := connection.recv(most)):
+        raise BrokenConnection("the connection ended")
+    return received
 
 
 def tell(connection: socket.socket, message: msgspec.Struct) -> None:

@@ -54,6 +54,23 @@ class SharedMemory:
         self._stem = memory_path(run_id, f"{OF_RANKS}{rank}", directory)
         self._places: list[_Place] = []
 
+    def reserve(self, shards: Iterable[Shard]) -> None:
+        """Have the memory of two versions of these shards, and pin it, if a device writes through mappings: otherwise the first
+        publications would, while training waits for them.
+
+        Raises:
+            MemoryFull: the memory file system has no room for it.
+        """
+        end = 0
+        for shard in shards:
+            if shard.tensor.device.type != self._mapped_from:
+                return
+            end = _aligned(end) + shard.tensor.nbytes
+        for _ in range(2 if end else 0):
+            file = self._new_place().file
+            file.memory(end)
+            self._mappings.bytes_of(file.path)
+
     def write(self, version: PolicyVersion, shards: Iterable[Shard], read: Collection[PolicyVersion] = ()) -> Publication:
         """Write this rank's part of ``version``, over one that nobody reads any more. Tensors may be on any device.
 
@@ -68,7 +85,7 @@ class SharedMemory:
         proof = Fingerprints()
         there, end, laid = place.file.size, 0, []
         for shard, before in zip(shards, chain(place.laid, repeat(None)), strict=False):
-            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+            offset = _aligned(end)
             end = offset + shard.tensor.nbytes
             if before is not None and before.is_of(shard, offset) and shard.tensor.device.type != self._mapped_from:
                 here = before
@@ -117,6 +134,9 @@ class SharedMemory:
             if place.version == _NONE or (place.version != newest and place.version not in read):
                 place.version = _NONE  # until it is whole
                 return place
+        return self._new_place()
+
+    def _new_place(self) -> "_Place":
         self._places.append(_Place(MemoryFile(f"{self._stem}-{len(self._places)}")))
         return self._places[-1]
 
@@ -192,6 +212,11 @@ class _Place:
     def __init__(self, file: MemoryFile) -> None:
         self.file, self.version = file, _NONE
         self.laid: list[_Laid] = []
+
+
+def _aligned(end: int) -> int:
+    """The first byte from ``end`` on where a shard may begin."""
+    return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 def _as_tensor(memory: memoryview) -> torch.Tensor:

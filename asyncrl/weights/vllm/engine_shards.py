@@ -129,10 +129,16 @@ def _rows(tensor: ModelTensor, first: int, count: int) -> Rectangle:
 def _layer_target(architecture: Architecture, layout: EngineLayout, worker: int, tensor: ModelTensor) -> Target:
     """A tensor of a layer, experts excepted, or the last norm."""
     *prefix, module, kind = tensor.name.split(".")
-    parameter = ".".join([*prefix, _MERGED.get(module, module), kind])
+    before = _rows_before(architecture)
+    merged = "fused_qkv_a_proj" if module in before else _MERGED.get(module, module)
+    if architecture.latent is not None and module == "q_proj":
+        merged = module
+    parameter = ".".join([*prefix, merged, kind])
     dimension, rest = divided_dimension(tensor.name), (0,) * (len(tensor.shape) - 1)
     if dimension is None:
-        return Target(Rectangle(tensor.name, (0, *rest), tensor.shape), parameter, (0, *rest))
+        return Target(Rectangle(tensor.name, (0, *rest), tensor.shape), parameter, (before.get(module, 0), *rest))
+    if _has_whole(architecture, layout, tensor):
+        return Target(_rows(tensor, 0, tensor.shape[0]), parameter, (tensor.shape[0] if module == "up_proj" else 0, 0))
     if dimension == 1:
         rows, columns = tensor.shape
         size = columns // layout.tensor
@@ -144,6 +150,20 @@ def _layer_target(architecture: Architecture, layout: EngineLayout, worker: int,
     queries = architecture.heads // layout.tensor * architecture.head_size
     place = {"k_proj": queries, "v_proj": queries + size, "up_proj": size}.get(module, 0)
     return Target(_rows(tensor, holder * size, size), parameter, (place, *rest))
+
+
+def _rows_before(architecture: Architecture) -> dict[str, int]:
+    """Where what makes the small vectors of latent attention begins in the matrix that vLLM makes of both."""
+    latent = architecture.latent
+    return {} if latent is None or not latent.query_rank else {"q_a_proj": 0, "kv_a_proj_with_mqa": latent.query_rank}
+
+
+def _has_whole(architecture: Architecture, layout: EngineLayout, tensor: ModelTensor) -> bool:
+    """Whether each worker has a matrix whole that others divide: in vLLM's DeepSeek models, workers that share out experts over
+    several groups divide the tokens for the expert that all of them go to, and not that expert."""
+    of_shared = f".{architecture.expert_names.shared}." in tensor.name
+    divides_tokens = layout.whole_experts and layout.data > 1 and layout.tensor > 1
+    return of_shared and divides_tokens and architecture.latent is not None
 
 
 def _of_expert(architecture: Architecture, layout: EngineLayout, worker: int, tensor: ModelTensor) -> Iterator[Target]:

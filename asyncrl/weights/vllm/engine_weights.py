@@ -31,6 +31,7 @@ from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.shm.shared_memory import SharedMemory
 from asyncrl.weights.vllm.adapter_slots import AdapterSlots
+from asyncrl.weights.vllm.derived_weights import derived_weights
 from asyncrl.weights.vllm.load_plan import LoadPlan, PreparedLayer
 from asyncrl.weights.vllm.publication_calls import load_publication, prepare_publication
 from asyncrl.weights.vllm.rounding_log import explain_rounding
@@ -103,6 +104,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.adapters = None if settings is None else AdapterSlots(self.model, settings)
         self._checkpoint = Checkpoint(self.model_config.model, settings)
         self._parameters = {name for name, _ in self.model.named_parameters()}
+        if settings is None:
+            self._parameters -= derived_weights(self.model)
         self._tied = _tied_layers(self.model)
         self._prepared: _Prepared | None = None
         self._mappings = PinnedFiles()
@@ -111,7 +114,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.broadcasts = BroadcastReceiver(init_info.engine, worker, init_info.ranks * parallel.world_size, self.device)
         in_place = self.device.type == "cuda"
         known = in_place or self.device.type == "cpu"
-        planned = known and self.adapters is None and not self.model_config.use_mla
+        planned = known and self.adapters is None
         plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied, in_place=in_place) if planned else None
         self._load_plan = None if in_place else plan
         self._staged: StagedWeights | None = None

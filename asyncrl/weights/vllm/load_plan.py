@@ -23,6 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncrl.core.rectangle import Rectangle
+from asyncrl.weights.vllm.derived_weights import kernels_keep_tensors
 from asyncrl.weights.vllm.engine_shards import Target
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ class LoadPlan:
         tied_to = {layer: owners[next(layer.parameters(recurse=False))] for layer in tied}
         if not all(_packs_by_itself(layer, in_place) for layer in [*layers, *tied]):
             raise _NoPlan("a layer does not pack its weights by itself")
+        if kernels_keep_tensors(model):
+            raise _NoPlan("an attention kernel holds tensors, which it may have made of weights")
         if not in_place and _held_elsewhere(model, owners):
             raise _NoPlan("something else than its layer holds a parameter")
         if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
@@ -215,8 +218,9 @@ def _held_elsewhere(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) 
     """Return whether something other than its layer holds the data of a parameter; it would keep the old data."""
     addresses = {parameter.data_ptr() for parameter in parameters if parameter.numel()}
     for module in model.modules():
-        for owner in (module, getattr(module, "impl", None)):
-            for held in getattr(owner, "__dict__", {}).values():
+        helpers = (each for each in vars(module).values() if hasattr(each, "__dict__"))  # such as routers and kernels
+        for owner in (module, *helpers):
+            for held in vars(owner).values():
                 if isinstance(held, torch.Tensor) and held.numel() and held.data_ptr() in addresses:
                     return True
     return False

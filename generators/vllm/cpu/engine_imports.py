@@ -3,7 +3,7 @@
 import importlib
 
 from asyncrl.core.process.long_import import long_import
-from generators.vllm.cpu.engine_process import IMPORTED
+from asyncrl.generators.vllm.cpu.engine_process import IMPORTED
 
 with long_import():
     for name in IMPORTED:

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 
 from asyncrl.core.process.environment_variables import added_to_environment
-from generators.vllm.engine_folder import EngineFolder
+from asyncrl.generators.vllm.engine_folder import EngineFolder
 
 IMPORTED = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
-    "generators.vllm.cpu.worker",
-    "generators.vllm.cpu.forked_workers",
+    "asyncrl.generators.vllm.cpu.worker",
+    "asyncrl.generators.vllm.cpu.forked_workers",
     "asyncrl.weights.vllm.engine_weights",
 )
 """What the server imports: most of what an engine's process needs on a CPU, and what has it fork its workers."""
@@ -53,7 +53,7 @@ class EngineProcessServer:
         Raises:
             ComponentFailed: there is no room for its sockets.
         """
-        forkserver.set_forkserver_preload(["generators.vllm.cpu.engine_imports"])
+        forkserver.set_forkserver_preload(["asyncrl.generators.vllm.cpu.engine_imports"])
         server = cls()
         with server.folder.used(), added_to_environment(ENGINE_VARIABLES):
             forkserver.ensure_running()

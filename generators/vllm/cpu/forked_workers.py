@@ -1,6 +1,6 @@
 """Lets vLLM fork the workers of an engine from the server that the engine's process was forked from.
 
-Only that server imports this (:mod:`generators.vllm.cpu.engine_process`), so it holds in the engines' processes and nowhere else.
+Only that server imports this (``generators/vllm/cpu/engine_process.py``), so it holds in the engines' processes and nowhere else.
 Each worker would otherwise be a new process, which imports vLLM once more.
 """
 

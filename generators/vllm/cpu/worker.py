@@ -13,19 +13,25 @@ an idle core.
 import glob
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import ir
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
-from generators.vllm.cpu.token_exchange import exchange_tokens
+from asyncrl.generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
+from asyncrl.generators.vllm.cpu.rotation import rotate_heads_apart
+from asyncrl.generators.vllm.cpu.token_exchange import exchange_tokens
+from asyncrl.generators.vllm.cpu.told_experts import ToldExperts
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The executor with the one worker in the engine's process. vLLM replaces its short name by that of the other executor."""
-IN_PROCESSES = "generators.vllm.cpu.engine_queues.NamelessQueuesExecutor"
+IN_PROCESSES = "asyncrl.generators.vllm.cpu.engine_queues.NamelessQueuesExecutor"
 """The executor with a process for each worker, which leaves nothing in memory if they are killed."""
 
 _THREADS_KEY, _YIELDS_KEY = "asyncrl_threads", "asyncrl_yields"
@@ -33,7 +39,7 @@ _THREADS_KEY, _YIELDS_KEY = "asyncrl_threads", "asyncrl_yields"
 _LOWER_PRIORITY = 4
 """What is added to the niceness of the process. Workers of Ray have 15, and 19 is the most there is."""
 _KERNELS = "asyncrl_cpu"
-_ADAPTERS = "generators.vllm.cpu.adapters.CpuAdapters"
+_ADAPTERS = "asyncrl.generators.vllm.cpu.adapters.CpuAdapters"
 
 
 def worker_config(engines: int, workers: int, *, yields: bool) -> dict[str, int | bool]:
@@ -52,13 +58,16 @@ def worker_config(engines: int, workers: int, *, yields: bool) -> dict[str, int 
 
 class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's worker on a CPU, with a set number of threads, with vLLM's C++ kernels for RMSNorm and for small products
-    (:mod:`generators.vllm.cpu.products`), and with our own products for adapters (:mod:`generators.vllm.cpu.adapters`). It may
-    have only some of the experts (:mod:`generators.vllm.cpu.experts`), and exchange tokens with other data-parallel ranks
-    (:mod:`generators.vllm.cpu.token_exchange`).
+    (``generators/vllm/cpu/products.py``), and with our own products for adapters (``generators/vllm/cpu/adapters.py``). It may
+    have only some of the experts (:mod:`asyncrl.generators.vllm.cpu.experts`), exchange tokens with other data-parallel ranks
+    (:mod:`asyncrl.generators.vllm.cpu.token_exchange`), and say which experts it sent tokens to
+    (:mod:`asyncrl.generators.vllm.cpu.told_experts`).
 
     vLLM ships its kernels for RMSNorm for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
     instead take a fifth of a small model's step.
     """
+
+    _told: ToldExperts | None = None
 
     def init_device(self) -> None:
         """Prepare the process for the model."""
@@ -69,7 +78,7 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
         # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
         torch.compiler.set_stance("force_eager")
         if self.parallel_config.world_size > 1:
-            from generators.vllm.cpu.engine_queues import remove_names  # takes a moment, and one worker has no queues
+            from asyncrl.generators.vllm.cpu.engine_queues import remove_names  # takes a moment, and one worker has no queues
 
             remove_names()
         if self.parallel_config.data_parallel_size > 1:
@@ -77,14 +86,34 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
         super().init_device()
         _remove_names()
 
+    def initialize_from_config(self, kv_cache_config: "KVCacheConfig") -> None:
+        """Make the cache, and begin to note experts if the engine is to say them."""
+        super().initialize_from_config(kv_cache_config)
+        self._told = ToldExperts.of(self.vllm_config, self.model_runner, kv_cache_config)
+
+    def execute_model(self, scheduler_output: "SchedulerOutput") -> Any:
+        """Compute one step up to the logits."""
+        if self._told is not None:
+            self._told.begin(scheduler_output)
+        output = super().execute_model(scheduler_output)
+        if self._told is not None:
+            self._told.computed(scheduler_output)
+        return output
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample one token of each request of the step."""
+        output = super().sample_tokens(grammar_output)
+        return output if self._told is None else self._told.added_to(output)
+
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model, which makes vLLM's own choice of kernels, but for those that we choose before and after."""
         CpuPlatform.get_punica_wrapper = classmethod(lambda _: _ADAPTERS)
         use_kernels_for_any_number_of_tokens()
+        rotate_heads_apart()
         super().load_model(*arguments, **options)
         _use_norm_kernels()
         if self.parallel_config.enable_expert_parallel and self.parallel_config.world_size_across_dp > 1:
-            from generators.vllm.cpu.experts import number_own_experts  # takes a moment, and most models have no experts
+            from asyncrl.generators.vllm.cpu.experts import number_own_experts  # takes a moment, and most models have no experts
 
             number_own_experts()
 

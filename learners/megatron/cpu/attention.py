@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from learners.megatron.cpu.attention_code import AttentionCode, Heads, attention_code
-from learners.megatron.cpu.row_threads import in_threads
-from learners.megatron.cpu.vector_code import LANES
+from asyncrl.learners.megatron.cpu.attention_code import AttentionCode, Heads, attention_code
+from asyncrl.learners.megatron.cpu.row_threads import in_threads
+from asyncrl.learners.megatron.cpu.vector_code import LANES
 
 
 def attention_on_cpu(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None = None) -> Tensor:
@@ -23,7 +23,7 @@ def attention_on_cpu(query: Tensor, key: Tensor, value: Tensor, segments: Tensor
 
     Args:
         query: float32 [t, heads, dim]; key, value: float32 [t, key heads, dim]; query and key are already rotated.
-        segments: see :func:`learners.megatron.layers.packed_rows.segment_table`; together they have all ``t`` tokens.
+        segments: see :func:`asyncrl.learners.megatron.layers.packed_rows.segment_table`; together they have all ``t`` tokens.
         scale: factor of the products; None for ``1 / sqrt(dim)``.
 
     Returns:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from learners.megatron.cpu.vector_code import (
+from asyncrl.learners.megatron.cpu.vector_code import (
     FLOAT,
     INT,
     INTS,
@@ -351,7 +351,7 @@ class AttentionCode(NamedTuple):
     """Both passes of attention, over some tiles of heads. Tensors are float32 and contiguous; arguments are their addresses.
 
     Both end with the same arguments: the segments, int64 [segments, 6] as in
-    :func:`learners.megatron.layers.packed_rows.segment_table`; one table in the forward pass and two in the backward pass, for
+    ``packed_rows.segment_table``; one table in the forward pass and two in the backward pass, for
     [keys + LANES, LANES] numbers, where keys is the length of the longest row; the numbers of segments, heads and key heads; the
     first tile of heads, and the one after the last; and the scale.
 

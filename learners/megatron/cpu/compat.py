@@ -16,20 +16,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from learners.megatron.optional_packages import hide_unusable
-from learners.supported_model import check_megatron
+from asyncrl.learners.megatron.optional_packages import hide_unusable
+from asyncrl.learners.megatron.versions import silence
+from asyncrl.learners.supported_model import check_megatron
 
 _CPU = torch.device("cpu")
 
 
 def install() -> None:
-    """Prepare this process. It may be called several times.
+    """Prepare this process. It may be called several times, which only filters warnings more often.
 
     Raises:
         RecipeError: if this version of megatron-core has not been tested.
     """
     check_megatron()
     hide_unusable()
+    silence()
     if torch.cuda.is_available():
         return
     _silence_expected_warnings()

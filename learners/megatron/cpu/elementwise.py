@@ -1,5 +1,5 @@
 """Root-mean-square norm, gated SiLU and rotary embedding on a CPU, by the loops of :mod:`.elementwise_loops`;
-:mod:`learners.megatron.layers.elementwise` has the formulas. Tensors are float32 or bfloat16.
+:mod:`asyncrl.learners.megatron.layers.elementwise` has the formulas. Tensors are float32 or bfloat16.
 
 Each of torch's operators passes over memory again, which would cost a small model more time than its matrix products.
 """
@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from asyncrl.core.process.compiled import Array
-from learners.megatron.cpu import elementwise_loops as loops
-from learners.megatron.cpu.row_threads import in_threads
+from asyncrl.learners.megatron.cpu import elementwise_loops as loops
+from asyncrl.learners.megatron.cpu.row_threads import in_threads
 
 
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Norm ``values`` as :func:`learners.megatron.layers.elementwise.rms_norm` does.
+    """Norm ``values`` as :func:`asyncrl.learners.megatron.layers.elementwise.rms_norm` does.
 
     Raises:
         ValueError: the weight is of another data type or size.
@@ -28,13 +28,13 @@ def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
-    """Compute ``silu(gate) * up`` as :func:`learners.megatron.layers.elementwise.gated_silu` does."""
+    """Compute ``silu(gate) * up`` as :func:`asyncrl.learners.megatron.layers.elementwise.gated_silu` does."""
     gated: Tensor = _GatedSilu.apply(gate_up)
     return gated
 
 
 def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate ``values`` as :func:`learners.megatron.layers.elementwise.rotate` does; the result is float32, rounded to the data
+    """Rotate ``values`` as ``elementwise.rotate`` does; the result is float32, rounded to the data
     type of ``values``.
 
     Raises:

@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from learners.megatron.cpu.piece_speed import made_values, ours_is_faster
+from asyncrl.learners.megatron.cpu.piece_speed import made_values, ours_is_faster
 
 _KEPT_SHAPES = "32"
 """Enough for one micro-batch, whose layers all have the same few shapes."""

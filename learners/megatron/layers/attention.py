@@ -10,12 +10,12 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from learners.megatron.layers.context import SplitRows
-from learners.megatron.layers.elementwise import rotate_beginning
-from learners.megatron.layers.kernels import UsesKernels
-from learners.megatron.layers.packed_rows import PackedRows
-from learners.megatron.layers.prefix_attention import continue_prefixes
-from learners.megatron.layers.row_moves import padded, place_rows, take_rows
+from asyncrl.learners.megatron.layers.context import SplitRows
+from asyncrl.learners.megatron.layers.elementwise import rotate_beginning
+from asyncrl.learners.megatron.layers.kernels import UsesKernels
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.layers.prefix_attention import continue_prefixes
+from asyncrl.learners.megatron.layers.row_moves import padded, place_rows, take_rows
 
 
 class PackedAttention(UsesKernels, MegatronModule):
@@ -42,11 +42,16 @@ class PackedAttention(UsesKernels, MegatronModule):
         assert packed_seq_params.rotation is not None
         cosine, sine = packed_seq_params.rotation
         query, key = (rotate_beginning(self.kernels.rotate, tensor, cosine, sine) for tensor in (query, key))
+        return self.attend(query, key, value, packed_seq_params)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedRows) -> Tensor:
+        """As :meth:`forward`, of queries and keys that are rotated already. They may have another data type than values, in which
+        attention is computed then."""
         dtype = value.dtype
         value = value.to(query.dtype)
-        if isinstance(packed_seq_params, SplitRows):
-            return self._over_context(query, key, value, packed_seq_params).to(dtype)
-        return self.kernels.attention(query, key, value, packed_seq_params, self.softmax_scale).to(dtype)
+        if isinstance(packed, SplitRows):
+            return self._over_context(query, key, value, packed).to(dtype)
+        return self.kernels.attention(query, key, value, packed, self.softmax_scale).to(dtype)
 
     def _over_context(self, query: Tensor, key: Tensor, value: Tensor, split: SplitRows) -> Tensor:
         """Compute attention of this rank's tokens over their rows. All context-parallel ranks gather the rows' keys and

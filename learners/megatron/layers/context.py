@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learners.batches.micro_batch import MicroBatch
-from learners.megatron.layers.packed_rows import PackedRows, group_by_length
-from learners.megatron.layers.row_moves import place_rows
+from asyncrl.learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows, group_by_length
+from asyncrl.learners.megatron.layers.row_moves import place_rows
 
 
 class Queries(NamedTuple):
@@ -159,6 +159,7 @@ class RankPart(NamedTuple):
         targets: int64 [m], those sampled tokens.
         sampled: int64 [m], their indexes among the micro-batch's ``n`` sampled tokens.
         total: ``n``.
+        places: int64 [t / ranks], the place of each token in the micro-batch; -1 for padding of this rank's own.
     """
 
     token_ids: Tensor
@@ -167,6 +168,7 @@ class RankPart(NamedTuple):
     targets: Tensor
     sampled: Tensor
     total: int
+    places: Tensor
 
     def whole(self, values: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Combine the values [m] of all ranks into [n]. Collective. Each rank gets the gradient of its own values."""
@@ -186,7 +188,8 @@ def part_of(batch: MicroBatch, *, ranks: int, rank: int, multiple: int) -> RankP
     if ranks == 1:
         everything = torch.arange(len(targets), device=device)
         rows = PackedRows.of(lengths, device, batch.prefixes, batch.preamble)
-        return RankPart(token_ids, rows, positions, targets, everything, len(targets))
+        here = torch.arange(len(token_ids), device=device)
+        return RankPart(token_ids, rows, positions, targets, everything, len(targets), here)
     split = SplitRows.share(lengths, ranks, rank, multiple, device)
     starts = split.cu_seqlens_q.tolist()
     padded_places = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)])
@@ -197,7 +200,9 @@ def part_of(batch: MicroBatch, *, ranks: int, rank: int, multiple: int) -> RankP
     local = mine[padded_places[positions]]
     sampled = (local >= 0).nonzero().flatten()
     padded_ids = place_rows(token_ids, padded_places, starts[-1])
-    return RankPart(padded_ids[places], split, local[sampled], targets[sampled], sampled, len(targets))
+    there = torch.full((starts[-1],), -1, device=device)
+    there[padded_places] = torch.arange(len(token_ids), device=device)
+    return RankPart(padded_ids[places], split, local[sampled], targets[sampled], sampled, len(targets), there[places])
 
 
 class _Whole(torch.autograd.Function):

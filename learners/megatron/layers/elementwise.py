@@ -1,7 +1,7 @@
 """Root-mean-square norm, gated SiLU and rotary embedding, with gradients written by hand.
 
 The formulas are the textbook ones, here by torch's operators. Each of these passes over memory again, so on a CPU code of our own
-may compute the pieces (:mod:`learners.megatron.cpu.elementwise`).
+may compute the pieces (:mod:`asyncrl.learners.megatron.cpu.elementwise`).
 """
 
 from collections.abc import Callable

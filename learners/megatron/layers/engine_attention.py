@@ -6,10 +6,10 @@ from typing import Any
 from megatron.core.extensions.transformer_engine import TEDotProductAttention
 from torch import Tensor
 
-from learners.megatron.layers.compiled import rotate
-from learners.megatron.layers.elementwise import rotate_beginning
-from learners.megatron.layers.packed_rows import PackedRows
-from learners.megatron.layers.prefix_attention import continue_prefixes
+from asyncrl.learners.megatron.layers.compiled import rotate
+from asyncrl.learners.megatron.layers.elementwise import rotate_beginning
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.layers.prefix_attention import continue_prefixes
 
 
 class EngineAttention(TEDotProductAttention):

@@ -12,7 +12,7 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from learners.megatron.layers.kernels import UsesKernels
+from asyncrl.learners.megatron.layers.kernels import UsesKernels
 
 
 class Router(TopKRouter):

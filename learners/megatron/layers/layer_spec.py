@@ -8,14 +8,13 @@ import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import (
     TransformerLayer,
     TransformerLayerSubmodules,
@@ -23,24 +22,28 @@ from megatron.core.transformer.transformer_layer import (
 )
 from torch import Tensor
 
-from learners.megatron.engine import engine_layers, why_unusable
-from learners.megatron.layers.attention import PackedAttention
-from learners.megatron.layers.experts import Experts, Router, SharedExpert
-from learners.megatron.layers.kernels import UsesKernels
-from learners.megatron.layers.packed_rows import PackedRows
-from learners.megatron.layers.row_moves import take_rows
-from learners.megatron.model_config import has_experts
-from learners.supported_model import fp8_refusal
+from asyncrl.learners.megatron.engine import engine_layers, why_unusable
+from asyncrl.learners.megatron.layers.attention import PackedAttention
+from asyncrl.learners.megatron.layers.experts import Experts, Router, SharedExpert
+from asyncrl.learners.megatron.layers.kernels import UsesKernels
+from asyncrl.learners.megatron.layers.latent_attention import LatentAttention
+from asyncrl.learners.megatron.layers.norm import RMSNorm
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.layers.row_moves import take_rows
+from asyncrl.learners.megatron.layers.self_attention import ProjectedAttention
+from asyncrl.learners.megatron.model_config import has_experts
+from asyncrl.learners.megatron.transformer import PolicyTransformerConfig
+from asyncrl.learners.supported_model import fp8_refusal
 
 _FP8_CAPABILITY = (8, 9)
 """Compute capability of the oldest GPUs with fp8 matrix products."""
 
 
-def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
+def block_spec(config: PolicyTransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage, or of one of its chunks, and the final norm."""
     if uses_transformer_engine(config):
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
-        attention = importlib.import_module("learners.megatron.layers.engine_attention").EngineAttention
+        attention = importlib.import_module("asyncrl.learners.megatron.layers.engine_attention").EngineAttention
         for layer in spec.layer_specs:
             layer.submodules.self_attention.submodules.core_attention = attention
         return spec
@@ -49,12 +52,12 @@ def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlock
     return TransformerBlockSubmodules(layer_specs=[_layer_spec(config, layer) for layer in layers], layer_norm=RMSNorm)
 
 
-def uses_transformer_engine(config: TransformerConfig) -> bool:
+def uses_transformer_engine(config: PolicyTransformerConfig) -> bool:
     """Whether the layers are TransformerEngine's; see :func:`.engine.engine_layers`."""
-    return engine_layers(config.params_dtype, config.context_parallel_size)
+    return config.latent is None and engine_layers(config.params_dtype, config.context_parallel_size)
 
 
-def check_fp8(config: TransformerConfig) -> None:
+def check_fp8(config: PolicyTransformerConfig) -> None:
     """Check that this host can multiply matrices in fp8, if ``config`` asks for it.
 
     Raises:
@@ -73,27 +76,12 @@ def check_fp8(config: TransformerConfig) -> None:
         raise fp8_refusal(config.fp8, lacking)
 
 
-class RMSNorm(UsesKernels, torch.nn.RMSNorm):
-    """Root-mean-square norm. The gradient of its weight is summed over tensor-parallel ranks, because each sees a part
-    of the sequence."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        weight: Any = self.weight
-        weight.sequence_parallel = config.sequence_parallel
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Norm the last dimension of ``values``."""
-        assert self.eps is not None
-        return self.kernels.rms_norm(values, self.weight, self.eps)
-
-
 class GatedMLP(UsesKernels, MLP):
     """Megatron's feed-forward block with gated SiLU and no biases. Its activation is computed in fewer passes over
     memory."""
 
-    def __init__(self, config: TransformerConfig, **options: Any) -> None:
-        super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear), **options)
+    def __init__(self, config: PolicyTransformerConfig, **_: Any) -> None:
+        super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear))
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         """Compute the block's output, from [t, 1, hidden] to the same shape, and None in place of a bias."""
@@ -114,13 +102,13 @@ class LastLayer(TransformerLayer):
         return self._forward_mlp(hidden), context
 
 
-def gives_predicting_only(config: TransformerConfig) -> bool:
+def gives_predicting_only(config: PolicyTransformerConfig) -> bool:
     """Whether the last layer can leave out tokens: where a rank has the hidden states of all, and they go to no experts."""
     divided = config.sequence_parallel or config.context_parallel_size > 1
     return not (divided or uses_transformer_engine(config) or has_experts(config, config.num_layers - 1))
 
 
-def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
+def _layer_spec(config: PolicyTransformerConfig, layer: int) -> ModuleSpec:
     qk_norm = RMSNorm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
@@ -129,6 +117,7 @@ def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,
     )
+    of_heads = ModuleSpec(module=ProjectedAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention)
     # The names in TransformerEngine's layer, so that checkpoints of CPU and GPU runs are interchangeable.
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     mlp: type | ModuleSpec = GatedMLP
@@ -142,7 +131,7 @@ def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
         module=LastLayer if layer == config.num_layers - 1 and gives_predicting_only(config) else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention),
+            self_attention=of_heads if config.latent is None else ModuleSpec(module=LatentAttention),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=mlp,

@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from learners.batches.prefixes import tokens_before
-from learners.megatron.layers.row_moves import place_rows, take_rows
+from asyncrl.learners.batches.prefixes import tokens_before
+from asyncrl.learners.megatron.layers.row_moves import place_rows, take_rows
+
+if TYPE_CHECKING:
+    from asyncrl.learners.megatron.layers.routing import TokenRouting
 
 _LEAST_FILL = 0.8
 """A segment shorter than this share of the longest in its block starts another block. So at most a fifth of a block is
@@ -57,7 +60,8 @@ class PaddedSegments(NamedTuple):
 
     def unpad(self, of_blocks: Sequence[Tensor]) -> Tensor:
         """Return the tokens [t, heads, ...] of what was computed for each block, [rows, heads, longest, ...]."""
-        padded = torch.cat([each.transpose(1, 2).flatten(0, 1) for each in of_blocks])
+        parts = [each.transpose(1, 2).flatten(0, 1) for each in of_blocks]
+        padded = torch.cat(parts) if len(parts) > 1 else parts[0]
         return padded if self.slots is None else take_rows(padded, self.slots)
 
 
@@ -69,11 +73,12 @@ class PackedRows(PackedSeqParams):
     see.
 
     Attributes:
-        lengths, prefixes, preamble: see :class:`~learners.batches.micro_batch.MicroBatch`.
+        lengths, prefixes, preamble: see :class:`~asyncrl.learners.batches.micro_batch.MicroBatch`.
         rotation: cosine and sine of the rotary embedding, see :meth:`rotate_by`; None if Megatron's layer applies it.
         predicting: int64 [n], the only tokens whose hidden states are needed from the last layer; None if the layer
             gives them all.
         flexible_mask: the mask of FlexAttention, made by the first layer that needs it.
+        routing: what routers of experts are told, a :class:`.routing.TokenRouting`; None if the model has none.
     """
 
     lengths: tuple[int, ...] = ()
@@ -82,13 +87,14 @@ class PackedRows(PackedSeqParams):
     rotation: tuple[Tensor, Tensor] | None = None
     predicting: Tensor | None = None
     flexible_mask: BlockMask | None = None
+    routing: "TokenRouting | None" = None
 
     @classmethod
     def of(
         cls, lengths: Sequence[int], device: torch.device, prefixes: tuple[range, ...] = (), preamble: int = 0
     ) -> "PackedRows":
         """Describe segments of ``lengths``, laid end to end; ``prefixes`` and ``preamble`` as in
-        :class:`~learners.batches.micro_batch.MicroBatch`.
+        :class:`~asyncrl.learners.batches.micro_batch.MicroBatch`.
 
         ``max_seqlen`` must be the length of the longest segment and nothing larger. If a rotary table is as long as the
         whole packed sequence, Megatron assumes that it has a position for each token of the sequence, and does not
@@ -171,7 +177,7 @@ def segment_table(lengths: Sequence[int], prefixes: Sequence[range], preamble: i
     """Describe segments by what attention of our own needs to know.
 
     Args:
-        lengths, prefixes, preamble: see :class:`~learners.batches.micro_batch.MicroBatch`.
+        lengths, prefixes, preamble: see :class:`~asyncrl.learners.batches.micro_batch.MicroBatch`.
 
     Returns:
         int64 [segments, 6]: the number of each segment's first token, how many it has, and the same of up to two segments that it

@@ -1,7 +1,7 @@
 """Attention on a GPU of segments that continue others: over the preamble and the shared prefix that they continue, and causally
 over their own tokens. One FlexAttention kernel computes all of it, with a mask made from the segments.
 
-:mod:`learners.megatron.cpu.attention` is the same on a CPU.
+:mod:`asyncrl.learners.megatron.cpu.attention` is the same on a CPU.
 """
 
 import functools
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
 
 
 def continue_prefixes(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, StateDict
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
@@ -26,8 +26,8 @@ from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.device.pinning import HostArena
-from learners.checkpointing import checkpoint_manifest, checkpoints
-from learners.checkpointing.checkpoint_manifest import (
+from asyncrl.learners.checkpointing import checkpoint_manifest, checkpoints
+from asyncrl.learners.checkpointing.checkpoint_manifest import (
     CheckpointDamaged,
     CheckpointNotWritten,
     CheckpointShape,
@@ -35,13 +35,13 @@ from learners.checkpointing.checkpoint_manifest import (
     Progress,
     StoredFile,
 )
-from learners.megatron import lora, optimizer_state, parallel
-from learners.megatron.model import PolicyModel
-from learners.megatron.model_config import PolicyConfig, has_experts
-from learners.megatron.network import Network
-from learners.megatron.state import checkpoint_reader
-from learners.megatron.state.checkpoint_writer import PlannedSave, Written
-from learners.rank import RankSpec
+from asyncrl.learners.megatron import lora, optimizer_state, parallel
+from asyncrl.learners.megatron.model import PolicyModel
+from asyncrl.learners.megatron.model_config import PolicyConfig, has_experts
+from asyncrl.learners.megatron.network import Network
+from asyncrl.learners.megatron.state import checkpoint_reader
+from asyncrl.learners.megatron.state.checkpoint_writer import PlannedSave, Written
+from asyncrl.learners.rank import RankSpec
 
 _T = TypeVar("_T")
 _PREFIXES = ("", "critic.")
@@ -87,8 +87,8 @@ class Saving:
     """A checkpoint that is being written, made by :func:`start_saving`. :meth:`finish` is collective and is called
     once."""
 
-    def __init__(self, target: Path, manifest: Manifest, strategy: PlannedSave, written: Future[Written]) -> None:
-        self._target, self._manifest, self._strategy, self._written = target, manifest, strategy, written
+    def __init__(self, target: Path, manifest: Manifest, planned: PlannedSave, written: Future[Written]) -> None:
+        self._target, self._manifest, self._planned, self._written = target, manifest, planned, written
 
     def finish(self, seconds: float) -> None:
         """Wait up to ``seconds`` until all ranks have written, and give the checkpoint its name.
@@ -120,7 +120,7 @@ class Saving:
         """On the first rank, write the files that need the results of all ranks, the manifest last. Then give the
         checkpoint its name."""
         try:
-            self._strategy.complete([part.parts for part in written])
+            self._planned.complete([part.parts for part in written])
             theirs = [file for part in written for file in part.files]
             known = {file.name for file in theirs}
             ours = [StoredFile.of(path) for path in sorted(partial.iterdir()) if path.name not in known]
@@ -147,12 +147,10 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
     """
     partial = checkpoints.partial_of(target)
     _agreed(lambda: _prepare(target, partial) if dist.get_rank() == 0 else None)
-    strategy = PlannedSave(state.arena)
-    saved = {**_sharded(state, is_loading=False), "random": _random_streams(state.spec)}
-    dist_checkpointing.save(saved, str(partial), sharded_strategy=strategy, async_sharded_save=True)
+    planned = PlannedSave({**_sharded(state, is_loading=False), "random": _random_streams(state.spec)}, partial, state.arena)
     manifest = Manifest(progress=progress, shape=state.shape, layout=state.spec.layout, files=())
     writer = ThreadPoolExecutor(1, "checkpoint")
-    saving = Saving(target, manifest, strategy, writer.submit(strategy.write))
+    saving = Saving(target, manifest, planned, writer.submit(planned.write))
     writer.shutdown(wait=False)
     return saving
 
@@ -221,15 +219,9 @@ def _read(folder: Path, manifest: Manifest, wanted: ShardedStateDict) -> StateDi
         with warnings.catch_warnings():
             # torch warns about calls that Megatron makes.
             warnings.simplefilter("ignore", FutureWarning)
-            loaded: StateDict = dist_checkpointing.load(
-                wanted,
-                str(folder),
-                sharded_strategy=checkpoint_reader.CheckedLoad(index),
-                common_strategy=checkpoint_reader.CheckedCommon(common),
-            )
+            return checkpoint_reader.load(folder, index, common, wanted)
     except (CheckpointingException, CheckpointException) as error:
         raise CheckpointDamaged(folder, str(error)) from error
-    return loaded
 
 
 def _set_tensors(chunk: PolicyModel, loaded: StateDict) -> None:

@@ -4,7 +4,7 @@ A pickle can name any function of any installed package and have it called. Mega
 pickles: the index of where tensors lie (``.metadata``), everything that is not a tensor (``common.pt``, and objects
 among the tensors in ``*.distcp``), the tensors themselves, and, within those objects, the extra state of
 TransformerEngine's layers. What always holds: only the classes and functions that Megatron and torch write there
-(:mod:`learners.checkpointing.checkpoint_names`) are resolved; any other is refused by its name before it is looked up.
+(:mod:`asyncrl.learners.checkpointing.checkpoint_names`) are resolved; any other is refused by its name before it is looked up.
 
 TransformerEngine unpickles its extra state without a check. That state is not needed here, because fp8 scales are
 computed from the tensors as they are. So it is neither saved nor loaded; see :func:`without_extra_state`.
@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, StateDict
+from megatron.core.dist_checkpointing.dict_utils import merge, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, StateDict, apply_factory_merges
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
-from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, TorchCommonLoadStrategy
+from megatron.core.dist_checkpointing.utils import extract_sharded_base, force_all_tensors_to_non_fp8
+from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 from torch.distributed.checkpoint import FileSystemReader, Metadata, load_state_dict
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from learners.checkpointing.checkpoint_manifest import CheckpointDamaged, UnknownClass
-from learners.checkpointing.checkpoint_names import IN_INDEX, INDEX, NO_PICKLE, check_classes
+from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointDamaged, UnknownClass
+from asyncrl.learners.checkpointing.checkpoint_names import COMMON, IN_INDEX, INDEX, NO_PICKLE, check_classes
 
 _EXTRA_STATE = "_extra_state"
 """Part of every name under which layers keep extra state."""
@@ -66,11 +68,11 @@ def read_common(folder: Path) -> StateDict:
         UnknownClass, CheckpointDamaged: as :func:`read_index`.
     """
     try:
-        common = _load_object((folder / COMMON_STATE_FNAME).read_bytes(), folder, COMMON_STATE_FNAME)
+        common = _load_object((folder / COMMON).read_bytes(), folder, COMMON)
     except OSError as error:
-        raise CheckpointDamaged(folder, f"{COMMON_STATE_FNAME} cannot be read ({error.strerror})") from error
+        raise CheckpointDamaged(folder, f"{COMMON} cannot be read ({error.strerror})") from error
     if not isinstance(common, dict):
-        raise CheckpointDamaged(folder, f"{COMMON_STATE_FNAME} holds a {type(common).__name__}, not a dictionary")
+        raise CheckpointDamaged(folder, f"{COMMON} holds a {type(common).__name__}, not a dictionary")
     return common
 
 
@@ -93,39 +95,39 @@ def without_extra_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if _EXTRA_STATE not in name}
 
 
-class CheckedCommon(TorchCommonLoadStrategy):
-    """Gives Megatron what :func:`read_common` has read."""
+def load(folder: Path, index: Metadata, common: StateDict, wanted: ShardedStateDict) -> StateDict:
+    """Load what ``wanted`` describes, using what :func:`read_index` and :func:`read_common` have read. Collective.
 
-    def __init__(self, common: StateDict) -> None:
-        self._common = common
+    Megatron's own loading changed in 0.19, but not what it is made of.
 
-    def load_common(self, checkpoint_dir: str | Path) -> StateDict:
-        """Return what was read; the folder does not matter."""
-        return self._common
+    Raises:
+        CheckpointingException, CheckpointException: something that is wanted is not in the checkpoint, or not in this shape.
+    """
+    force_all_tensors_to_non_fp8(wanted)
+    prepared, own, factories = load_preprocess(wanted)
+    merge(common, own)
+    sharded, _ = extract_sharded_base(prepared)
+    validate_sharding_integrity(determine_global_metadata(sharded)[1])
+    merge(common, _load_sharded(folder, index, sharded))
+    loaded: StateDict = apply_factory_merges(common, factories)
+    return loaded
 
 
-class CheckedLoad(torch_strategy.TorchDistLoadShardedStrategy):
-    """Loads tensors and objects as Megatron does, using the index that :func:`read_index` has read."""
-
-    def __init__(self, index: Metadata) -> None:
-        super().__init__()
-        self._index = index
-
-    def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> StateDict:
-        """Load as Megatron's own strategy does, but unpickle with the checks of this module."""
-        tensors = [value for value in nested_values(sharded_state_dict) if isinstance(value, ShardedTensor)]
-        by_key, places, names = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
-        wanted = torch_strategy.mcore_to_pyt_state_dict(by_key, True)
-        planner = _Planner(
-            Path(checkpoint_dir),
-            shapes_validation_sharded_tensors=[tensor for tensor in tensors if not tensor.allow_shape_mismatch],
-            allow_shape_mismatch_sharded_tensors={tensor.key: tensor for tensor in tensors if tensor.allow_shape_mismatch},
-        )
-        load_state_dict(wanted, _Reader(checkpoint_dir, self._index), planner=planner)
-        unwrapped = {key: torch_strategy._unwrap_pyt_sharded_tensor(value) for key, value in wanted.items()}
-        loaded: StateDict = torch_strategy._replace_sharded_keys_with_state_dict_keys(unwrapped, places, names)
-        torch_strategy._restore_dict_types(loaded, sharded_state_dict)
-        return loaded
+def _load_sharded(folder: Path, index: Metadata, sharded: ShardedStateDict) -> StateDict:
+    """Load tensors and objects as Megatron does, but unpickle with the checks of this module."""
+    tensors = [value for value in nested_values(sharded) if isinstance(value, ShardedTensor)]
+    by_key, places, names = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded)
+    wanted = torch_strategy.mcore_to_pyt_state_dict(by_key, True)
+    planner = _Planner(
+        folder,
+        shapes_validation_sharded_tensors=[tensor for tensor in tensors if not tensor.allow_shape_mismatch],
+        allow_shape_mismatch_sharded_tensors={tensor.key: tensor for tensor in tensors if tensor.allow_shape_mismatch},
+    )
+    load_state_dict(wanted, _Reader(folder, index), planner=planner)
+    unwrapped = {key: torch_strategy._unwrap_pyt_sharded_tensor(value) for key, value in wanted.items()}
+    loaded: StateDict = torch_strategy._replace_sharded_keys_with_state_dict_keys(unwrapped, places, names)
+    torch_strategy._restore_dict_types(loaded, sharded)
+    return loaded
 
 
 class _Reader(FileSystemReader):

@@ -2,16 +2,21 @@
 
 Megatron's own writer would fork a process that has threads (Ray's and torch's), and start a server process for the
 results. This writer works on copies that are made when the save is planned, so training can continue at once.
+
+What always holds: the files are the same whichever of the supported versions of Megatron writes them. Megatron's own saving
+changed in 0.19, but not what it is made of.
 """
 
+import io
 import os
 from pathlib import Path
 
 import msgspec
+import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
 from torch import Tensor
@@ -20,7 +25,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from asyncrl.device.pinning import HostArena, alone_in_memory
-from learners.checkpointing.checkpoint_manifest import StoredFile
+from asyncrl.learners.checkpointing.checkpoint_manifest import StoredFile
+from asyncrl.learners.checkpointing.checkpoint_names import COMMON
 
 _BACKEND = CheckpointingConfig("torch_dist", 1)
 
@@ -32,29 +38,31 @@ class Written(msgspec.Struct, frozen=True):
     files: list[StoredFile]
 
 
-class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
-    """Uses Megatron's format and plan, but :meth:`write` and :meth:`complete` write the files.
+class PlannedSave:
+    """What this rank saves, copied when this is made, which is collective: ranks agree who writes what. :meth:`write` and
+    :meth:`complete` write the files.
 
     Args:
+        state: the rank's state, each tensor with its place in the whole. It is changed.
+        folder: where the files are to lie.
         arena: where the copies are made that are written.
+
+    Raises:
+        CheckpointingException: no rank or several ranks would write a part of a tensor.
     """
 
-    def __init__(self, arena: HostArena) -> None:
-        self._arena = arena
-        super().__init__(_BACKEND.sharded_backend, _BACKEND.sharded_backend_version)
-
-    def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
-        """Agree with the other ranks who writes what, and copy this rank's part. The request that is returned leaves
-        Megatron nothing to do."""
-        by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        self._writer = _Writer(checkpoint_dir)
-        self._writer.arena = self._arena
+    def __init__(self, state: ShardedStateDict, folder: Path, arena: HostArena) -> None:
+        sharded, common = save_preprocess(state)
+        self._common = io.BytesIO()
+        torch.save(common, self._common)
+        by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded, keep_only_main_replica=True)
+        self._writer = _Writer(folder)
+        self._writer.arena = arena
         (_, self._metadata, _), *_ = save_state_dict_async_plan(
             torch_strategy.mcore_to_pyt_state_dict(by_key),
             self._writer,
             planner=torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
-        return AsyncRequest(None, (), [])
 
     def write(self) -> Written:
         """Write this rank's part. Any thread may call this.
@@ -65,13 +73,16 @@ class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
         return self._writer.write()
 
     def complete(self, parts: list[list[WriteResult]]) -> None:
-        """On the first rank, write the index of where the parts of all ranks lie, and the name of the format.
+        """On the first rank, write what is no tensor and the same on all ranks, the index of where the parts of all ranks lie,
+        and the name of the format.
 
         Raises:
             OSError: if the disk refuses.
         """
+        folder = Path(self._writer.checkpoint_dir)
+        (folder / COMMON).write_bytes(self._common.getbuffer())
         self._writer.finish(self._metadata, parts)
-        save_config(_BACKEND, str(self._writer.checkpoint_dir))
+        save_config(_BACKEND, str(folder))
 
 
 class _Writer(FileSystemWriterAsync):

@@ -13,15 +13,15 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.schema import Recipe
-from learners.checkpointing.checkpoint_manifest import Manifest
-from learners.megatron import hugging_face, lora, parallel, placement
-from learners.megatron.cpu.compat import cuda_means_cpu
-from learners.megatron.kernels import kernels_of
-from learners.megatron.lora import LowRank
-from learners.megatron.model import build
-from learners.megatron.model_config import policy_config
-from learners.megatron.state import checkpoint
-from learners.rank import FileMeeting, RankSpec
+from asyncrl.learners.checkpointing.checkpoint_manifest import Manifest
+from asyncrl.learners.megatron import hugging_face, lora, parallel, placement
+from asyncrl.learners.megatron.cpu.compat import cuda_means_cpu
+from asyncrl.learners.megatron.kernels import kernels_of
+from asyncrl.learners.megatron.lora import LowRank
+from asyncrl.learners.megatron.model import build
+from asyncrl.learners.megatron.model_config import policy_config
+from asyncrl.learners.megatron.state import checkpoint
+from asyncrl.learners.rank import FileMeeting, RankSpec
 
 
 def export_checkpoint(source: Path, recipe: Recipe, model_path: Path, folder: Path, threads: int) -> PolicyVersion:
@@ -39,7 +39,7 @@ def export_checkpoint(source: Path, recipe: Recipe, model_path: Path, folder: Pa
         The checkpoint's policy version.
 
     Raises:
-        CheckpointDamaged, UnknownClass, CheckpointMismatch: as :func:`learners.megatron.state.checkpoint.load`.
+        CheckpointDamaged, UnknownClass, CheckpointMismatch: as :func:`asyncrl.learners.megatron.state.checkpoint.load`.
         RecipeError: the folder at ``model_path`` cannot be read.
         FileExistsError: there is something at ``folder``.
     """

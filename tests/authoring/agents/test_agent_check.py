@@ -9,6 +9,8 @@ import pytest
 
 from asyncrl.authoring.agents.agent_check import AgentChecked
 from asyncrl.cli.main import main
+from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
+from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 
 CLIENT = """
 import json, os, urllib.request
@@ -48,6 +50,23 @@ def solve(task):
     except OSError:
         ask(task["messages"], model="helper")
     return 0.0
+"""
+REWARDED_IN_THE_SANDBOX = """
+solve(json.load(open(os.environ["ASYNCRL_TASK"])))
+try:
+    open(OUTSIDE)
+except OSError:
+    json.dump({"reward": 1.0}, open(os.environ["ASYNCRL_RESULT"], "w"))
+"""
+COUNTS = """
+def solve(task):
+    path = os.environ["OPENAI_BASE_URL"] + "/models"
+    urllib.request.urlopen(path).close()
+    try:
+        urllib.request.urlopen(path.replace("/e/", "/e/other"))
+    except OSError:
+        ask(task["messages"])
+    return {"reward": 1.0, "metrics": {"steps": 3}}
 """
 FAILS = """
 def solve(task):
@@ -115,6 +134,17 @@ def test_an_agent_whose_requests_are_refused(tmp_path: Path, monkeypatch) -> Non
     ]
 
 
+def test_rewards_that_are_compared_and_that_no_episode_reports(tmp_path: Path, monkeypatch) -> None:
+    weights = "algorithm.advantage={kind: gdpo, rewards: {reward: 1.0, steps: 0.5, brevity: 0.5}}"
+    code, one = checked(tmp_path, monkeypatch, COUNTS, weights)
+    assert code == 1
+    assert problems(one) == [
+        "error rewards: the episode has no metric 'brevity' to be rewarded by; its environment reports "
+        "steps, turns_taken_back, unenforced_requests",
+        "warning requests: 2 requests got 410: there is no such episode; it may be over",
+    ]
+
+
 def test_an_agent_that_fails(tmp_path: Path, monkeypatch) -> None:
     code, one = checked(tmp_path, monkeypatch, FAILS)
     assert (code, one.episodes) == (1, 0)
@@ -136,3 +166,17 @@ def test_answers_of_a_file(tmp_path: Path, monkeypatch) -> None:
 def test_what_cannot_be_checked_is_refused(arguments: list[str], problem: str, capsys: Any) -> None:
     assert main(["agent", "check", *arguments]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_an_agent_is_checked_in_its_sandbox(tmp_path: Path, monkeypatch) -> None:
+    backend = next((each for each in (Bubblewrap(), Sandlock()) if not each.missing()), None)
+    if backend is None:
+        pytest.skip("there is no sandbox here")
+    (tmp_path / "program.py").write_text(
+        f"{CLIENT}{GOOD}\nOUTSIDE = {str(tmp_path / 'tasks.jsonl')!r}\n{REWARDED_IN_THE_SANDBOX}"
+    )
+    command = f"environment.command=[python,{tmp_path}/program.py]"
+    code, one = checked(
+        tmp_path, monkeypatch, GOOD, "environment.function=''", command, f"+environment.sandbox={{backend: {backend.name}}}"
+    )
+    assert (code, one.episodes, one.rewards, problems(one)) == (0, 2, [1.0, 1.0], [])

@@ -7,9 +7,9 @@ import pytest
 
 from asyncrl.authoring.agents.conversations import Beginning, Conversations
 from asyncrl.core.trajectory import StartReason
-from generators.gateway.matching import Asked
-from generators.gateway.observer import Placed
-from generators.gateway.protocol import Protocol
+from asyncrl.generators.gateway.matching import Asked
+from asyncrl.generators.gateway.observer import Placed
+from asyncrl.generators.gateway.protocol import Protocol
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "What is 1+1?"}
@@ -22,7 +22,7 @@ TOOLS = ({"type": "function", "function": {"name": "add", "description": "Adds."
 
 
 def placed(messages: Sequence[Any], why: StartReason = StartReason.HISTORY_REWRITTEN, **asked: Any) -> Placed:
-    return Placed(None, Protocol.CHAT, Asked(**{"role": "main", "messages": messages, "tools": TOOLS, **asked}), why, 0, {})
+    return Placed(None, Protocol.CHAT, Asked(**{"role": "main", "messages": messages, "tools": TOOLS, **asked}), why, 0, 0, {})
 
 
 def told() -> Conversations:

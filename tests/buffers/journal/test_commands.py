@@ -11,11 +11,8 @@ from made_buffers import buffer_of, restored
 from played_episodes import record
 from test_crash import RECIPES, recipe
 
-from asyncrl.core.errors import AsyncRLError, FailureKind
-from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.buffer import BufferConfig
-from buffers import commands
-from buffers.commands import (
+from asyncrl.buffers import commands
+from asyncrl.buffers.commands import (
     Advance,
     Checkpointed,
     Commit,
@@ -36,7 +33,10 @@ from buffers.commands import (
     encode,
     replay,
 )
-from buffers.limits import Limits
+from asyncrl.buffers.limits import Limits
+from asyncrl.core.errors import AsyncRLError, FailureKind
+from asyncrl.core.payload import PayloadRef
+from asyncrl.core.recipe.buffer import BufferConfig
 
 FEW_FAILURES = recipe(max_staleness=3, max_failures=2)
 

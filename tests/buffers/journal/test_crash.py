@@ -11,14 +11,14 @@ import pytest
 from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
 from made_buffers import buffer_of, restored
 
+from asyncrl.buffers import commands
+from asyncrl.buffers.journal.journal_files import read_journal
+from asyncrl.buffers.ledger import TERMINAL
+from asyncrl.buffers.payload import PayloadStore
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.recipe.buffer import BufferConfig, PrioritisedSamplerConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
-from buffers import commands
-from buffers.journal.journal_files import read_journal
-from buffers.ledger import TERMINAL
-from buffers.payload import PayloadStore
 
 KILLS = 50
 """How often each of the runs is killed."""

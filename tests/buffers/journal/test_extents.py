@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffers.journal.extents import Extents
+from asyncrl.buffers.journal.extents import Extents
 
 SPAN = 40
 pieces = st.lists(st.tuples(st.integers(0, SPAN - 8), st.integers(1, 8)), max_size=15)

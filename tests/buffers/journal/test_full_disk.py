@@ -7,9 +7,9 @@ from crash_run import Checkpoint, Paths, Run
 from small_disk import fill, filled, mounted
 from test_crash import RECIPES, check_ledger, expected_tasks, trained_tasks
 
+from asyncrl.buffers import service as service_module
+from asyncrl.buffers import write_ahead
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from buffers import service as service_module
-from buffers import write_ahead
 
 RECIPE = msgspec.structs.replace(RECIPES["masked"], steps=40)
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_disk import filled, mounted
 
+from asyncrl.buffers.journal.disk import DiskFull
+from asyncrl.buffers.journal.frames import FORMAT
+from asyncrl.buffers.journal.journal import Journal, JournalInUse
+from asyncrl.buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 from asyncrl.core.files.file_formats import UnknownFormat
-from buffers.journal.disk import DiskFull
-from buffers.journal.frames import FORMAT
-from buffers.journal.journal import Journal, JournalInUse
-from buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 
 MARK = b"\xa7RL\x1e"
 """Begins every record of the format."""
@@ -199,7 +199,7 @@ def test_a_segment_that_is_missing_or_was_cut_is_refused(tmp_path):
 
 def test_a_journal_of_another_format_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("buffers.journal.frames.FORMAT", 9)
+        patch.setattr("asyncrl.buffers.journal.frames.FORMAT", 9)
         written(tmp_path, [b"a"])
     with pytest.raises(
         UnknownFormat, match=rf"00000001.log has format 9, and this .* reads format {FORMAT}; resume it with the asyncrl that"
@@ -268,7 +268,7 @@ def test_the_newest_segments_are_missed_and_what_came_before_can_be_gone_on_with
     put_back()
     assert open_and_close(folder).records == RECORDS
     put_away(folder, "00000005.log", "00000006.log")
-    refused(folder, JournalDamaged, r"or, to give up what was recorded there and since, move \S+journal.head away and resume")
+    refused(folder, JournalDamaged, r"or, to give up what was recorded there and since, move \S+journal.head away and try again")
     head_of(folder).rename(tmp_path / "head")
     journal, found = open_journal(folder, segment_bytes=90)
     assert found.records == RECORDS[:4]
@@ -431,7 +431,7 @@ def test_a_snapshot_that_was_being_made_is_forgotten(tmp_path):
 # --- one writer, many readers
 
 HOLDER = (
-    "import sys, time; from pathlib import Path; from buffers.journal.journal import Journal;"
+    "import sys, time; from pathlib import Path; from asyncrl.buffers.journal.journal import Journal;"
     "journal, _ = Journal.open(Path(sys.argv[1]), fsync=False, segment_bytes=100); journal.append(b'held');"
     "print('open', flush=True); time.sleep(float(sys.argv[2])); "
 )
@@ -469,7 +469,7 @@ def test_a_second_writer_is_refused_and_told_who_holds_it_and_a_killed_one_is_wa
 WRITER = """
 import sys
 from pathlib import Path
-from buffers.journal.journal import Journal
+from asyncrl.buffers.journal.journal import Journal
 journal, _ = Journal.open(Path(sys.argv[1]), fsync=False, segment_bytes=2000)
 print("open", flush=True)
 for number in range(100_000_000):

@@ -9,6 +9,13 @@ from crash_run import TASKS, episode, stream
 from made_buffers import buffer_of, recovered
 from test_crash import recipe
 
+from asyncrl.buffers import commands
+from asyncrl.buffers.journal.journal import JournalInUse
+from asyncrl.buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
+from asyncrl.buffers.journal.recovery import Identity, JournalOfAnotherRun, RecoveryReport, rebuild
+from asyncrl.buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
+from asyncrl.buffers.tasks.recorded_tasks import recorded_sources, recorded_stream
+from asyncrl.buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream
 from asyncrl.core.episode import encode
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.files.file_formats import UnknownFormat
@@ -17,14 +24,6 @@ from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig, TaskFileConfig
 from asyncrl.core.task import Task
-from buffers import commands
-from buffers.journal.identity import Identity, JournalOfAnotherRun
-from buffers.journal.journal import JournalInUse
-from buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
-from buffers.journal.recovery import RecoveryReport, rebuild
-from buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
-from buffers.tasks.recorded_tasks import recorded_sources, recorded_stream
-from buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream
 
 RECIPE = recipe(filters=())
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from asyncrl.buffers.tasks.curriculum import CurriculumBroken, load_curriculum
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import CurriculumConfig
 from asyncrl.core.task import Task
-from buffers.tasks.curriculum import CurriculumBroken, load_curriculum
-from buffers.tasks.task_stream import TaskSource, TaskStream
 
 
 class Fixed:

@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from loopback_hub import Hub, loopback_hub
 
+from asyncrl.buffers.journal.recovery import Identity
+from asyncrl.buffers.tasks import hub_datasets
+from asyncrl.buffers.tasks.hub_datasets import is_on_hub, pinned
+from asyncrl.buffers.tasks.task_files import read_sources
+from asyncrl.buffers.tasks.task_stream import TaskSource
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import FileTasksConfig, TaskFileConfig
 from asyncrl.run.buffer.tasks import make_task_stream, with_pinned_data_sets
 from asyncrl.run.recipe.compose import compose
-from buffers.journal.identity import Identity
-from buffers.tasks import hub_datasets
-from buffers.tasks.hub_datasets import is_on_hub, pinned
-from buffers.tasks.task_files import read_sources
-from buffers.tasks.task_stream import TaskSource
 
 OLD, NEW = "a" * 40, "b" * 40
 

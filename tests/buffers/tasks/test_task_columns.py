@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.buffers.tasks.task_files import read_sources, remarks_on_rows
+from asyncrl.buffers.tasks.task_stream import TaskSource
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message, ToolCall, ToolSpec
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
-from buffers.tasks.task_files import read_sources, remarks_on_rows
-from buffers.tasks.task_stream import TaskSource
 
 VERL = {
     "prompt": [{"role": "user", "content": "1+2?"}],

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.buffers.tasks.task_files import read_sources, remarks_on_rows
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
-from buffers.tasks.task_files import read_sources, remarks_on_rows
-from buffers.tasks.task_stream import TaskSource, TaskStream
 
 ROWS = [{"prompt": f"{i}+{i}", "id": f"sum-{i}", "answer": 2 * i, "meta": {"level": i % 3, "tags": ["a"]}} for i in range(7)]
 TASKS = [Task(id=row["id"], prompt=row["prompt"], data={"answer": row["answer"], "meta": row["meta"]}) for row in ROWS]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.buffers.tasks.permutation import Permutation
+from asyncrl.buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream, source_names
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.core.task import Task
-from buffers.tasks.permutation import Permutation
-from buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream, source_names
 
 
 def source(name: str, count: int, weight: float = 1.0, prompt: str = "") -> TaskSource:

@@ -40,7 +40,7 @@ SERVED = """
 import tempfile
 from multiprocessing import forkserver
 from asyncrl.envs.hosting.workspaces import default_root
-from generators.vllm.cpu.engine_process import EngineProcessServer
+from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 forkserver.set_forkserver_preload = lambda modules: None  # importing vLLM takes long
 EngineProcessServer.start().close()
 print(default_root().parent)

@@ -13,7 +13,7 @@ def log(tmp_path):
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(LogFormatter())
-    logger = logging.Logger("generators.worker", logging.INFO)
+    logger = logging.Logger("asyncrl.generators.worker", logging.INFO)
     logger.addHandler(handler)
 
     def read():

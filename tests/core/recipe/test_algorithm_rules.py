@@ -8,6 +8,8 @@ from asyncrl.core.recipe.decode import decode_recipe
 RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
 
 DECOUPLED = {"anchor": "proximal_recomputed", "weight": "token"}
+IMITATES = {"anchor": "proximal_recomputed", "weight": "none"}
+TEACHER = {"path": "folder"}
 
 
 def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
@@ -103,6 +105,18 @@ def test_truncated_sampling_is_allowed_where_behaviour_probabilities_are_not_use
             "truncate",
         ),
         ({"kl": {"kind": "in_loss", "estimator": "k1", "straight_through": False}}, "kl.estimator", "k2 or k3"),
+        ({"teacher": {}}, "teacher", "as path, or the server that has it as url"),
+        ({"teacher": {**TEACHER, "url": "http://host:8000"}}, "teacher", "as path, or the server"),
+        ({"teacher": {"url": "host:8000"}}, "teacher.url", "http://host:port"),
+        ({"teacher": {**TEACHER, "token_variable": "KEY"}}, "teacher.token_variable", "leave it out"),
+        ({"teacher": {"url": "http://host:8000", "engines": 2}}, "teacher.engines", "leave it out"),
+        ({"teacher": {"url": "http://host:8000", "timeout_s": 301}}, "teacher.timeout_s", "at most 300"),
+        ({"teacher": TEACHER, "loss": {"kind": "gmpo"}, "correction": DECOUPLED}, "loss.kind", "gspo or dppo"),
+        ({"teacher": TEACHER, "loss": {"kind": "cross_entropy"}, "correction": IMITATES}, "loss.kind", "another loss"),
+        ({"teacher": {**TEACHER, "placement": {"resources": {"GPU": 1}}}}, "teacher.placement.resources.GPU", "tensor_parallel"),
+        ({"advantage": {"kind": "none"}}, "advantage.kind", "name a teacher"),
+        ({"advantage": {"kind": "none"}, "teacher": TEACHER, "kl": {"kind": "in_reward"}}, "kl.kind", "in_loss"),
+        ({"advantage": {"kind": "none"}, "teacher": TEACHER, "overlong": {"limit": 100, "ramp": 10}}, "overlong", "leave it out"),
         ({"kl": {"kind": "in_loss", "estimator": "abs", "straight_through": False}}, "kl.estimator", "straight_through to true"),
     ],
 )
@@ -123,6 +137,9 @@ def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[
         {"loss": {"kind": "gspo"}, "credit": {"kind": "turn", "discount": 0.9}, "advantage": {"kind": "rloo"}},
         {"advantage": {"kind": "pass_at_k", "k": 7}, "loss": {"kind": "ppo_clip", "dual_clip": 3}},
         {"minibatches": 16, "epochs": 4},
+        {"teacher": TEACHER},
+        {"teacher": {"url": "http://host:8000"}, "advantage": {"kind": "none"}},
+        {"advantage": {"kind": "none"}, "loss": {"kind": "cross_entropy"}, "correction": IMITATES},
         {"advantage": {"kind": "max_rl", "success": 0.5}, "kl": {"kind": "in_loss"}},
         {"advantage": {"kind": "best_of_group"}, "overlong": {"limit": 100, "ramp": 10}},
         {"correction": {**DECOUPLED, "weight": "sequence", "bound": {"kind": "normalize", "upper": 3}}},
@@ -160,3 +177,9 @@ def test_a_group_may_not_lack_its_greedy_episode():
 def test_no_correction_is_right_without_staleness():
     uncorrected = {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}
     assert decode(uncorrected, buffer={"max_staleness": 0, "pipeline_depth": 0}).correction.weight == "none"
+
+
+def test_probabilities_of_a_teacher_are_of_temperature_1() -> None:
+    with pytest.raises(RecipeError, match="the temperature of a teacher's probabilities") as caught:
+        decode({"teacher": TEACHER}, sampling={"temperature": 0.8})
+    assert caught.value.place == "sampling.temperature"

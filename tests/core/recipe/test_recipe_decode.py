@@ -60,7 +60,7 @@ def test_a_key_of_another_kind_says_so_since_it_may_come_from_the_recipe_that_is
     error = refusal(environment={"name": "calculator", "kind": "mixed", "members": {"easy": member, "hard": member}})
     assert (error.place, error.problem) == ("environment.name", "a key of kind class, and not of kind mixed")
     assert "a recipe in its list `defaults` has it" in error.remedy
-    assert "add ~environment.name to the command line" in error.remedy
+    assert "on the command line, as environment={kind: mixed, ...}, which takes its place" in error.remedy
 
 
 def test_a_key_of_other_kinds_names_them_since_one_may_have_been_forgotten():

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, ProcessDied, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.recipe.environment import ClassEnvironmentConfig, EnvironmentConfig, MixedEnvironmentConfig
+from asyncrl.core.recipe.environment import (
+    ClassEnvironmentConfig,
+    EnvironmentConfig,
+    MixedEnvironmentConfig,
+    RemoteEnvironmentConfig,
+)
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment, ToolError, tool
 from asyncrl.envs.hosting import workspaces
@@ -217,6 +222,12 @@ def test_a_cleaned_text_has_no_value_and_keeps_all_else(values: dict[str, str], 
 def test_a_secret_that_is_not_set_is_refused_with_its_place(variables: dict[str, str]):
     with pytest.raises(RecipeError, match=r"environment\.members\.a: the environment variable KEY is .*; export KEY="):
         read_secrets(MixedEnvironmentConfig(members={"a": of_class(Desk)}), variables)
+
+
+def test_a_token_that_no_header_can_have_is_refused_with_its_place():
+    remote = RemoteEnvironmentConfig(urls=("ws://127.0.0.1:1",), token_variable="KEY")
+    with pytest.raises(RecipeError, match=r"environment: the value of KEY has a space, a line's end"):
+        read_secrets(remote, {"KEY": "a key\r"})
 
 
 @pytest.mark.parametrize(

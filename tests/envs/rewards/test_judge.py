@@ -159,7 +159,12 @@ async def test_a_reply_without_a_score_breaks_the_task_after_three():
 async def test_a_missing_token_is_named_and_nothing_is_asked(monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     async with serving(says("Score: 5")) as endpoint:
-        with pytest.raises(EnvironmentUnreachable, match="needs the environment variable JUDGE_KEY"):
+        with pytest.raises(
+            EnvironmentUnreachable, match="cannot be asked: the environment variable JUDGE_KEY is not set; set it where"
+        ):
+            await Judge(Endpoint(endpoint.url, "m", token_variable="JUDGE_KEY"))(TASK, "a")
+        monkeypatch.setenv("JUDGE_KEY", "s\r")
+        with pytest.raises(EnvironmentUnreachable, match="the value of JUDGE_KEY has a space, a line's end"):
             await Judge(Endpoint(endpoint.url, "m", token_variable="JUDGE_KEY"))(TASK, "a")
         assert await Judge(Endpoint(endpoint.url, "m", token_variable="JUDGE_KEY"), secrets={"JUDGE_KEY": "s"})(TASK, "a") == 0.5
         assert len(endpoint.asked) == 1

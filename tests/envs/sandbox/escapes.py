@@ -464,6 +464,17 @@ attempt("a sparse one", lay)
         only_uses_more=True,
     ),
     Escape(
+        "room that no limit bounds",
+        """
+file = os.open("reserved", os.O_CREAT | os.O_WRONLY)
+attempt("reserving beyond the end of a file", lambda: call(FALLOCATE, file, 1, 0, 2 << 20))
+attempt("semaphores", lambda: call(SEMGET, 0, 1, 0o1600))
+attempt("a queue of messages", lambda: call(MSGGET, 0, 0o1600))
+""",
+        nothing_achieved,
+        Limits(wall_s=20.0, cpu_s=15.0, file_mb=1),
+    ),
+    Escape(
         "files that were left open",
         """
 for number in range(3, 256):

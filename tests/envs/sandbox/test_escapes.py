@@ -25,6 +25,9 @@ _NUMBERS = {
     # name: x86_64, aarch64
     "MEMFD_CREATE": (319, 279),
     "SHMGET": (29, 194),
+    "SEMGET": (64, 190),
+    "MSGGET": (68, 186),
+    "FALLOCATE": (285, 47),
     "PRLIMIT": (302, 261),
     "PTRACE": (101, 117),
     "PROCESS_VM_READV": (310, 270),

@@ -210,8 +210,8 @@ async def test_a_machine_without_any_sandbox_is_refused_with_the_remedy(monkeypa
 def test_the_first_backend_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sandlock, "missing", lambda self: "too old")
     monkeypatch.setattr(Bubblewrap, "missing", lambda self: "too old, too")
-    assert choose(Choice.AUTO) == (None, ("sandlock: too old", "bubblewrap: too old, too"))
-    assert choose(Choice.BUBBLEWRAP) == (None, ("bubblewrap: too old, too",))
+    assert choose([BackendName.SANDLOCK, BackendName.BUBBLEWRAP]) == (None, ("sandlock: too old", "bubblewrap: too old, too"))
+    assert choose([BackendName.BUBBLEWRAP]) == (None, ("bubblewrap: too old, too",))
 
 
 def test_messages_are_found_in_pieces() -> None:

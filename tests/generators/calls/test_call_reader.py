@@ -3,9 +3,9 @@ from chat_tokenizers import make_tokenizer
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall
-from generators.calls.reader import ToolCallReader
-from generators.vllm import vllm_parsers
-from generators.vllm.vllm_parsers import check_parsers, own_reasoning_parsers, own_tool_parsers
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.vllm import vllm_parsers
+from asyncrl.generators.vllm.vllm_parsers import check_parsers, own_reasoning_parsers, own_tool_parsers
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from asyncrl.core.messages import MalformedCall, ToolCall
 from asyncrl.envs.base import Action
-from generators.calls.blocks import blocks
-from generators.calls.formats import format_named
-from generators.calls.reader import ToolCallReader
-from generators.calls.repeated import unpaired
+from asyncrl.generators.calls.blocks import blocks
+from asyncrl.generators.calls.formats import format_named
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.calls.repeated import unpaired
 
 _MARKS = (  # each family's, which its parser looks for in the vocabulary
     *("<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"),

@@ -8,10 +8,10 @@ import pytest
 from chat_families import FAMILIES
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.generators.calls.formats import FORMATS, CallFormat, format_of
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.vllm.vllm_parsers import own_tool_parsers
 from asyncrl.run.models.chat_template import tool_parser_of
-from generators.calls.formats import FORMATS, CallFormat, format_of
-from generators.calls.reader import ToolCallReader
-from generators.vllm.vllm_parsers import own_tool_parsers
 
 BARS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 
@@ -72,7 +72,7 @@ def test_the_table_knows_which_parsers_need_their_tokens(format_: CallFormat, pa
 
 def test_a_template_without_calls_is_refused_with_the_parsers_to_choose_from(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ tools }}{{ messages[0].content }}<|end|>"}))
-    with pytest.raises(RecipeError, match=r"model\.tool_parser: auto, but .* none of the known formats .*hermes.*name the vLLM"):
+    with pytest.raises(RecipeError, match=r"model\.tool_parser: auto, but .* none of the known formats .*hermes.*name vLLM"):
         tool_parser_of(str(tmp_path))
 
 

@@ -5,9 +5,9 @@ from chat_families import FAMILIES
 from chat_tokenizers import delta_ids, prompt_ids
 
 from asyncrl.core.messages import Message, ToolCall
-from generators.calls.reader import ToolCallReader
-from generators.calls.reasoning import Reasoning
-from generators.chat_format import ChatFormat
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.calls.reasoning import Reasoning
+from asyncrl.generators.chat_format import ChatFormat
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 USER = (Message("user", "Well?"),)

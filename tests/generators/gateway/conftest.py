@@ -1,7 +1,7 @@
 import pytest
 from played import protocols_of, write_model
 
-from generators.gateway.protocols import Protocols
+from asyncrl.generators.gateway.protocols import Protocols
 
 
 @pytest.fixture(scope="session")

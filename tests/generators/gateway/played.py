@@ -15,12 +15,12 @@ from openai import AsyncOpenAI
 from small_engine import CONFIG, LONGEST, small_model
 
 from asyncrl.core.trajectory import Sampling, Trajectory
-from generators.chat_format import ChatFormat
-from generators.episode import EpisodeLimits
-from generators.gateway.episode import GatewayLimits
-from generators.gateway.protocols import Protocols
-from generators.gateway.server import Gateway, Played
-from generators.vllm.engine_arguments import EngineSettings, engine_arguments
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.episode import EpisodeLimits
+from asyncrl.generators.gateway.episode import GatewayLimits
+from asyncrl.generators.gateway.protocols import Protocols
+from asyncrl.generators.gateway.server import Gateway, Played
+from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
 
 LIMITS = EpisodeLimits(
     max_turns=50,

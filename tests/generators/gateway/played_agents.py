@@ -14,8 +14,8 @@ from asyncrl.envs.agent.member import AgentMember
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.hosting.hosted import make_hosted
 from asyncrl.envs.secrets import Secrets
-from generators.gateway.agent_play import AgentPlay, play_agent
-from generators.gateway.server import Gateway
+from asyncrl.generators.gateway.agent_play import AgentPlay, play_agent
+from asyncrl.generators.gateway.server import Gateway
 
 TASK = Task(id=TaskId("sum"), prompt="What is 1+1?", data={"answer": "2", "hint": "small"})
 
@@ -33,6 +33,36 @@ while True:
     messages += [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in message.tool_calls]
 print(message.content)
 """
+
+ASKS = """
+import json, os, sys, threading, urllib.error, urllib.request
+
+def ask(messages, path="chat/completions", **more):
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    body = {"model": "main", "messages": messages, **more}
+    request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/{path}", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        return json.load(error)
+"""
+PLAIN_AGENT = (
+    ASKS
+    + """
+tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+messages = json.load(open(os.environ["ASYNCRL_TASK"]))["messages"]
+while True:
+    message = ask(messages, tools=[tool])["choices"][0]["message"]
+    messages.append({key: value for key, value in message.items() if value is not None})
+    if not message.get("tool_calls"):
+        break
+    messages += [{"role": "tool", "tool_call_id": call["id"], "content": "2"} for call in message["tool_calls"]]
+print(message["content"])
+"""
+)
+"""Does what :data:`OPENAI_AGENT` does without its library, whose import takes a second: for what is not about the library."""
 
 DAEMON = """
 import os, subprocess, sys, time
@@ -52,16 +82,18 @@ async def play(
     (tmp_path / "agent.py").write_text(code)
     engine = engine or FakeEngine(adds)
     limits = msgspec.structs.replace(LIMITS, **spec.pop("limits", {}))
-    command = ("python", str(tmp_path / "agent.py"), *spec.pop("arguments", ()))
+    command = spec.pop("program", ("python", str(tmp_path / "agent.py"), *spec.pop("arguments", ())))
     config = AgentEnvironmentConfig(command=command, **spec)
     member = AgentMember(config, "environment")
-    provided = Provided(Secrets(dict.fromkeys(config.secrets, "s3cret value")), workspace=tmp_path / "episode")
+    secrets = Secrets(dict.fromkeys(config.secrets, "s3cret value"))
     gateway = Gateway(protocols, engine.chat)
-    await gateway.start()
-    try:
-        return await play_episode(member, provided, gateway, engine, task, limits)
-    finally:
-        await gateway.close()
+    async with member.share(secrets) as shared:
+        provided = Provided(secrets, shared=shared, workspace=tmp_path / "episode")
+        await gateway.start(for_sandboxes=bool(config.sandbox))
+        try:
+            return await play_episode(member, provided, gateway, engine, task, limits)
+        finally:
+            await gateway.close()
 
 
 async def play_episode(

@@ -23,8 +23,8 @@ from asyncrl.envs.agent.member import AgentMember
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.secrets import Secrets
-from generators.gateway.agent_play import AgentPlay
-from generators.gateway.server import Gateway
+from asyncrl.generators.gateway.agent_play import AgentPlay
+from asyncrl.generators.gateway.server import Gateway
 
 ASK = """
 import json, os, random, subprocess, sys, time, urllib.request

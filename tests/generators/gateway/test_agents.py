@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from fake_engine import FakeEngine
 from played import CALL, LIMITS, until
-from played_agents import DAEMON, OPENAI_AGENT, TASK, adds, play
+from played_agents import DAEMON, OPENAI_AGENT, PLAIN_AGENT, TASK, adds, play
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, RecipeError
 from asyncrl.core.ids import GroupId
@@ -24,11 +24,11 @@ from asyncrl.envs.agent.member import AgentMember
 from asyncrl.envs.builtin.calculator import Calculator, calculate_steps
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.load import load_member
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.episode import EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.gateway.agent_play import TURNS_TAKEN_BACK, UNENFORCED, agent_episode
+from asyncrl.generators.gateway.server import Gateway
 from asyncrl.run.recipe.compose import compose
-from generators.calls.reader import ToolCallReader
-from generators.episode import EpisodeName, EpisodeTools, run_episode
-from generators.gateway.agent_play import TURNS_TAKEN_BACK, UNENFORCED, agent_episode
-from generators.gateway.server import Gateway
 
 ANTHROPIC_AGENT = """
 import os, sys
@@ -61,7 +61,7 @@ json.dump({"reward": 0.5, "rewards": {"sub": 1.0}, "metrics": {"steps": 3}}, ope
 
 
 async def test_the_result_file_has_rewards_and_metrics(protocols, tmp_path: Path) -> None:
-    played = await play(protocols, tmp_path, OPENAI_AGENT + RESULT)
+    played = await play(protocols, tmp_path, PLAIN_AGENT + RESULT)
     assert (played.result.reward, played.result.rewards) == (0.5, {"sub": 1.0})
     assert played.metrics == {"steps": 3.0, TURNS_TAKEN_BACK: 0.0, UNENFORCED: 0.0}
 
@@ -79,7 +79,7 @@ async def test_what_an_agent_sees_and_what_it_does_not(protocols, tmp_path: Path
     os.environ["ASYNCRL_TEST_OF_ITS_OWN"] = "not for agents"
     try:
         spec = {"secrets": ("A_KEY",), "task_data": ("hint",), "variables": {"ROLE": "main"}, "reward": "noting:note"}
-        await play(protocols, tmp_path, OPENAI_AGENT + see, **spec)
+        await play(protocols, tmp_path, PLAIN_AGENT + see, **spec)
     finally:
         del os.environ["ASYNCRL_TEST_OF_ITS_OWN"], sys.modules["noting"]
     assert seen["task"] == {
@@ -102,10 +102,10 @@ async def test_what_an_agent_sees_and_what_it_does_not(protocols, tmp_path: Path
         ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "exit status 137 without a word"),
         ("pass", "ended without having asked for a turn"),
-        (OPENAI_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('[1]')", "result file is not what it must be"),
-        (OPENAI_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('{\"reward\": 1e300}')", "must be a number of at most"),
-        (OPENAI_AGENT, "the agent ended, and nobody gave a reward"),
-        (OPENAI_AGENT + "os.mkdir(os.environ['ASYNCRL_RESULT'])", "result file cannot be read: Is a directory"),
+        (PLAIN_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('[1]')", "result file is not what it must be"),
+        (PLAIN_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('{\"reward\": 1e300}')", "must be a number of at most"),
+        (PLAIN_AGENT, "the agent ended, and nobody gave a reward"),
+        (PLAIN_AGENT + "os.mkdir(os.environ['ASYNCRL_RESULT'])", "result file cannot be read: Is a directory"),
     ],
 )
 async def test_an_agent_that_fails_fails_the_attempt(protocols, tmp_path: Path, code: str, problem: str) -> None:
@@ -115,27 +115,27 @@ async def test_an_agent_that_fails_fails_the_attempt(protocols, tmp_path: Path, 
 
 
 async def test_what_was_asked_for_and_not_enforced_is_a_metric(protocols, tmp_path: Path) -> None:
-    code = OPENAI_AGENT.replace("tools=[tool])", "tools=[tool], tool_choice='required')")
+    code = PLAIN_AGENT.replace("tools=[tool])", "tools=[tool], tool_choice='required')")
     played = await play(protocols, tmp_path, code, reward="exact")
     assert played.metrics[UNENFORCED] == 2.0
 
 
 async def test_a_failing_agent_may_be_scored(protocols, tmp_path: Path) -> None:
-    played = await play(protocols, tmp_path, OPENAI_AGENT + "raise SystemExit(1)", reward="exact", on_agent_error="score")
+    played = await play(protocols, tmp_path, PLAIN_AGENT + "raise SystemExit(1)", reward="exact", on_agent_error="score")
     assert played.result.reward == 1.0
     (folder := tmp_path / "unscored").mkdir()
-    played = await play(protocols, folder, OPENAI_AGENT + "raise SystemExit(1)", on_agent_error="score")
+    played = await play(protocols, folder, PLAIN_AGENT + "raise SystemExit(1)", on_agent_error="score")
     assert played.result.reward == 0.0, "it did not come to writing one"
 
 
 async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protocols, tmp_path: Path) -> None:
-    played = await play(protocols, tmp_path, OPENAI_AGENT, limits={"max_turns": 1}, reward="exact")
+    played = await play(protocols, tmp_path, PLAIN_AGENT, limits={"max_turns": 1}, reward="exact")
     assert (played.stop_reason, len(played.trajectories), played.result.reward) == (StopReason.MAX_TURNS, 1, 0.0)
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
 async def test_nothing_of_an_agent_outlives_its_episode(protocols, tmp_path: Path, hangs: bool) -> None:
-    code = OPENAI_AGENT + DAEMON + ("time.sleep(600)" if hangs else "")
+    code = PLAIN_AGENT + DAEMON + ("time.sleep(600)" if hangs else "")
     mark = tmp_path / "mark"
     limits = {"episode_timeout_s": 15.0 if hangs else 60.0}
     played = await play(protocols, tmp_path, code, reward="exact", limits=limits, variables={"MARK": str(mark)})
@@ -147,7 +147,7 @@ async def test_nothing_of_an_agent_outlives_its_episode(protocols, tmp_path: Pat
 
 async def test_an_episode_that_is_cancelled_ends_its_agent(protocols, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    code = OPENAI_AGENT + DAEMON + "time.sleep(600)"
+    code = PLAIN_AGENT + DAEMON + "time.sleep(600)"
     playing = asyncio.create_task(play(protocols, tmp_path, code, variables={"MARK": str(mark)}))
     await until(lambda: mark.exists() and len(mark.read_text().split()) == 2)
     playing.cancel()
@@ -222,7 +222,7 @@ async def test_the_calculator_as_an_agent_has_the_episodes_of_our_own_environmen
 
 
 async def test_a_worker_s_episode_of_an_agent(protocols, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(OPENAI_AGENT + RESULT)
+    (tmp_path / "agent.py").write_text(PLAIN_AGENT + RESULT)
     engine = FakeEngine(adds)
     member = AgentMember(AgentEnvironmentConfig(command=("python", str(tmp_path / "agent.py"))), "environment")
     provided = Provided(workspace=tmp_path / "episode")
@@ -265,7 +265,7 @@ def check_and_make_tasks(config: AgentEnvironmentConfig) -> None:
     member.make_tasks("train", 1, 0)
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "agents.md").read_text()
 """What is shown to users."""
 
 
@@ -278,7 +278,7 @@ async def test_the_program_of_the_page_works_as_it_stands(protocols, tmp_path: P
 
 
 def test_the_recipe_of_the_page_is_one(tmp_path: Path) -> None:
-    recipe, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)  # the other is of a section
+    recipe, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)  # others are of a section
     (tmp_path / "solve.yaml").write_text(recipe)
     composed = compose(str(tmp_path / "solve.yaml"), ["model.path=tiny"])
     assert isinstance(composed.environment, AgentEnvironmentConfig)

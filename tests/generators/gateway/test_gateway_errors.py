@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import msgspec
@@ -12,7 +13,7 @@ from played import ANTHROPIC_TOOLS, LIMITS, OPENAI_TOOLS, Clients, clients, unti
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.trajectory import StopReason
-from generators.gateway.episode import GatewayLimits
+from asyncrl.generators.gateway.episode import GatewayLimits
 
 USER = {"role": "user", "content": "begin"}
 
@@ -226,6 +227,16 @@ async def test_requests_of_an_episode_that_ended_and_of_none(protocols, ask, lib
         with pytest.raises(library.APIStatusError) as raised:
             await ask(play)
         assert raised.value.status_code == 410
+
+
+async def test_what_has_no_episode_is_refused_before_it_is_read(protocols) -> None:
+    async with clients(protocols, yes) as play, asyncio.timeout(30):
+        address = urlsplit(play.played.anthropic_url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        head = "POST /e/of-none/v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: 200000000\r\n\r\n"
+        writer.write(head.encode())
+        assert (await reader.readline()).split()[1] == b"410"
+        writer.close()
 
 
 @ALL

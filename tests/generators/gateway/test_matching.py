@@ -13,9 +13,9 @@ import pytest
 from asyncrl.core.episode import Episode
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.trajectory import Sampling, StartReason, StopReason, Trajectory, VersionSpan
-from generators.completion import Completion
-from generators.gateway.matching import Ask, Asked, Stream, Streams, TooManyStreams, Turn
-from generators.gateway.messages import canonical
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.gateway.matching import Ask, Asked, Stream, Streams, TooManyStreams, Turn
+from asyncrl.generators.gateway.messages import canonical
 
 END = 7
 """The token that ends a turn."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -14,18 +15,18 @@ import torch
 from anthropic import AsyncAnthropic
 from chat_tokenizers import make_tokenizer
 from openai import AsyncOpenAI
-from played import ANTHROPIC_TOOLS, LIMITS, OPENAI_TOOLS, until
+from played import ANTHROPIC_TOOLS, LIMITS, OPENAI_TOOLS, TOOL, until
 from small_engine import perturb, publish, small_model, started
 from transformers import DynamicCache, Qwen3ForCausalLM
 
 from asyncrl.core.publication import Shard
 from asyncrl.core.trajectory import Sampling, Trajectory, Turn
-from generators.chat_format import ChatFormat
-from generators.completion import Completion
-from generators.gateway.episode import GatewayLimits
-from generators.gateway.protocols import Protocols
-from generators.gateway.server import Gateway, Played
-from generators.vllm.engine import VllmEngine
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.gateway.episode import GatewayLimits
+from asyncrl.generators.gateway.protocols import Protocols
+from asyncrl.generators.gateway.server import Gateway, Played
+from asyncrl.generators.vllm.engine import VllmEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]
 
@@ -117,51 +118,83 @@ def check(real: Real, trajectories: tuple[Trajectory, ...], noting: Noting) -> t
 class Clients:
     """Both libraries, which agents share: each client that is made reads all certificates of this machine."""
 
-    def __init__(self, played: Played) -> None:
+    def __init__(self, played: Played, chat: ChatFormat) -> None:
         self.openai = AsyncOpenAI(base_url=played.openai_url, api_key="none", max_retries=0, timeout=300)
         self.anthropic = AsyncAnthropic(base_url=played.anthropic_url, api_key="none", max_retries=0, timeout=300)
+        self.generate_url, self.chat = f"{played.anthropic_url}/inference/v1/generate", chat
 
 
 class Agent:
     """An agent that says something in each turn, whatever it gets, in the way that its number says."""
 
     def __init__(self, clients: Clients, number: int) -> None:
-        self._openai, self._anthropic, self._number = clients.openai, clients.anthropic, number
+        self._clients, self._number = clients, number
+        self._ways = (
+            *(self._chat, self._chat_stream, self._messages, self._messages_stream),
+            *(self._response, self._response_stream, self._tokens),
+        )
         self.messages: list[Any] = [{"role": "user", "content": f"number {number}"}]
+        self._ids: list[int] = []
 
     async def turn(self) -> None:
-        if self._number % 2:
-            asked = {"model": "main", "messages": self.messages, "tools": ANTHROPIC_TOOLS, "max_tokens": 32_000}
-            if self._number % 4 == 1:
-                message = await self._anthropic.messages.create(**asked)
-            else:
-                async with self._anthropic.messages.stream(**asked) as stream:
-                    message = await stream.get_final_message()
-            blocks = [block.model_dump(include={"type", "text", "id", "name", "input"}) for block in message.content]
-            self.messages.append({"role": "assistant", "content": blocks})
-        else:
-            asked = {"model": "main", "messages": self.messages, "tools": OPENAI_TOOLS}
-            if self._number % 4:
-                content = "".join(
-                    [
-                        chunk.choices[0].delta.content or ""
-                        async for chunk in await self._openai.chat.completions.create(**asked, stream=True)
-                    ]
-                )
-            else:
-                content = (await self._openai.chat.completions.create(**asked)).choices[0].message.content
-            self.messages.append({"role": "assistant", "content": content})
-        self.messages.append({"role": "user", "content": f"number {self._number} goes on"})
+        said = await self._ways[self._number % len(self._ways)]()
+        self.messages += [*said, {"role": "user", "content": f"number {self._number} goes on"}]
+
+    async def _chat(self) -> list[Any]:
+        asked = {"model": "main", "messages": self.messages, "tools": OPENAI_TOOLS}
+        content = (await self._clients.openai.chat.completions.create(**asked)).choices[0].message.content
+        return [{"role": "assistant", "content": content}]
+
+    async def _chat_stream(self) -> list[Any]:
+        asked = {"model": "main", "messages": self.messages, "tools": OPENAI_TOOLS, "stream": True}
+        chunks = await self._clients.openai.chat.completions.create(**asked)
+        return [{"role": "assistant", "content": "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])}]
+
+    async def _messages(self) -> list[Any]:
+        asked = {"model": "main", "messages": self.messages, "tools": ANTHROPIC_TOOLS, "max_tokens": 32_000}
+        return [_of_blocks(await self._clients.anthropic.messages.create(**asked))]
+
+    async def _messages_stream(self) -> list[Any]:
+        asked = {"model": "main", "messages": self.messages, "tools": ANTHROPIC_TOOLS, "max_tokens": 32_000}
+        async with self._clients.anthropic.messages.stream(**asked) as stream:
+            return [_of_blocks(await stream.get_final_message())]
+
+    async def _response(self) -> list[Any]:
+        asked = {"model": "main", "input": self.messages, "tools": [{"type": "function", **TOOL}]}
+        return _of_items(await self._clients.openai.responses.create(**asked))
+
+    async def _response_stream(self) -> list[Any]:
+        asked = {"model": "main", "input": self.messages, "tools": [{"type": "function", **TOOL}]}
+        async with self._clients.openai.responses.stream(**asked) as stream:
+            return _of_items(await stream.get_final_response())
+
+    async def _tokens(self) -> list[Any]:
+        new = self.messages[-1:]
+        after = {"after": self._ids[-1]} if self._ids else {}
+        self._ids += await (self._clients.chat.delta if after else self._clients.chat.prompt)(new, [], {}, **after)
+        asked = {"model": "main", "token_ids": self._ids, "sampling_params": {"logprobs": 1}}
+        answer = await self._clients.openai.post(self._clients.generate_url, cast_to=httpx.Response, body=asked)
+        self._ids += answer.json()["choices"][0]["token_ids"]
+        return []
+
+
+def _of_blocks(message: Any) -> Any:
+    blocks = [block.model_dump(include={"type", "text", "id", "name", "input"}) for block in message.content]
+    return {"role": "assistant", "content": blocks}
+
+
+def _of_items(response: Any) -> list[Any]:
+    return [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in response.output]
 
 
 async def test_updates_in_mid_turn_and_in_mid_episode(real: Real, writer) -> None:
-    """Versions are loaded under streams and whole answers of both protocols, until some have come in the middle of turns."""
+    """Versions are loaded under streams and whole answers of all protocols, until some have come in the middle of turns."""
     turns = interrupted = 0
     while interrupted < 5:
         noting = Noting(real.engine)
         async with real.gateway.playing(LONG, noting) as played:
-            clients = Clients(played)
-            agents = [Agent(clients, number) for number in range(8)]
+            clients = Clients(played, real.chat)
+            agents = [Agent(clients, number) for number in range(7)]
 
             async def converse(agent: Agent) -> None:
                 for _ in range(4):
@@ -173,7 +206,7 @@ async def test_updates_in_mid_turn_and_in_mid_episode(real: Real, writer) -> Non
                     await update(real, writer)
             await talking
         trajectories = played.episode.trajectories()
-        assert [len(trajectory.turns) for trajectory in trajectories] == [4] * 8
+        assert [len(trajectory.turns) for trajectory in trajectories] == [4] * 7
         assert max(len(set(trajectory.versions().tolist()) - {-1}) for trajectory in trajectories) > 1
         checked, several = check(real, trajectories, noting)
         turns, interrupted = turns + checked, interrupted + several
@@ -183,10 +216,10 @@ async def test_updates_in_mid_turn_and_in_mid_episode(real: Real, writer) -> Non
 async def test_two_requests_at_once_branch_exactly(real: Real) -> None:
     noting = Noting(real.engine)
     async with real.gateway.playing(LONG, noting) as played:
-        clients = Clients(played)
+        clients = Clients(played, real.chat)
         trunk = Agent(clients, 0)
         await trunk.turn()
-        branches = [Agent(clients, 4), Agent(clients, 8)]
+        branches = [Agent(clients, 7), Agent(clients, 14)]
         for branch in branches:
             branch.messages = [*trunk.messages[:-1], *branch.messages]
         await asyncio.gather(*(branch.turn() for branch in branches))
@@ -200,7 +233,7 @@ async def test_two_requests_at_once_branch_exactly(real: Real) -> None:
 async def test_256_conversations_at_once(real: Real) -> None:
     noting = Noting(real.engine)
     async with real.gateway.playing(LONG, noting) as played:
-        clients = Clients(played)
+        clients = Clients(played, real.chat)
         agents = [Agent(clients, number) for number in range(256)]
         for _ in range(2):
             await asyncio.gather(*(agent.turn() for agent in agents))
@@ -217,7 +250,7 @@ async def test_256_conversations_at_once(real: Real) -> None:
 async def test_a_client_that_leaves_costs_the_episode_its_turn_alone(real: Real) -> None:
     noting = Noting(real.engine)
     async with real.gateway.playing(LONG, noting) as played:
-        agent = Agent(Clients(played), 0)
+        agent = Agent(Clients(played, real.chat), 0)
         await agent.turn()
         await real.engine.llm.pause_generation(mode="keep", clear_cache=False)
         leaving = asyncio.create_task(agent.turn())

@@ -10,11 +10,11 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
+from asyncrl.generators.vllm.engine import VllmEngine
+from asyncrl.generators.vllm.engine_arguments import EngineSettings
 from asyncrl.weights.merge import merge
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from generators.vllm.cpu.engine_process import EngineProcessServer
-from generators.vllm.engine import VllmEngine
-from generators.vllm.engine_arguments import EngineSettings
 
 NO_STOP = 0
 """A stop token that the small model never samples, so that requests are as long as a test says."""

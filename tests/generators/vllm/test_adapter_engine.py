@@ -14,8 +14,8 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import Shard
 from asyncrl.core.trajectory import Sampling
-from generators.completion import Completion, Sampler
-from generators.vllm.engine import VllmEngine
+from asyncrl.generators.completion import Completion, Sampler
+from asyncrl.generators.vllm.engine import VllmEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 

@@ -17,8 +17,8 @@ from transformers import Qwen3MoeForCausalLM
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.publication import LOAD, PREPARE, Shard
 from asyncrl.core.trajectory import Sampling
-from generators.completion import Completion, Sampler
-from generators.vllm.engine import VllmEngine
+from asyncrl.generators.completion import Completion, Sampler
+from asyncrl.generators.vllm.engine import VllmEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 

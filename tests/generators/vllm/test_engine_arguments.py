@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
-from generators.vllm.engine_arguments import EngineSettings, check_engine_arguments, engine_arguments
+from asyncrl.generators.vllm.engine_arguments import EngineSettings, check_engine_arguments, engine_arguments
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():
     )
     assert (alone.tensor_parallel_size, divided.tensor_parallel_size) == (1, 2)
     assert alone.kv_cache_memory_bytes == 2 * divided.kv_cache_memory_bytes
-    assert divided.distributed_executor_backend == "generators.vllm.cpu.engine_queues.NamelessQueuesExecutor"
+    assert divided.distributed_executor_backend == "asyncrl.generators.vllm.cpu.engine_queues.NamelessQueuesExecutor"
     assert alone.distributed_executor_backend != divided.distributed_executor_backend
 
 
@@ -68,3 +68,9 @@ def test_what_cannot_be_done_on_a_cpu_is_refused():
     drafts = {"method": "ngram", "num_speculative_tokens": 4}
     with pytest.raises(RecipeError, match=r"^generators\.engine\.speculative_config: it cannot be used on a CPU"):
         engine_arguments(EngineSettings(GeneratorsConfig(engine={"speculative_config": drafts}), "model", 128))
+
+
+@pytest.mark.parametrize(("rank", "backend"), [("512", "CPU_MLA"), ("null", None)])
+def test_latent_attention_has_the_kernel_that_takes_publications(tmp_path, rank, backend):
+    (tmp_path / "config.json").write_text(f'{{"kv_lora_rank": {rank}}}')
+    assert engine_arguments(EngineSettings(GeneratorsConfig(), str(tmp_path), 128)).attention_backend == backend

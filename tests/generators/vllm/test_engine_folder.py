@@ -11,13 +11,13 @@ import pytest
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.envs.hosting.workspaces import Workspaces
-from generators.vllm.engine_folder import EngineFolder
+from asyncrl.generators.vllm.engine_folder import EngineFolder
 
 GENERATOR = """
 import os, sys, tempfile
 from multiprocessing import forkserver
 from unittest import mock
-from generators.vllm.cpu.engine_process import EngineProcessServer
+from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 
 CHILD = "import tempfile; open(tempfile.mkdtemp() + '/pipe', 'w')"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vllm_process import vllm_process
 
-from generators.vllm import engine_load
+from asyncrl.generators.vllm import engine_load
 
 
 def load_weights(sender: Connection) -> None:

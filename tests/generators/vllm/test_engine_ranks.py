@@ -9,7 +9,7 @@ import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from asyncrl.core.errors import ProcessDied
-from generators.vllm.engine_ranks import EngineRanks
+from asyncrl.generators.vllm.engine_ranks import EngineRanks
 
 
 class Client:
@@ -70,7 +70,7 @@ async def test_an_error_of_one_rank_is_raised_once_all_have_answered(client: Cli
 
 @pytest.mark.parametrize("how", ["told", "silent", "coordinator"])
 async def test_a_dead_process_ends_the_question(client: Client, ranks: EngineRanks, how: str, monkeypatch) -> None:
-    monkeypatch.setattr("generators.vllm.engine_ranks._ALIVE_S", 0.01)
+    monkeypatch.setattr("asyncrl.generators.vllm.engine_ranks._ALIVE_S", 0.01)
     asking = await asked(client, ranks)
     client.resources.engine_dead = how == "silent"
     if how == "coordinator":
@@ -92,7 +92,7 @@ async def test_a_coordinator_that_died_is_noticed_though_every_rank_answers(clie
 
 
 async def test_a_rank_that_does_not_answer_in_time_is_as_good_as_dead(client: Client, monkeypatch) -> None:
-    monkeypatch.setattr("generators.vllm.engine_ranks._ALIVE_S", 0.01)
+    monkeypatch.setattr("asyncrl.generators.vllm.engine_ranks._ALIVE_S", 0.01)
     asking = await asked(client, EngineRanks(SimpleNamespace(engine_core=client), "generator-0", 0.05))
     client.answers[b"a"].set_result(0)
     with pytest.raises(ProcessDied, match=r"generator-0: the vLLM engine did not answer load within 0.05 s; .*deadlines.publish"):

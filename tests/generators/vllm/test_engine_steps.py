@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from asyncrl.core.measures.step_moments import StepMoments
-from generators.vllm.engine_steps import EngineSteps, prompt_tokens
+from asyncrl.generators.vllm.engine_steps import EngineSteps, prompt_tokens
 
 
 def scheduled(new: dict[str, int], going_on: dict[str, tuple[int, int]], resumed: frozenset[str] = frozenset()):
@@ -33,7 +33,7 @@ def test_tokens_of_prompts_are_those_of_requests_that_sampled_nothing_yet_or_los
 
 def test_before_any_step_only_sampled_the_time_is_divided_by_tokens(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr("generators.vllm.engine_steps.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("asyncrl.generators.vllm.engine_steps.time.monotonic", lambda: now[0])
     plan = [scheduled({"a": 30}, {"b": (1, 3), "c": (9, 4)}), scheduled({}, {"a": (1, 1)}), scheduled({}, {})]
 
     def step() -> tuple[dict[int, str], bool]:
@@ -57,7 +57,7 @@ def test_before_any_step_only_sampled_the_time_is_divided_by_tokens(monkeypatch:
 def test_what_prompts_add_to_a_step_is_theirs(monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, where a step that samples takes nearly the same time for any number of requests."""
     now = [0.0]
-    monkeypatch.setattr("generators.vllm.engine_steps.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("asyncrl.generators.vllm.engine_steps.time.monotonic", lambda: now[0])
     decoding = dict.fromkeys("bcdefghi", (1, 3))
     plan = [(scheduled({}, decoding), 2.0), (scheduled({"a": 8}, decoding), 2.5), (scheduled({"a": 8}, {"b": (1, 3)}), 1.0)]
 
@@ -80,7 +80,7 @@ def test_what_prompts_add_to_a_step_is_theirs(monkeypatch: pytest.MonkeyPatch):
 
 def test_where_steps_are_scheduled_ahead_the_time_between_results_is_of_the_step_that_ended(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr("generators.vllm.engine_steps.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("asyncrl.generators.vllm.engine_steps.time.monotonic", lambda: now[0])
     plan = [scheduled({"a": 40}, {}), scheduled({}, {"a": (1, 1)}), scheduled({}, {"a": (1, 2)})]
     takes, queue = [5.0, 1.0, 2.0], []
 

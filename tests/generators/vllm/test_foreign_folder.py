@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.core.publication import Shard
 from asyncrl.core.trajectory import Sampling
+from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from generators.vllm.engine import VllmEngine
 
 PROMPT = list(range(5, 45))
 

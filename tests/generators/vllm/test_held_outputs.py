@@ -16,7 +16,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from generators.vllm.held_outputs import hold_outputs
+from asyncrl.generators.vllm.held_outputs import hold_outputs
 
 REQUESTS = 4
 """Requests of an engine, named "0" to "3"; the last one wants its tokens as they come."""

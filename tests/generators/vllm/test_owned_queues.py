@@ -12,7 +12,7 @@ from vllm_process import vllm_process
 
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.owned_memory import BEGINNING, OwnedMemory, remove_abandoned_memory
-from generators.vllm import engine_load
+from asyncrl.generators.vllm import engine_load
 
 
 def make_queue(sender: Connection) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from generators.vllm.text_stops import TextStops
+from asyncrl.generators.vllm.text_stops import TextStops
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from generators.vllm.turn_batches import ADD_TURNS, TurnSettings, add_turns
-from generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
+from asyncrl.generators.vllm.turn_batches import ADD_TURNS, TurnSettings, add_turns
+from asyncrl.generators.vllm.turn_requests import SampledTurn, TurnRequests, TurnUnanswered
 
 PARAMS = SamplingParams(
     max_tokens=99, logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, stop_token_ids=[7]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.ids import PolicyVersion
-from generators.vllm.version_slots import VersionSlots, version_in
+from asyncrl.generators.vllm.version_slots import VersionSlots, version_in
 
 BEGIN, END = "begin", "end"
 STEPS = st.lists(st.one_of(st.just(BEGIN), st.tuples(st.just(END), st.integers(0, 99)), st.integers(1, 3)), max_size=60)

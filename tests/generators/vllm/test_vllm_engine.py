@@ -20,9 +20,9 @@ from asyncrl.core.publication import PREPARE, Publication, Shard
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 from asyncrl.episodes.writer import decoder
-from generators.completion import Completion
-from generators.vllm.engine import VllmEngine
-from generators.vllm.engine_arguments import CPU_BLOCK_TOKENS
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.vllm.engine import VllmEngine
+from asyncrl.generators.vllm.engine_arguments import CPU_BLOCK_TOKENS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(660)]  # an engine may take ten minutes to start
 

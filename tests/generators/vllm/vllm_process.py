@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
-from generators.vllm.cpu.engine_process import EngineProcessServer
+from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 
 
 @contextmanager

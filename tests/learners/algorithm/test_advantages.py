@@ -1,5 +1,7 @@
 """Advantages against their formulas, group by group in Python, and for pass@k against every set of k."""
 
+import functools
+import operator
 from itertools import combinations
 
 import numpy as np
@@ -18,7 +20,7 @@ from asyncrl.core.recipe.advantage import (
     ReinforcePlusPlusAdvantageConfig,
     RlooAdvantageConfig,
 )
-from learners.algorithm.advantages import Returns, advantages, against_greedy, decoupled_advantages, pass_at_k_advantages
+from asyncrl.learners.algorithm.advantages import Returns, advantages, against_greedy, decoupled_advantages, pass_at_k_advantages
 
 GROUPS = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=5)
 KINDS = [
@@ -91,8 +93,9 @@ def test_a_batch_whose_rewards_differ_by_rounding_prefers_nothing(config):
 
 
 def test_a_success_short_of_rounding_is_a_success():
-    assert sum([0.1] * 10) < 1.0
-    values = torch.tensor([sum([0.1] * 10), 1.0, 0.0], dtype=torch.float64)
+    summed = functools.reduce(operator.add, [0.1] * 10)  # sum() corrects its rounding from Python 3.12 on
+    assert summed < 1.0
+    values = torch.tensor([summed, 1.0, 0.0], dtype=torch.float64)
     expected = pass_at_k_advantages(torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3, dtype=torch.int64), 2, 1.0)
     assert torch.equal(pass_at_k_advantages(values, torch.zeros(3, dtype=torch.int64), 2, 1.0), expected)
 
@@ -112,7 +115,7 @@ def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_batch(baseline):
 
 
 def test_equal_rewards_are_still_less_the_mean_of_the_batch():
-    """What a group without spread comes to where the batch is normalised afterwards: not 0, as docs/algorithms.md says."""
+    """What a group without spread comes to where the batch is normalised afterwards: not 0 (docs/reference/algorithms.md)."""
     groups, tokens = [[5.0, 5.0], [0.0, 1.0]], [1, 1, 1, 7]
     centred = np.array([0.0, 0.0, -0.5, 0.5])
     standard = np.array([0.0, 0.0, -1.0, 1.0])

@@ -16,8 +16,8 @@ from asyncrl.core.recipe.algorithm import (
 )
 from asyncrl.core.recipe.correction import MaskBoundConfig, RejectDivergenceConfig
 from asyncrl.core.recipe.loss import GmpoLossConfig, GspoLossConfig, PpoClipLossConfig, ReinforceLossConfig
-from learners.algorithm.aggregation import Sequences, denominator, shares
-from learners.algorithm.losses import policy_loss
+from asyncrl.learners.algorithm.aggregation import Sequences, denominator, shares
+from asyncrl.learners.algorithm.losses import policy_loss
 
 KINDS = [TokenMeanConfig(), SequenceMeanTokenSumConfig(), SequenceMeanTokenMeanConfig(), ConstantAggregationConfig(tokens=7)]
 LOSSES = [PpoClipLossConfig(), GspoLossConfig(), GmpoLossConfig(), ReinforceLossConfig()]

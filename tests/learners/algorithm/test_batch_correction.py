@@ -11,8 +11,8 @@ from loss_samples import Row, Token, decoupled, pack_tokens, rows_of_tokens
 from rank_threads import on_ranks
 
 from asyncrl.core.recipe.correction import NormalizedBoundConfig, RejectSecondMomentConfig
-from learners.algorithm.batch_correction import mean_weight, second_moment_outliers
-from learners.algorithm.corrections import correct
+from asyncrl.learners.algorithm.batch_correction import mean_weight, second_moment_outliers
+from asyncrl.learners.algorithm.corrections import correct
 
 # Squares and their sums are exact in these, and no mean of up to 12 of them is a bound of those below.
 LOG_RATIOS = st.lists(st.tuples(st.integers(-16, 16).map(lambda n: n / 8), st.booleans()), min_size=1, max_size=12)

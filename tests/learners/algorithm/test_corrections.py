@@ -12,7 +12,7 @@ from asyncrl.core.recipe.correction import (
     RejectRatioConfig,
     TruncateBoundConfig,
 )
-from learners.algorithm.corrections import correct
+from asyncrl.learners.algorithm.corrections import correct
 
 
 def token(log_ratio, turn=0, mask=True, staleness=0):

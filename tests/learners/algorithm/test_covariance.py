@@ -6,7 +6,7 @@ import torch
 from rank_threads import on_ranks
 
 from asyncrl.core.recipe.loss import ClipCovLossConfig, KlCovLossConfig
-from learners.algorithm.covariance import single_out
+from asyncrl.learners.algorithm.covariance import single_out
 
 RANDOM = np.random.default_rng(3)
 TOKENS = 60

@@ -12,9 +12,9 @@ from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RlooAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, OverlongPenaltyConfig, TurnCreditConfig
 from asyncrl.core.trajectory import StopReason
-from learners.algorithm.credit import turn_groups, turn_places, turn_returns
-from learners.algorithm.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas
-from learners.algorithm.row_advantages import row_advantages, with_overlong_penalty
+from asyncrl.learners.algorithm.credit import turn_groups, turn_places, turn_returns
+from asyncrl.learners.algorithm.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas
+from asyncrl.learners.algorithm.row_advantages import row_advantages, with_overlong_penalty
 
 ROWS = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=9), min_size=0, max_size=5)
 

@@ -14,8 +14,8 @@ from loss_samples import Row, Token, decoupled, decoupled_ppo, pack_tokens
 
 from asyncrl.core.recipe.algorithm import KlInLossConfig, NoKlConfig
 from asyncrl.core.recipe.correction import MaskBoundConfig, TruncateBoundConfig
-from learners.algorithm.losses import policy_loss
-from learners.batches.observations import observe, readings_of
+from asyncrl.learners.algorithm.losses import policy_loss
+from asyncrl.learners.batches.observations import observe, readings_of
 
 FREE = TruncateBoundConfig(upper=1e4)
 """A bound that no ratio reaches."""

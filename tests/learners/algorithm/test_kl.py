@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.algorithm.kl import adapted_coefficient, divergence, kl_in_reward, straight_through
+from asyncrl.learners.algorithm.kl import adapted_coefficient, divergence, kl_in_reward, straight_through
 
 FORMULAS = {"k1": lambda d: d, "abs": abs, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}
 ESTIMATORS = list(FORMULAS)

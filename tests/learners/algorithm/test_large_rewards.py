@@ -15,8 +15,8 @@ from asyncrl.core.recipe.advantage import (
     RlooAdvantageConfig,
 )
 from asyncrl.core.reward_range import LARGEST_REWARD
-from learners.algorithm.advantages import Returns, advantages, decoupled_advantages
-from learners.algorithm.value_loss import value_loss
+from asyncrl.learners.algorithm.advantages import Returns, advantages, decoupled_advantages
+from asyncrl.learners.algorithm.value_loss import value_loss
 
 REWARDS = [LARGEST_REWARD, -LARGEST_REWARD, LARGEST_REWARD / 2, 0.0]
 KINDS = [

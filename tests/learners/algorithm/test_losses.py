@@ -30,7 +30,7 @@ from asyncrl.core.recipe.loss import (
     ReinforceLossConfig,
     SapoLossConfig,
 )
-from learners.algorithm.losses import policy_loss
+from asyncrl.learners.algorithm.losses import policy_loss
 
 PLAIN = decoupled(weight="none")
 LOSSES = {

@@ -12,7 +12,7 @@ from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RemaxAdvantageConfig
 from asyncrl.core.recipe.algorithm import OverlongPenaltyConfig
 from asyncrl.core.recipe.correction import MaskBoundConfig
-from learners.algorithm.row_advantages import row_advantages, with_overlong_penalty
+from asyncrl.learners.algorithm.row_advantages import row_advantages, with_overlong_penalty
 
 LOOSE = decoupled(bound=MaskBoundConfig(lower=0.05, upper=20.0))
 REMAX = decoupled_ppo(advantage=RemaxAdvantageConfig(), correction=LOOSE)

@@ -9,8 +9,8 @@ from asyncrl.core.recipe.advantage import GdpoAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.custom import CustomAdvantageConfig
 from asyncrl.core.recipe.decode import decode_recipe
-from learners.algorithm.row_advantages import row_advantages
-from learners.custom.check import check_customs
+from asyncrl.learners.algorithm.row_advantages import row_advantages
+from asyncrl.learners.custom.check import check_customs
 
 WEIGHTS = {"right": 1.0, "polite": -0.25, "brief": 2.0}
 

@@ -24,9 +24,9 @@ from asyncrl.core.recipe.algorithm import (
     SequenceMeanTokenSumConfig,
     TokenMeanConfig,
 )
-from learners.algorithm.aggregation import Sequences, denominator, shares
-from learners.algorithm.row_advantages import compared, row_advantages, with_overlong_penalty, with_penalties
-from learners.batches.mini_batches import mini_batches
+from asyncrl.learners.algorithm.aggregation import Sequences, denominator, shares
+from asyncrl.learners.algorithm.row_advantages import compared, row_advantages, with_overlong_penalty, with_penalties
+from asyncrl.learners.batches.mini_batches import mini_batches
 
 COUNTS = (1, 3, 7)
 SHAPES = [(3, 4), (9, 2), (5, 12), (4, 1), (7, 3), (3, 8), (6, 5)]

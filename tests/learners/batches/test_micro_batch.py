@@ -5,7 +5,8 @@ import torch
 from learner_samples import make_batch, needed, row_of
 
 from asyncrl.core.trajectory import Sampling as Sampled
-from learners.batches.micro_batch import check_sampling, pack, trajectory_of
+from asyncrl.learners.batches.micro_batch import check_sampling, pack, trajectory_of
+from asyncrl.learners.batches.taught_rows import with_teachers
 
 TEMPERATURE = 0.8
 
@@ -54,6 +55,16 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
     assert batch.token_ids.tolist() == [token for row in rows for token in row.token_ids[: needed(row)].tolist()]
     assert (batch.rows.count, batch.turns.count, batch.max_staleness) == (12, 24, 1)
     assert not batch.singled_out.any()
+
+
+def test_each_token_comes_with_the_teachers_log_probability_and_rows_without_are_refused():
+    records, rows, batch = packed(take=3)
+    assert batch.logp_teacher is None
+    taught = [msgspec.structs.replace(row, teacher_logprobs=row.logprobs[row.loss_mask] - 1) for row in rows]
+    batch = with_teachers(batch, records, taught)
+    assert torch.equal(batch.logp_teacher, batch.logp_behaviour - 1)
+    with pytest.raises(ValueError, match=r"sample 1 .*: no teacher was asked about it"):
+        with_teachers(batch, records, [taught[0], rows[1], taught[2]])
 
 
 def test_padding_is_a_row_of_its_own():

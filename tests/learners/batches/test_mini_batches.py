@@ -6,7 +6,7 @@ from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
-from learners.batches.mini_batches import mini_batches, order
+from asyncrl.learners.batches.mini_batches import mini_batches, order
 
 
 def make(version, sizes):

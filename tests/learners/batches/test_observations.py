@@ -2,16 +2,20 @@
 
 import math
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from learner_samples import packed_batch
 from loss_samples import decoupled, decoupled_ppo
 
+from asyncrl.core.measures.gap_sums import GapSums
 from asyncrl.core.measures.metrics import Reduction
 from asyncrl.core.recipe.correction import MaskBoundConfig, RejectRatioConfig
-from learners.algorithm.losses import policy_loss
-from learners.batches.observations import observe, readings_of, staleness_buckets
-from learners.batches.tally import add_to
+from asyncrl.learners.algorithm.losses import policy_loss
+from asyncrl.learners.batches.observations import observe, readings_of, staleness_buckets
+from asyncrl.learners.batches.tally import add_to
+from asyncrl.learners.metrics import gap_evidence
 
 
 def tally_of(batch, logp, correction=None):
@@ -45,6 +49,22 @@ def test_ratio_and_divergence_are_told_by_staleness():
     assert seen["mismatch/logprob_gap_mean_abs"] == pytest.approx(math.log(1.5), rel=1e-5)
     old = (batch.mask & (batch.staleness == 1)).sum().item()
     assert seen["correction/truncated_fraction"] == pytest.approx(old / batch.mask.sum().item())
+
+
+def test_what_tells_the_cause_of_a_gap_is_what_sums_over_the_same_tokens_say():
+    batch = packed_batch()
+    logp = (batch.logp_behaviour * 1.3 - 0.05 * (torch.arange(len(batch.mask)) % 4)).clamp(max=-1e-3)
+    seen = gap_evidence(readings(tally_of(batch, logp)))
+    rows, turns, sums = batch.rows.index.numpy(), batch.turns.index.numpy(), GapSums()
+    staleness, chosen = batch.staleness.numpy(), batch.mask.numpy()
+    oldest = np.array([staleness[rows == row].max() for row in range(batch.rows.count)])
+    begins = np.diff(turns, prepend=-1) != 0
+    columns = batch.logp_behaviour.double().numpy(), logp.double().numpy(), staleness, oldest[rows] == 0, begins
+    sums.add(*(column[chosen] for column in columns))
+    expected = msgspec.structs.asdict(sums.evidence())
+    assert None not in expected.values()
+    assert len(set(expected.values())) == len(expected)
+    assert msgspec.structs.asdict(seen) == pytest.approx(expected, rel=1e-5)
 
 
 def test_tokens_left_out_are_counted_by_cause():

@@ -11,8 +11,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import EpisodeRecord, TrajectoryRecord, prompt_checksums
 from asyncrl.core.trajectory import StopReason
-from learners.batches.packing import plan
-from learners.batches.prefixes import families, planned_prefix
+from asyncrl.learners.batches.packing import plan
+from asyncrl.learners.batches.prefixes import families, planned_prefix
 
 BUDGET = 50
 WIDE = 2000

@@ -3,8 +3,8 @@ import pytest
 import torch
 from learner_samples import make_batch, packed_batch, row_of
 
-from learners.batches.micro_batch import pack
-from learners.batches.single_row import single_row
+from asyncrl.learners.batches.micro_batch import pack
+from asyncrl.learners.batches.single_row import single_row
 
 BATCH, EPISODES = make_batch()
 
@@ -28,9 +28,10 @@ def test_a_row_taken_out_is_the_row_packed_alone(multiple: int):
 
 def test_what_was_prepared_for_a_row_comes_with_it():
     numbers = torch.arange(len(packed_batch().targets), dtype=torch.float32)
-    whole = packed_batch(logp_proximal=numbers, advantages=-numbers, mean_weight=0.5)
+    whole = packed_batch(logp_proximal=numbers, advantages=-numbers, logp_teacher=2 * numbers, mean_weight=0.5)
     taken = [single_row(whole, number, 1) for number in range(whole.rows.count)]
     assert torch.cat([each.logp_proximal for each in taken]).equal(numbers)
     assert torch.cat([each.advantages for each in taken]).equal(-numbers)
+    assert torch.cat([each.logp_teacher for each in taken]).equal(2 * numbers)
     assert {each.mean_weight for each in taken} == {0.5}
     assert sum((each.names for each in taken), ()) == whole.names

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.checkpointing import checkpoints
+from asyncrl.learners.checkpointing import checkpoints
 
 
 def make(folder, *versions):

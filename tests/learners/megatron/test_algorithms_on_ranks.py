@@ -11,6 +11,7 @@ from ranks import run_ranks
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import (
     GdpoAdvantageConfig,
+    NoAdvantageConfig,
     PassAtKAdvantageConfig,
     ReinforcePlusPlusAdvantageConfig,
     RlooAdvantageConfig,
@@ -24,6 +25,7 @@ from asyncrl.core.recipe.correction import (
     RejectSecondMomentConfig,
 )
 from asyncrl.core.recipe.loss import ClipCovLossConfig, GmpoLossConfig, GspoLossConfig, KlCovLossConfig
+from asyncrl.core.recipe.teacher import TeacherConfig
 
 # Behaviour log-probabilities of the sample rows are far from a random model's; loose enough that something is trained.
 LOOSE = MaskBoundConfig(lower=0.05, upper=20.0)
@@ -70,6 +72,13 @@ ALGORITHMS = {
         aggregation=SequenceMeanTokenMeanConfig(),
         correction=decoupled(bound=LOOSE, reject=(RejectDivergenceConfig(level="token", upper=2.0),)),
     ),
+    "teacher": decoupled_ppo(teacher=TeacherConfig(path="teacher"), correction=decoupled(bound=LOOSE), minibatches=2),
+    "teacher_alone_of_covariances": decoupled_ppo(
+        advantage=NoAdvantageConfig(),
+        teacher=TeacherConfig(path="teacher", coefficient=0.5),
+        loss=KlCovLossConfig(share=0.2, coefficient=0.1),
+        correction=decoupled(anchor="behaviour", weight="none"),
+    ),
     "own_functions": OWN,
 }
 
@@ -81,12 +90,18 @@ def folder(tmp_path_factory):
 
 def step(folder, algorithm, data, micro_batch_tokens):
     batch, episodes = make_batch()
-    batch, episodes = batch_of(map(with_turn_rewards, episodes.values()))
+    batch, episodes = batch_of(map(with_turn_rewards, map(taught, episodes.values())))
     batch = changed(batch, lambda each: {"rewards": (0.3 * (each.sample_index % 3), each.reward)})
     recipe = make_recipe(folder, data=data, micro_batch_tokens=micro_batch_tokens)
     recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
     results = run_ranks(rank_side.train, recipe, folder, batch, episodes, 1, None, data=data)
     return untimed(combine(reading for reports, _, _ in results for reading in reports[0].readings))
+
+
+def taught(episode):
+    (trajectory,) = episode.trajectories
+    ids = trajectory.token_ids[trajectory.loss_mask]
+    return edited(episode, teacher_logprobs=(-0.1 * (ids % 7)).astype("float32"))
 
 
 def with_turn_rewards(episode):

@@ -21,20 +21,28 @@ from transformers import AutoModelForCausalLM
 from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.learners.megatron.model_config import policy_config
+from asyncrl.learners.supported_model import supported_config
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.models.model_weights import check_folder
-from learners.megatron.model_config import policy_config
-from learners.supported_model import supported_config
 
 LEARNER = LearnerConfig(micro_batch_tokens=64, lr=1e-3)
 DENSE = {"tensor": 2, "pipeline": 2}
 MIXED = {"tensor": 2, "data": 2, "expert": 2}
+DEEPSEEK_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+DEEPSEEK_YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
 NEW = {
     "mistral": ({}, DENSE),
     "qwen3_yarn": ({}, DENSE),
     "mixtral": ({}, MIXED),
     "qwen2_moe": ({}, MIXED),
     "glm4_moe": ({}, MIXED),
+    "deepseek_v3": ({}, MIXED),
+    "deepseek_v3-pipeline": ({"q_lora_rank": None, "n_routed_experts": 4, "n_group": 2, "topk_group": 2}, DENSE),
+    "deepseek_v3-yarn": (
+        {"n_group": 1, "topk_group": 1, "rope_parameters": DEEPSEEK_YARN},
+        {"context": 2, "recompute": "selective"},
+    ),
     "glm4_moe-without-biases": ({"attention_bias": False, "use_qk_norm": False}, {"tensor": 2, "expert_tensor": 2}),
     "qwen2_moe-some-dense": ({"mlp_only_layers": [1], "norm_topk_prob": False}, {"pipeline": 2, "data": 2, "expert": 2}),
 }
@@ -84,7 +92,7 @@ def test_another_layout_goes_on_from_a_checkpoint(case, tmp_path):
 
 
 def test_every_architecture_is_one_that_a_test_trains(tmp_path):
-    trained = {"qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "mixtral", "qwen2_moe", "glm4_moe"}
+    trained = {"qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "mixtral", "qwen2_moe", "glm4_moe", "deepseek_v3"}
     assert {description.model_type for description in KNOWN.values()} == trained
 
 
@@ -125,6 +133,9 @@ def test_yarn_is_not_the_plain_embedding(tmp_path):
         ("mixtral", {"sliding_window": 64}, "sliding_window 64 of 128 positions"),
         ("qwen3", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
         ("glm4_moe", {"n_group": 2}, "n_group 2"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func softmax"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method greedy"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave false"),
         ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob false"),
         ("qwen2_moe", {"qkv_bias": False}, "qkv_bias false"),
     ],

@@ -1,6 +1,7 @@
 """What torch compiles for a GPU: the same values and gradients as the plain formulas in float64, and one compilation for all
 numbers of tokens, because each takes seconds."""
 
+import functools
 import itertools
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 from test_elementwise import compare, plain_gate, plain_norm, plain_rotation
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from learners.megatron.kernels import kernels_of
-from learners.megatron.layers import compiled
+from asyncrl.learners.megatron.kernels import kernels_of
+from asyncrl.learners.megatron.layers import compiled
 
 TOKENS = (7, 3, 64, 33)
 
@@ -53,6 +54,32 @@ def test_rotation(counter):
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("rotated", [8, 6])
+def test_queries_keys_and_values(counter, rotated, normed):
+    """Two groups of three queries, a key and a value, of which the first ``rotated`` channels are rotated."""
+    torch.manual_seed(0)
+
+    def plain(projected, *weights, angles):
+        heads = list(projected.split((3, 1, 1), 2))
+        for number, weight in enumerate(weights):
+            heads[number] = plain_norm(heads[number], weight)
+        for number in (0, 1):
+            turned = plain_rotation(heads[number][..., :rotated], angles.double().unsqueeze(2))
+            heads[number] = torch.cat([turned, heads[number][..., rotated:]], -1)
+        return torch.cat([each.flatten(1, 2) for each in heads], 1)
+
+    def ours(projected, *weights, angles):
+        return torch.cat(compiled.heads(projected, (angles.cos(), angles.sin()), weights or None, 1e-5), 1)
+
+    for tokens in TOKENS:
+        angles = torch.randn(tokens, 1, rotated // 2)
+        weights = (torch.randn(8), torch.randn(8)) if normed else ()
+        ways = (functools.partial(way, angles=angles) for way in (ours, plain))
+        compare(*ways, torch.randn(tokens, 2, 5, 8), *weights)
+    assert counter.frame_count == 1
+
+
 def test_one_model_s_kinds_of_norms_do_not_exhaust_the_compiler(counter):
     """Beyond its limit, torch would go back to single operators with no more than a line in the log."""
     shapes = (1, 32), (4, 16), (2, 16)
@@ -67,4 +94,5 @@ def test_one_model_s_kinds_of_norms_do_not_exhaust_the_compiler(counter):
 
 def test_a_gpu_s_layers_are_computed_by_them():
     kernels = kernels_of(torch.device("cuda"), None)
-    assert (kernels.rms_norm, kernels.gated_silu, kernels.rotate) == (compiled.rms_norm, compiled.gated_silu, compiled.rotate)
+    pieces = kernels.rms_norm, kernels.gated_silu, kernels.rotate, kernels.heads
+    assert pieces == (compiled.rms_norm, compiled.gated_silu, compiled.rotate, compiled.heads)

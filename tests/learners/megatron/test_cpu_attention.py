@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learners.megatron.cpu import row_threads
-from learners.megatron.cpu.attention import attention_on_cpu
-from learners.megatron.layers.packed_rows import segment_table
+from asyncrl.learners.megatron.cpu import row_threads
+from asyncrl.learners.megatron.cpu.attention import attention_on_cpu
+from asyncrl.learners.megatron.layers.packed_rows import segment_table
 
 LENGTHS = st.integers(1, 40)
 

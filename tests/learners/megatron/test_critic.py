@@ -13,9 +13,9 @@ from test_ranks import distance, weights_of
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, KlInRewardConfig, TurnCreditConfig
-from learners.algorithm.token_credit import normalised, token_credit
-from learners.algorithm.value_loss import value_loss
-from learners.batches.micro_batch import pack
+from asyncrl.learners.algorithm.token_credit import normalised, token_credit
+from asyncrl.learners.algorithm.value_loss import value_loss
+from asyncrl.learners.batches.micro_batch import pack
 
 GAE = decoupled_ppo(advantage=GaeAdvantageConfig(lam=0.9, critic_lr=3e-3, value_clip=0.5))
 BATCHES = [make_batch(version) for version in (5, 6, 7)]

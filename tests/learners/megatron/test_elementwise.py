@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from learners.megatron.cpu import kernels, row_threads
-from learners.megatron.layers.row_moves import place_rows, take_rows
+from asyncrl.learners.megatron.cpu import kernels, row_threads
+from asyncrl.learners.megatron.layers.row_moves import place_rows, take_rows
 
 
 @pytest.fixture(params=[kernels.OURS, kernels.TORCHS], ids=["our loops", "torch's operators"])

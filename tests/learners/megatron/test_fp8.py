@@ -1,5 +1,7 @@
 """What can be known of fp8 without a GPU: where it is refused, what Megatron is told, and that products get whole tiles."""
 
+from types import SimpleNamespace
+
 import pytest
 import rank_side
 import torch
@@ -7,8 +9,8 @@ from learner_samples import make_batch, make_model, make_recipe
 from ranks import run_ranks
 
 from asyncrl.core.parallel_layout import ParallelLayout
-from learners.preparation import Preparation
-from learners.rank import FileMeeting, RankSpec
+from asyncrl.learners.preparation import Preparation
+from asyncrl.learners.rank import FileMeeting, RankSpec
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,9 @@ def test_every_rank_gets_a_multiple_of_16_tokens(folder):
 
     def packed(fp8):
         recipe = of_recipe(folder, fp8=fp8, tensor=2)
-        preparation = Preparation(recipe.algorithm, recipe.learner, recipe.sampling.temperature, rank, None)
+        preparation = Preparation(
+            recipe.algorithm, recipe.learner, recipe.sampling.temperature, rank, SimpleNamespace(routing=None)
+        )
         (mini_batch,) = preparation.mini_batches(batch, episodes, 0.0)
         return mini_batch.micro_batches
 

@@ -64,6 +64,17 @@ def assert_same_gradients(left, right):
         assert np.linalg.norm(left[name] - tensor) < 1e-5 * np.linalg.norm(tensor), name
 
 
+def assert_same_gradients_by(program, folder, architecture, least=1, **layout):
+    """Ranks of a layout that compute by ``program`` of :mod:`layout_side` have the gradients of one that computes as usual, and
+    each took the other way at least so often."""
+    make_model(folder, architecture)
+    expected = gradients(folder)[1]
+    recipe, grid = recipe_and_grid(folder, clip_grad=1e9, **layout)
+    results = run_ranks(program, recipe, folder, *make_batch(), **grid)
+    assert all(taken >= least for taken, _ in results)
+    assert_same_gradients(assemble([shards for _, shards in results]), expected)
+
+
 LAYOUTS = {
     "cp2": {"context": 2},
     "cp3": {"context": 3},
@@ -74,6 +85,19 @@ LAYOUTS = {
     # All rows in one micro-batch: the schedule's round is filled with empty ones.
     "tp2-pp2-vpp2-full": {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "full", "micro_batch_tokens": 1000},
 }
+
+
+AS_ON_A_GPU = {
+    "qwen3": ("qwen3", {}),
+    "biases-tp2-selective": ("qwen2", {"tensor": 2, "recompute": "selective"}),
+    "partly-rotated-cp2": ("glm4_moe", {"context": 2}),
+    "llama-tp2-pp2-full": ("llama", {"tensor": 2, "pipeline": 2, "recompute": "full"}),
+}
+
+
+@pytest.mark.parametrize(("architecture", "layout"), AS_ON_A_GPU.values(), ids=AS_ON_A_GPU)
+def test_queries_keys_and_values_made_at_once_have_the_gradients_of_those_made_in_pieces(tmp_path, architecture, layout):
+    assert_same_gradients_by(layout_side.gradients_as_on_a_gpu, tmp_path, architecture, **layout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

@@ -21,10 +21,10 @@ from test_ranks import distance
 
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.measures.metrics import combine
-from learners.checkpointing import checkpoint_manifest, checkpoints
-from learners.checkpointing.checkpoint_check import check_checkpoint
-from learners.checkpointing.checkpoint_manifest import Manifest, StoredFile
-from learners.megatron.state.checkpoint_reader import without_extra_state
+from asyncrl.learners.checkpointing import checkpoint_manifest, checkpoints
+from asyncrl.learners.checkpointing.checkpoint_check import check_checkpoint
+from asyncrl.learners.checkpointing.checkpoint_manifest import Manifest, StoredFile
+from asyncrl.learners.megatron.state.checkpoint_reader import without_extra_state
 
 BEFORE = [make_batch(version) for version in (5, 6, 7)]
 AFTER = [make_batch(version) for version in (8, 9)]
@@ -394,15 +394,20 @@ def test_errors_survive_the_way_between_processes(tmp_path):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_a_checkpoint_that_an_earlier_version_wrote_is_loaded():
-    """It is of revision 9e1bf04, of a model of one layer; ``weights.npz`` holds the weights that the learner had then."""
-    written = Path(__file__).resolve().parents[2] / "data" / "9e1bf04" / "checkpoint"
+@pytest.mark.parametrize("writer", ["9e1bf04", "megatron-0.19.2"])
+def test_a_checkpoint_that_another_version_wrote_is_loaded(writer):
+    """The first is of revision 9e1bf04 with megatron-core 0.16.1; both are of a model of one layer. ``weights.npz`` holds the
+    weights that the learner had then, and ``trained.npz`` those that it had after :data:`AFTER`."""
+    written = Path(__file__).resolve().parents[2] / "data" / writer / "checkpoint"
     source = written / "version-000008"
     check_checkpoint(source)
-    ((version, loaded, _, _),) = ranks_of(rank_side.load_and_train, written, source, [], dtype="float32")
+    ((version, loaded, _, trained),) = ranks_of(rank_side.load_and_train, written, source, AFTER, dtype="float32")
     assert version == 8
     with np.load(written / "weights.npz") as weights:
         assert_identical(assemble([loaded]), dict(weights))
+    if (written / "trained.npz").exists():
+        with np.load(written / "trained.npz") as weights:
+            assert distance(assemble([trained]), dict(weights)) < 1e-5
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path):

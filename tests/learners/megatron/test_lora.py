@@ -27,6 +27,8 @@ RANK, ALPHA = 3, 5.0
 LORA = LoraConfig(rank=RANK, alpha=ALPHA)
 FEW = LoraConfig(rank=RANK, alpha=ALPHA, targets=("v_proj", "up_proj", "q_proj"))
 ATTENTION = LoraConfig(rank=RANK, alpha=ALPHA, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+LATENT = LoraConfig(rank=RANK, alpha=ALPHA, targets=("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"))
+WHOLE_QUERIES = LoraConfig(rank=RANK, alpha=ALPHA, targets=("q_proj", "kv_a_proj_with_mqa", "o_proj"))
 BATCHES = [make_batch(version) for version in (5, 6)]
 
 
@@ -76,11 +78,20 @@ def with_adapters(model, adapters):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "lora"),
-    [("qwen3", LORA), ("qwen2", FEW), ("llama", LORA), ("qwen3_moe", ATTENTION), ("qwen2_moe", ATTENTION)],
+    ("architecture", "overrides", "lora"),
+    [
+        ("qwen3", {}, LORA),
+        ("qwen2", {}, FEW),
+        ("llama", {}, LORA),
+        ("qwen3_moe", {}, ATTENTION),
+        ("qwen2_moe", {}, ATTENTION),
+        ("glm4_moe", {}, ATTENTION),
+        ("deepseek_v3", {}, LATENT),
+        ("deepseek_v3", {"q_lora_rank": None}, WHOLE_QUERIES),
+    ],
 )
-def test_a_step_is_that_of_a_plain_model_with_adapters(tmp_path, architecture, lora):
-    folder = make_model(tmp_path, architecture)
+def test_a_step_is_that_of_a_plain_model_with_adapters(tmp_path, architecture, overrides, lora):
+    folder = make_model(tmp_path, architecture, **overrides)
     readings, adapters, gradients, weights = one_step(folder, lora=lora, lr=1e-3)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager")
     matrices = with_adapters(model, adapters)
@@ -137,10 +148,11 @@ def test_adapters_published_alone_are_those_of_the_whole_model(folder, one_rank)
     assert_identical(published, adapters)
 
 
-def test_attention_beside_experts_has_adapters_in_every_layout(tmp_path):
-    folder = make_model(tmp_path, "qwen3_moe")
-    expected = one_step(folder, lora=ATTENTION)
-    readings, adapters, gradients, weights = one_step(folder, lora=ATTENTION, tensor=2, data=2, expert=2, recompute="full")
+@pytest.mark.parametrize(("architecture", "lora"), [("qwen3_moe", ATTENTION), ("deepseek_v3", LATENT)])
+def test_attention_beside_experts_has_adapters_in_every_layout(tmp_path, architecture, lora):
+    folder = make_model(tmp_path, architecture)
+    expected = one_step(folder, lora=lora)
+    readings, adapters, gradients, weights = one_step(folder, lora=lora, tensor=2, data=2, expert=2, recompute="full")
     assert readings == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
     assert_identical(adapters, expected[1])
     for name, gradient in expected[2].items():

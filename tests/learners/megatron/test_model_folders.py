@@ -130,7 +130,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path):
     ],
 )
 def test_sizes_that_no_model_has_are_refused(tmp_path, change, message):
-    from learners.megatron.model_config import policy_config
+    from asyncrl.learners.megatron.model_config import policy_config
 
     folder = make_model(tmp_path, "qwen3_moe")
     config = json.loads((folder / "config.json").read_text())
@@ -142,7 +142,7 @@ def test_sizes_that_no_model_has_are_refused(tmp_path, change, message):
 
 def test_quantised_weights_are_refused(tmp_path):
     """They are refused also where config.json does not say that they are quantised."""
-    from learners.megatron.hugging_face import HuggingFaceTensors
+    from asyncrl.learners.megatron.hugging_face import HuggingFaceTensors
 
     folder = make_model(tmp_path)
     name = "model.layers.2.mlp.down_proj.weight"
@@ -163,7 +163,7 @@ def test_a_layout_that_is_not_the_recipes_is_refused(tmp_path):
 
 def test_loading_reads_rectangles(tmp_path):
     """The reader that ranks use, without ranks."""
-    from learners.megatron.hugging_face import HuggingFaceTensors
+    from asyncrl.learners.megatron.hugging_face import HuggingFaceTensors
 
     folder = make_model(tmp_path)
     with safe_open(folder / "model.safetensors", "pt") as file:

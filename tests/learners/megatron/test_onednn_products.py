@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from learners.megatron.cpu.onednn_products import add_product, product
+from asyncrl.learners.megatron.cpu.onednn_products import add_product, product
 
 SIZES = [(5, 7, 3), (64, 256, 96), (330, 1000, 17), (0, 4, 5), (4, 0, 5), (4, 5, 0), (1, 600, 600), (600, 1, 600)]
 
@@ -81,10 +81,10 @@ import os, re, sys, warnings
 from pathlib import Path
 import torch
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from learners.megatron.cpu import compat, onednn_products
+from asyncrl.learners.megatron.cpu import compat, onednn_products
 compat.install()
-from learners.megatron import parallel
-from learners.rank import FileMeeting, RankSpec
+from asyncrl.learners.megatron import parallel
+from asyncrl.learners.rank import FileMeeting, RankSpec
 folder = Path(sys.argv[1])
 onednn_products.ours_is_faster = lambda *_: sys.argv[2] == "faster"
 calls = []

@@ -9,8 +9,8 @@ from test_reference_policy import train, with_turn_rewards
 
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.algorithm import EpisodeCreditConfig, KlInRewardConfig, OverlongPenaltyConfig, TurnCreditConfig
-from learners.algorithm.overlong import overlong_penalties
-from learners.algorithm.row_advantages import with_overlong_penalty
+from asyncrl.learners.algorithm.overlong import overlong_penalties
+from asyncrl.learners.algorithm.row_advantages import with_overlong_penalty
 
 
 def published(length: int, longest: int, cache: int) -> float:

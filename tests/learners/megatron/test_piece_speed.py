@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from asyncrl.core.architectures.architecture import LatentSizes
 from asyncrl.core.files.cache_folder import CACHE_VARIABLE
-from learners.megatron.cpu import kernels, piece_speed
-from learners.megatron.cpu.piece_speed import PieceSpeed, made_values, measure, ours_is_faster
-from learners.megatron.layers.attention import PackedAttention
-from learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.cpu import kernels, piece_speed
+from asyncrl.learners.megatron.cpu.piece_speed import PieceSpeed, made_values, measure, ours_is_faster
+from asyncrl.learners.megatron.layers.attention import PackedAttention
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.transformer import PolicyTransformerConfig
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,15 @@ def test_what_is_slow_is_left_out(monkeypatch, slow):
     ways = getattr(kernels, name)
     monkeypatch.setattr(kernels, name, ways._replace(rms_norm=tardy(ways.rms_norm)))
     assert kernels.kernels_of_cpu(configuration(heads=2, groups=1, dim=32)).rms_norm is fast.rms_norm
+
+
+def test_latent_attention_is_measured_in_the_sizes_that_it_is_computed_in(monkeypatch):
+    measured = []
+    monkeypatch.setattr(kernels, "ours_is_faster", lambda name, *ways: measured.append(name))
+    sizes = LatentSizes(query_rank=24, key_value_rank=16, plain=12, rotated=8, value=16)
+    options = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "kv_channels": 8}
+    kernels.kernels_of_cpu(PolicyTransformerConfig(**options, latent=sizes))
+    assert "attention of 4 heads, 4 key heads, 20 channels" in measured
 
 
 @pytest.mark.parametrize("way", [kernels.OURS, kernels.TORCHS], ids=["ours", "torch"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from learners.megatron.layers import prefix_attention
-from learners.megatron.layers.packed_rows import PackedRows
+from asyncrl.learners.megatron.layers import prefix_attention
+from asyncrl.learners.megatron.layers.packed_rows import PackedRows
 
 LAYOUTS = 6
 

@@ -1,5 +1,7 @@
 """Rows that share a prefix: found alike by plan and payload, and trained to the loss and gradients of rows that share nothing."""
 
+from types import SimpleNamespace
+
 import layout_side
 import lora_side
 import msgspec
@@ -31,8 +33,8 @@ from asyncrl.core.ids import GroupId
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.core.recipe.learner import LoraConfig
-from learners.batches.micro_batch import pack
-from learners.batches.prefixes import planned_prefix, shared_preamble, shared_prefix, tokens_before
+from asyncrl.learners.batches.micro_batch import pack
+from asyncrl.learners.batches.prefixes import planned_prefix, shared_preamble, shared_prefix, tokens_before
 
 
 def group(number, alike, prompts, completions):
@@ -145,7 +147,7 @@ def test_the_preamble_is_all_that_prefixes_begin_with_but_one_token_of_each(leng
     common = np.zeros(alike, np.int32)
     own = [np.full(max(0, length - alike), 1 + number, np.int32) for number, length in enumerate(lengths)]
     prefixes = [np.concatenate([common, rest])[:length] for length, rest in zip(lengths, own, strict=True)]
-    found = shared_preamble(prefixes)
+    found = shared_preamble([SimpleNamespace(token_ids=each, experts=None) for each in prefixes], lengths)
     expected = min(alike, *(length - 1 for length in lengths)) if len(lengths) > 1 else 0
     assert found == (expected if expected >= 16 else 0)
 

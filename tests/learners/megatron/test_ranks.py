@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.core.episode import with_trained_roles
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.algorithm import SequenceMeanTokenMeanConfig
-from learners.rank import FileMeeting
+from asyncrl.learners.rank import FileMeeting
 
 AT_ONCE_S = 60.0
 """Far below the deadlines of ranks, which are ten minutes, and enough for a slow machine."""

@@ -16,7 +16,7 @@ from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RlooAdvantageConfig
 from asyncrl.core.recipe.algorithm import AdaptiveKlConfig, KlInLossConfig, KlInRewardConfig, TurnCreditConfig
 from asyncrl.core.recipe.learner import LoraConfig
-from learners.algorithm.kl import adapted_coefficient
+from asyncrl.learners.algorithm.kl import adapted_coefficient
 
 BATCHES = [make_batch(version) for version in (5, 6)]
 IN_LOSS = decoupled_ppo(kl=KlInLossConfig(coefficient=0.5))

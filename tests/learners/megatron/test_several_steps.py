@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.recipe.correction import NormalizedBoundConfig, RejectRatioConfig, RejectSecondMomentConfig
-from learners.batches.mini_batches import mini_batches, order
+from asyncrl.learners.batches.mini_batches import mini_batches, order
 
 SEVERAL = decoupled_ppo(minibatches=2, epochs=2)
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learners.tiny.conversations import Example, pad
-from learners.tiny.few_entries import STAND_INS, FewEntries
-from learners.tiny.settings import Size
-from learners.tiny.success import spoken_logits
-from learners.tiny.warmup import config_of
+from asyncrl.learners.tiny.conversations import Example, pad
+from asyncrl.learners.tiny.few_entries import STAND_INS, FewEntries
+from asyncrl.learners.tiny.settings import Size
+from asyncrl.learners.tiny.warmup import config_of, spoken_logits
 
 ENTRIES = 3000
 

@@ -23,14 +23,13 @@ from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.builtin.splits import split_of
 from asyncrl.envs.lessons.demonstrations import Demonstration, demonstrate
-from learners.tiny import TinyProgress, ensure_tiny_model
-from learners.tiny.cache import COMPLETE, default_cache_root
-from learners.tiny.conversations import Example, encode, pad, render
-from learners.tiny.material import kinds_of, subjects_of
-from learners.tiny.settings import Size, WarmUp
-from learners.tiny.success import spoken_logits
-from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, config_of, warm_up
+from asyncrl.learners.tiny import TinyProgress, ensure_tiny_model
+from asyncrl.learners.tiny.cache import COMPLETE, default_cache_root
+from asyncrl.learners.tiny.conversations import Example, encode, pad, render
+from asyncrl.learners.tiny.material import kinds_of, subjects_of
+from asyncrl.learners.tiny.settings import Size, WarmUp
+from asyncrl.learners.tiny.tokenizer import fit_tokenizer
+from asyncrl.learners.tiny.warmup import Measurement, Rows, WarmUpFailed, config_of, spoken_logits, warm_up
 
 CALCULATOR = ClassEnvironmentConfig(name="calculator")
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, threads=1, training_tasks=60, held_out_tasks=30)
@@ -247,5 +246,5 @@ def follows_greedily(model: Qwen3ForCausalLM, row: Example) -> bool:
 
 def test_a_model_in_the_cache_is_found_without_torch() -> None:
     """Importing torch and transformers would cost every launch several seconds."""
-    code = "import sys, learners.tiny; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & sys.modules.keys()))"
+    code = "import sys, asyncrl.learners.tiny; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,10 +11,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.lessons.demonstrations import Demonstration, demonstrate
-from generators.calls.reader import ToolCallReader
-from generators.chat_format import ChatFormat
-from learners.tiny.conversations import encode, messages, pad, render
-from learners.tiny.tokenizer import END_OF_TURN, TAG_TOKENS, fit_tokenizer
+from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.learners.tiny.conversations import encode, messages, pad, render
+from asyncrl.learners.tiny.tokenizer import END_OF_TURN, TAG_TOKENS, fit_tokenizer
 
 LESSONS = CalculatorLessons()
 TASKS = Calculator.make_tasks("train", 120, 0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -10,10 +9,11 @@ import pytest
 import ray
 from others_folders import link, of_another_user, writable
 from ray.cluster_utils import Cluster
-from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_actors import end_actor
 
 from asyncrl.bench.buffer.buffer_actors import episode_of
+from asyncrl.buffers.payload import PayloadLost, PayloadReader
 from asyncrl.core.episode import encode
 from asyncrl.core.errors import ComponentFailed, ProcessDied
 from asyncrl.core.files.memory_owners import remove_owner_file
@@ -23,11 +23,9 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.buffer.payload import PayloadSink, PayloadSource, ShardPlace
-from asyncrl.run.buffer.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
+from asyncrl.run.buffer.payload import PayloadShard, PayloadSink, PayloadSource, RemotePayloadShard, RemoteStore, ShardPlace
 from asyncrl.run.host.ray_calls import ask, ask_blocking
-from asyncrl.run.nodes.node_files import start_node_files
-from buffers.payload import PayloadLost, PayloadReader
+from asyncrl.run.nodes.remote_files import start_node_files
 
 RECIPE = Recipe(
     name="test",
@@ -153,20 +151,12 @@ def test_a_call_of_a_shard_whose_answer_is_lost_is_made_again(nodes, shards):
     assert ray.get(rank.remote(), timeout=200) == [b"far"]
 
 
-def killed(actor):
-    """Kill an actor, which may answer for a while afterwards."""
-    ray.kill(actor)
-    with suppress(RayActorError):
-        while True:
-            ray.get(actor.__ray_ready__.remote(), timeout=60)
-
-
 def test_what_lies_on_ones_own_node_needs_no_actor_and_what_does_not_says_whose_died(nodes, shards):
     """The last test of these shards."""
     near = append(PayloadSink(RECIPE.buffer, shards, nodes[0], "near"), 0, b"near")
     far = append(PayloadSink(RECIPE.buffer, shards, nodes[1], "far"), 0, b"far")
     for place in shards:
-        killed(place.actor)
+        end_actor(place.actor)
     source = PayloadSource(shards, nodes[0], "rank 0")
     assert source.fetch_payloads(near) == [b"near"]
     with pytest.raises(ComponentFailed, match="payload shard 2"):

@@ -11,6 +11,8 @@ from ray.exceptions import RayActorError
 from samples import make_buffer
 from short_episodes import episode
 
+from asyncrl.buffers.journal.disk import DiskFull
+from asyncrl.buffers.payload import PayloadReader
 from asyncrl.core.batch import Batch
 from asyncrl.core.episode import Episode, decode
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
@@ -26,8 +28,6 @@ from asyncrl.run.buffer import client, ticket_client
 from asyncrl.run.buffer.client import METHODS, BufferClient
 from asyncrl.run.buffer.payload import PayloadSink, ShardPlace
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
-from buffers.journal.disk import DiskFull
-from buffers.payload import PayloadReader
 
 WORKER = WorkerId("generator-0")
 NOTHING = make_buffer().statistics()

@@ -11,12 +11,14 @@ from made_checkpoints import make_checkpoint
 from model_folders import SMALL, write_model, write_weights
 from rich.console import Console
 
+from asyncrl.buffers.tasks.task_stream import TaskSource
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.recipe.buffer import NoJournalConfig
 from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
+from asyncrl.generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask
 from asyncrl.run.buffer.tasks import held_out_tasks
 from asyncrl.run.evaluation.evaluate import PORTIONS_AT_ONCE, portion_out
 from asyncrl.run.evaluation.plan import in_directory_of, plan_evaluation
@@ -26,8 +28,6 @@ from asyncrl.run.evaluation.view import evaluation_view
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.recipe.compose import compose
-from buffers.tasks.task_stream import TaskSource
-from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask
 
 
 @given(tasks=st.integers(1, 300), samples=st.integers(1, 100), engines=st.integers(1, 5), room=st.integers(1, 256))

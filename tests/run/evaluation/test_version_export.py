@@ -1,9 +1,11 @@
 """A policy version becomes a Hugging Face folder, whole or not at all."""
 
+import json
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from model_folders import SMALL
 from rich.console import Console
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
@@ -21,7 +23,7 @@ def run(tmp_path: Path) -> RunFolder:
     """A run that began with a model folder, and has trained another."""
     start = tmp_path / "start"
     start.mkdir()
-    (start / "config.json").write_text('{"what": "start"}')
+    (start / "config.json").write_text(json.dumps(SMALL | {"what": "start"}))
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", f"model.path={start}"]))
     folder.model.mkdir()
     (folder.model / "config.json").write_text('{"what": "trained"}')
@@ -37,7 +39,7 @@ def export(run: RunFolder, version: int | None, to: Path) -> None:
 @pytest.mark.parametrize(("version", "what"), [(None, "trained"), (4, "trained"), (0, "start")])
 def test_a_version_is_copied_whole(run, tmp_path, version, what):
     export(run, version, tmp_path / "to")
-    assert (tmp_path / "to" / "config.json").read_text() == f'{{"what": "{what}"}}'
+    assert json.loads((tmp_path / "to" / "config.json").read_text())["what"] == what
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".to")]
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncrl.buffers.payload import PayloadStore, PayloadWriter
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import explained
+from asyncrl.learners.megatron.hugging_face import save_tensors
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.weights.disk import stored_file
-from buffers.payload import PayloadStore, PayloadWriter
-from learners.megatron.hugging_face import save_tensors
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from asyncrl.core.files.memory_owners import MemoryOwner, abandoned_runs, owner_
 from asyncrl.run.folder.run_memory import free_memory_of, memory_held, sweep_memory
 from asyncrl.run.models.model_identity import model_files
 from asyncrl.run.nodes.model_folder import ModelFolder
-from asyncrl.run.nodes.node_files import NodeFiles
+from asyncrl.run.nodes.remote_files import NodeFiles
 
 
 def test_what_a_run_keeps_in_memory_is_removed_and_nothing_of_another_run(tmp_path: Path) -> None:

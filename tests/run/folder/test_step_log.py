@@ -6,9 +6,9 @@ import pytest
 
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.measures.metrics import Reading
+from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
+from asyncrl.learners.step_report import Hardware, StepReport
 from asyncrl.run.folder.step_log import Launched, RecordedSteps, StepLog, StepRecord
-from learners.metrics import GRAD_NORM, POLICY_LOSS
-from learners.step_report import Hardware, StepReport
 
 HARDWARE = Hardware("a processor", 2, "2.9")
 

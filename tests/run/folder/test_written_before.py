@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 import asyncrl
+from asyncrl.buffers.journal.frames import FORMAT
+from asyncrl.buffers.journal.journal import Journal
+from asyncrl.buffers.journal.journal_files import read_journal
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
@@ -18,9 +21,6 @@ from asyncrl.run.measures.totals import FORMAT as TOTALS_FORMAT
 from asyncrl.run.measures.totals import SavedTotals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.resume import check_resumable, totals_at
-from buffers.journal.frames import FORMAT
-from buffers.journal.journal import Journal
-from buffers.journal.journal_files import read_journal
 
 WRITTEN_BEFORE = Path(__file__).resolve().parents[2] / "data" / "9e1bf04" / "run"
 REMEDY = "resume it with the asyncrl that wrote it"

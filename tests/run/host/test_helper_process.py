@@ -7,11 +7,11 @@ import pytest
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.generators.episode import EpisodeLimits
 from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tiny.player import Player
 from asyncrl.run.tiny.warm_up import Request
-from generators.episode import EpisodeLimits
 
 
 async def test_modules_of_the_user_hide_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from made_time import made_time
 
+from asyncrl.generators.finished_episodes import FinishedEpisodes, ToolCounts
 from asyncrl.run.measures.bottleneck import Kind, SlowTool, find_bottleneck
 from asyncrl.run.recipe.compose import compose
-from generators.finished_episodes import FinishedEpisodes, ToolCounts
 
 RECIPE = compose(
     "quickstart",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import learners.metrics
 from asyncrl.core.measures import time_split
 from asyncrl.core.measures.metrics import Metric
+from asyncrl.learners import metrics as learner_metrics
 from asyncrl.run.measures import episode_metrics, metrics
 from asyncrl.run.measures.declared_metrics import declared, metric_called
 
@@ -47,7 +47,7 @@ def test_a_metric_whose_name_is_always_the_same_is_found_as_it_was_declared():
 
 def test_a_metric_s_name_is_written_once_and_only_where_it_is_declared():
     root = Path(__file__).resolve().parents[3]
-    declaring = {Path(module.__file__) for module in (learners.metrics, metrics, episode_metrics, time_split)}
+    declaring = {Path(module.__file__).resolve() for module in (learner_metrics, metrics, episode_metrics, time_split)}
     written, elsewhere = Counter(), []
     for file in (
         file for folder in ("asyncrl", "buffers", "generators", "learners", "docs") for file in (root / folder).rglob("*.py")

@@ -14,10 +14,10 @@ from asyncrl.core.messages import CallOutcome, CallRecord
 from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Turn, VersionSpan
+from asyncrl.generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
+from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.measures.episode_metrics import EpisodeMetrics
 from asyncrl.run.measures.step_readings import Moment
-from generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
-from generators.worker import GeneratorStatistics
 
 OK, ERROR, TIMEOUT, MALFORMED, _ = CallOutcome
 

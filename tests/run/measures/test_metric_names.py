@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param_name
 
+from asyncrl.generators.finished_episodes import OTHER, ReportedMetric
 from asyncrl.run.measures.metric_names import LONGEST, LONGEST_PARAMETER, FrequentNames, parameter_name, safe_name
-from generators.finished_episodes import OTHER, ReportedMetric
 
 
 @given(st.text())

@@ -5,6 +5,7 @@ import pytest
 from made_summary import SUMMARY
 from rich.console import Console
 
+from asyncrl.buffers.ledger import Ledger, LedgerState
 from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.run.folder.buffer_folder import journal_of
 from asyncrl.run.folder.run_folder import RunFolder
@@ -19,7 +20,6 @@ from asyncrl.run.measures.summary import (
 )
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.views.end_view import end_view
-from buffers.ledger import Ledger, LedgerState
 
 
 @pytest.fixture(scope="module")

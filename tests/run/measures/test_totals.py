@@ -9,10 +9,10 @@ from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import GeneratorTime, IdleShares, LearnerTime, TimeSplit
 from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.generators.worker import GeneratorStatistics
+from asyncrl.learners.metrics import STALENESS_MAX, STALENESS_MEAN
 from asyncrl.run.measures.summary import EvaluationEnds, PlayedEvaluation, Status
 from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
-from generators.worker import GeneratorStatistics
-from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
 STEP = TimeSplit(
     seconds=2.0,

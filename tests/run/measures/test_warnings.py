@@ -1,13 +1,16 @@
 """What a person would have seen in the curves is said, with cause and remedy, and only then."""
 
+import re
+
 import msgspec
 import pytest
 
+from asyncrl.core.measures.gap_cause import GapEvidence
 from asyncrl.core.measures.latencies import Latencies
 from asyncrl.core.trajectory import StopReason
+from asyncrl.generators.finished_episodes import EpisodeCounts, FinishedEpisodes, ToolCounts
 from asyncrl.run.measures.warnings import WINDOW, StepSigns, WarningSigns
 from asyncrl.run.recipe.compose import compose
-from generators.finished_episodes import EpisodeCounts, FinishedEpisodes, ToolCounts
 
 RECIPE = compose("quickstart")
 HEALTHY = StepSigns(reward=0.5, zero_variance=0.3, grad_norm=0.7, sample_size=0.9, filtered=8, complete=24)
@@ -41,7 +44,7 @@ def test_equal_rewards_in_every_group_for_a_whole_window():
     assert "no_variance" not in said(*[step(zero_variance=1.0)] * (WINDOW - 1))
     assert "no_variance" not in said(*[step(zero_variance=1.0), step(zero_variance=0.99)] * WINDOW)
     sentence = said(*[step(zero_variance=1.0, reward=0.25)] * WINDOW)["no_variance"]
-    assert "equal in the last 4 training steps (mean reward 0.25)" in sentence
+    assert "equal in the last 4 training steps (mean 0.25), so nothing is learned" in sentence
     assert "batch.group_size" in sentence
     ended = [HEALTHY, *[step(zero_variance=1.0)] * WINDOW]
     assert "no_variance" in said(*ended), "it is the last steps that count"
@@ -54,17 +57,35 @@ MIXED = compose("quickstart", ["learner.dtype=float32", "generators.dtype=bfloat
 @pytest.mark.parametrize(
     ("recipe", "first", "later", "cause"),
     [
-        (FLOAT32, 1e-4, 1e-2, "both compute in float32"),
-        (FLOAT32, 1e-4, 1e-3, None),  # rounding explains it
-        (FLOAT32, 5e-3, 1e-2, None),  # it was there from the beginning: the probe's affair
-        (MIXED, 0.01, 0.2, "unlike types"),
-        (MIXED, 0.01, 0.09, None),
-        (FLOAT32, 1e-4, None, None),
+        (FLOAT32, 1e-4, {"fresh": 0.3, "slope": 1.43, "explained": 0.96}, "temperature convention: .* 0.7 times the learner's"),
+        (FLOAT32, 1e-4, {"fresh": 0.3, "turn_begins": 2.0}, "template: the first tokens of turns differ by 2 nats"),
+        (
+            FLOAT32,
+            1e-4,
+            {"fresh": 0.01, "older": 0.02},
+            "stale weights: .* older weights than those of the version that they rep",
+        ),
+        (FLOAT32, 1e-4, {"fresh": 0.01, "one_version": 1e-4}, "stale weights: .* keys and values"),
+        (FLOAT32, 1e-4, {"fresh": 0.3}, "Likely cause: it is of fresh tokens"),
+        (FLOAT32, 1e-4, {"fresh": 1e-3}, None),  # rounding explains it
+        (FLOAT32, 5e-3, {"fresh": 1e-2}, None),  # it was there from the beginning: the probe's affair
+        (MIXED, 0.01, {"fresh": 0.2}, "dtype: learner .float32. and engines .bfloat16. compute in unlike types"),
+        (MIXED, 0.01, {"fresh": 0.09}, None),
+        (FLOAT32, 1e-4, {}, None),
     ],
 )
 def test_a_gap_between_learner_and_engines_that_grows_is_told_with_a_cause(recipe, first, later, cause):
-    sentence = said(*[step(gap=first)] * WINDOW, *[step(gap=later)] * WINDOW, recipe=recipe).get("gap")
-    assert (sentence is None) if cause is None else (cause in sentence)
+    begun, grown = step(gap=GapEvidence(fresh=first)), step(gap=GapEvidence(**later))
+    sentence = said(*[begun] * WINDOW, *[grown] * WINDOW, recipe=recipe).get("gap")
+    assert (sentence is None) if cause is None else re.search(cause, sentence), sentence
+
+
+@pytest.mark.parametrize(("replay", "named"), [("false", True), ("true", False)])
+def test_a_gap_that_experts_may_make_is_told_so_unless_they_are_replayed(replay, named):
+    recipe = compose("quickstart", ["learner.dtype=float32", "generators.dtype=float32", f"learner.experts.replay={replay}"])
+    begun, grown = (step(gap=GapEvidence(fresh=fresh), routed=True) for fresh in (1e-4, 0.3))
+    sentence = said(*[begun] * WINDOW, *[grown] * WINDOW, recipe=recipe)["gap"]
+    assert ("routing of experts" in sentence) is named
 
 
 @pytest.mark.parametrize("advantage", ["{kind: gae}", "{kind: reinforce_plus_plus}"])
@@ -73,16 +94,24 @@ def test_where_groups_are_not_compared_equal_rewards_are_nothing_to_tell(advanta
     assert said(*[step(zero_variance=1.0)] * WINDOW, recipe=recipe) == {}
 
 
-def test_a_run_shorter_than_the_window_is_looked_at_as_a_whole():
+def test_a_run_of_too_few_steps_to_learn_is_told_what_is_wrong_with_its_calls_alone():
     recipe = compose("quickstart", ["steps=2", "learner.warmup_steps=1"])
-    assert "the last 2 training steps" in said(*[step(zero_variance=1.0)] * 2, recipe=recipe)["no_variance"]
+    calls = finished(environment_done=20, calls=40, malformed=40)
+    assert list(said(*[step(zero_variance=1.0, grad_norm=0.0, finished=calls)] * 2, recipe=recipe)) == ["malformed_calls"]
 
 
-def test_a_gradient_of_zero_says_what_it_comes_from():
+def test_of_a_model_that_cannot_play_only_one_thing_is_news():
+    calls = finished(turn_length=20, calls=40, malformed=40)
+    signs = WarningSigns(RECIPE, able=False)
+    told = [each for _ in range(WINDOW) for each in signs.step(1, step(zero_variance=1.0, grad_norm=0.0, finished=calls))]
+    assert [each.key for each in told] == ["no_variance"]
+    assert "name a better one in model.path" in told[0].sentence
+
+
+def test_a_gradient_of_zero_is_told_unless_equal_rewards_say_it():
     assert said(*[step(grad_norm=0.0)] * (WINDOW - 1), HEALTHY) == {}
     assert "correction/masked_fraction" in said(*[step(grad_norm=0.0)] * WINDOW)["no_gradient"]
-    both = said(*[step(grad_norm=0.0, zero_variance=1.0)] * WINDOW)
-    assert "because the rewards of every group are equal" in both["no_gradient"]
+    assert list(said(*[step(grad_norm=0.0, zero_variance=1.0)] * WINDOW)) == ["no_variance"]
     assert said(*[step(grad_norm=None)] * WINDOW) == {}
 
 

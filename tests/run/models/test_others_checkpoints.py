@@ -14,7 +14,7 @@ from model_folders import write_tokenizer
 from planned import ROOMY
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.models.dequantised import plain_folder
@@ -209,6 +209,29 @@ def test_a_model_that_is_only_played_needs_an_output_layer(tmp_path: Path):
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), "lm_head.qweight": torch.zeros(2)}, file, metadata={"format": "pt"})
     check_output(tmp_path, tied=False)
+
+
+def test_a_tied_model_that_engines_cannot_tie_is_refused(tmp_path: Path):
+    """In the plan, before an engine would refuse version 0; a model that is only played is taken if the copy lies beside it."""
+    config = Glm4MoeConfig(
+        **SIZES,
+        **{"tie_word_embeddings": True, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        **{"partial_rotary_factor": 0.5, "use_qk_norm": True, "num_mtp_layers": 0},
+    )
+    Glm4MoeForCausalLM(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    change_config(tmp_path, partial_rotary_factor=0.5)
+    problem = r"ties lm_head\.weight to model\.embed_tokens\.weight .*, and vLLM's Glm4MoeForCausalLM cannot"
+    with pytest.raises(RecipeError, match=problem):
+        planned(tmp_path)
+    with pytest.raises(RecipeError, match=problem):
+        check_played(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, file, metadata={"format": "pt"})
+    check_played(tmp_path)
+    change_config(tmp_path, tie_word_embeddings=False)
+    planned(tmp_path)
 
 
 def test_a_vocabulary_that_is_padded_is_taken(tmp_path: Path):

@@ -7,7 +7,7 @@ from model_folders import SMALL, write_model, write_weights
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelRewardConfig
-from asyncrl.run.models.reward_folder import check_vocabulary
+from asyncrl.run.models.further_models import check_vocabulary
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.plan.plan import Plan, make_plan
 from asyncrl.run.recipe.compose import compose
@@ -55,6 +55,13 @@ def sound(tmp_path: Path, *, head: bool = True) -> tuple[Path, Path]:
     (reward / "config.json").write_text(json.dumps(scoring))
     write_weights(reward, SMALL, **({"score.weight": (1, 64)} if head else {}))
     return policy, reward
+
+
+def test_a_reward_model_in_an_object_store_is_refused_as_what_it_is(tmp_path: Path):
+    policy = folder(tmp_path / "policy", SHAPE, TOKENS)
+    overrides = [f"model.path={policy}", "+reward.kind=model", "+reward.path=s3://bucket/judge"]
+    with pytest.raises(RecipeError, match=r"^reward.path: s3://bucket/judge: it is in an object store.*; copy it to a folder"):
+        make_plan(compose("quickstart", overrides), ROOMY)
 
 
 def plan_with(policy: Path, reward: Path) -> Plan:

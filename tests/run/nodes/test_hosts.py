@@ -11,12 +11,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from far_run import RUNS, FarRun
-from reward_models import make_reward_model
+from judging_models import make_reward_model
 from two_nodes import Host, RayCluster, cannot_make, encrypted, hosts
 from unhindered import Unhindered
+from unhurried import UNHURRIED
 
+from asyncrl.buffers.payload import SUFFIX
 from asyncrl.run.measures.summary import Status, Summary
-from buffers.payload import SUFFIX
 
 _WHY_NOT = cannot_make()
 MODEL, REWARD_MODEL, PACKETS = Path("/tmp/models/policy"), Path("/tmp/models/reward"), Path("/tmp/packets")
@@ -37,9 +38,8 @@ def test_a_run_on_hosts_that_are_slow_cut_off_and_lost_while_nobody_on_the_line_
     vllm_cache = os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm"))
     with hosts(3, tmp_path) as (head, serving, far):
         # Beside learner and engine, the head has no room for the reward model.
-        cluster = RayCluster(
-            (head, serving, far), cpus=(2, 1, 1), variables={"VLLM_CACHE_ROOT": vllm_cache, **encrypted(tmp_path)}
-        )
+        variables = {"VLLM_CACHE_ROOT": vllm_cache, "PYTHONPATH": ":".join(filter(None, sys.path)), **encrypted(tmp_path)}
+        cluster = RayCluster((head, serving, far), cpus=(2, 1, 1), variables=variables)
         shutil.copytree(tiny_model, head.seen_from_outside(MODEL))
         make_reward_model(head.seen_from_outside(REWARD_MODEL), head.seen_from_outside(MODEL))
         for host in (serving, far):
@@ -51,13 +51,14 @@ def test_a_run_on_hosts_that_are_slow_cut_off_and_lost_while_nobody_on_the_line_
         cluster.wait_for(3)
         run = _launch(head, cluster)
         run.wait_for(r"training step \d+/", 300)
-        assert re.search("Weights: shm to 1 engine .*; tcp to 1 engine ", run.output), run.output
+        assert re.search("Weights: shm to 1 engine .*; Ray's object store to 1 engine ", run.output), run.output
         assert len(serving.processes("ray::RewardModelActor")) == 1
         _trains_on(run)
         _cut_and_repair(run, serving, far)
         shard = serving.seen_from_outside(RUNS) / run.folder.name
         _is_used_again(run, shard)
         assert far.held_back() > 0
+        weights = _came_to(far)
         far.power_off()
         _told_silent(run, far, "Nobody waits for far-1. Its episodes are issued again")
         _trains_on(run)
@@ -71,8 +72,8 @@ def test_a_run_on_hosts_that_are_slow_cut_off_and_lost_while_nobody_on_the_line_
         packets = [host.seen_from_outside(PACKETS).read_bytes() for host in (head, far)]
     assert min(map(len, packets)) > 1 << 20
     assert all(b"said in the clear" in sent for sent in packets)
-    secrets = (b"generator-0", b"far-1", b"calculator", b"quickstart", cluster.environment["RAY_AUTH_TOKEN"].encode())
-    assert [secret for secret in secrets if any(secret in sent for sent in packets)] == []
+    secrets = (b"generator-0", b"far-1", b"unhurried", b"quickstart", cluster.environment["RAY_AUTH_TOKEN"].encode())
+    assert [secret for secret in (*secrets, weights) if any(secret in sent for sent in packets)] == []
 
 
 def _launch(head: Host, cluster: RayCluster) -> FarRun:
@@ -81,7 +82,7 @@ def _launch(head: Host, cluster: RayCluster) -> FarRun:
     engines = ["generators.count=1", "generators.placement.resources={node-0: 1}"]
     engines += ["generators.pools={far: {count: 1, placement: {resources: {node-2: 1}}}}"]
     served = ["buffer.shards=2", f"+reward={{kind: model, path: {REWARD_MODEL}}}", "+tracking.trajectories.keep=all"]
-    kept = ["evaluation.every=4", "network.tls.kind=run"]
+    kept = ["evaluation.every=4", "network.tls.kind=run", UNHURRIED]
     return FarRun(head, cluster, "launch", "quickstart", *small, *engines, *served, *kept)
 
 
@@ -141,6 +142,15 @@ def _is_used_again(run: FarRun, shard: Path) -> None:
 
 def _bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob(f"*{SUFFIX}"))
+
+
+def _came_to(host: Host) -> bytes:
+    """Some bytes of weights that came to a host."""
+    mirrored = sorted(Path(f"/proc/{host.pid}/root/dev/shm").glob("asyncrl-*-mirror-*"))
+    content = mirrored[0].read_bytes()
+    some = content[len(content) // 2 :][:32]
+    assert len(set(some)) > 8, some
+    return some
 
 
 def _nothing_was_lost(run: FarRun, summary: Summary) -> None:

@@ -1,19 +1,21 @@
 """Processes of a run on two nodes, which are two Ray nodes on this machine."""
 
+import asyncio
 import io
 import os
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
 from rich.console import Console
 
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.nodes.node_files import RemoteNodeFiles
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.placement import NoRoom
 from asyncrl.run.nodes.process_kinds import LEARNER, parts_of
+from asyncrl.run.nodes.remote_files import RemoteNodeFiles
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.plan.plan_view import plan_view
 from asyncrl.run.recipe.compose import compose_for
@@ -37,7 +39,7 @@ def cluster():
         made.shutdown()
 
 
-def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
+async def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
     machine = Machine.for_runs()
     assert not ray.is_initialized(), "the plan's own process has not joined"
     assert machine.cluster is not None
@@ -59,11 +61,13 @@ def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
     shown = console.export_text()
     assert "1 of evaluation" in shown
     assert {folder.name: folder.blind for folder in plan.folders} == {"run folder": (), "model": ()}, "one machine has both nodes"
-    assert "shm from ranks beside them" in shown or "tcp to" in shown
+    assert "shm from ranks beside them" in shown or "object store to" in shown
 
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
     sizes = {process.part: process.each_bytes for process in plan.processes if process.part}
-    places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes)
+    notes: list[str] = []
+    places = await find_places(recipe, parts_of, NodesSeen(read_nodes), sizes, notes.append)
+    assert notes == [], "nothing is missing"
     for part, nodes in plan.placed.items():
         taken = [places.take(f"{part} {number}", part) for number in range(len(nodes))]
         assert sorted(each.node for each in taken) == sorted(nodes)
@@ -75,7 +79,16 @@ def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
         assert there == [each.node for each in taken]
         if part == "evaluation":
             with pytest.raises(NoRoom, match="no room for 1 of 1 processes of evaluation"):
-                places.take("evaluation 1", part)
-            places.leave("evaluation 0")
+                await places.add(part, 1, False, notes.append)
+            waiting = asyncio.create_task(places.add(part, 1, True, lambda no_room: notes.append(str(no_room))))
+            async with asyncio.timeout(200):
+                while not notes:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.1)
+            assert "no room for 1 of 1 processes of evaluation" in notes[0]
+            assert {state["state"] for state in placement_group_table().values()} == {"CREATED", "PENDING"}
             ray.kill(actors[0])
+            places.leave("evaluation 0")
+            async with asyncio.timeout(200):
+                await waiting
             assert places.take("evaluation 1", part).node == far
+    places.close()

@@ -2,20 +2,19 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.recipe.placement import PlacementConfig
 from asyncrl.run.nodes.cluster_nodes import Nodes, NodesSeen
-from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.nodes.placed_processes import Places
-from asyncrl.run.nodes.placement import Node, NoRoom, Part, place
+from asyncrl.run.nodes.placement import GPU_KIND, Node, NoRoom, Part, place, place_what_fits
 
 
 def node(name: str, gpus: float = 0, *, free: float | None = None, kind: str = "", **further: float) -> Node:
-    has = {"GPU": gpus, **({f"accelerator_type:{kind}": 1.0} if kind else {}), **further}
-    return Node(name, name, has, {**has, "GPU": gpus if free is None else free})
+    has = {"GPU": gpus, **further}
+    return Node(name, name, has, {**has, "GPU": gpus if free is None else free}, {GPU_KIND: kind} if kind else {})
 
 
 def part(name: str, count: int, gpus: float = 1, together: int = 1, **placement) -> Part:
@@ -54,7 +53,7 @@ def test_no_node_is_given_more_than_it_has_or_what_it_may_not_have(cluster, part
         for name, here in Counter(where).items():
             taken[name] += here * each.each["GPU"]
             assert each.placement.per_node is None or here <= each.placement.per_node
-            assert each.placement.gpu_kind is None or f"accelerator_type:{each.placement.gpu_kind}" in nodes[name].has
+            assert each.placement.gpu_kind is None or nodes[name].labels.get(GPU_KIND) == each.placement.gpu_kind
         groups = [where[at : at + each.together] for at in range(0, each.count, each.together)]
         assert all(len(set(group)) == 1 for group in groups), "ranks that belong together are on one node"
     assert all(amount <= nodes[name].has["GPU"] for name, amount in taken.items())
@@ -149,39 +148,23 @@ def test_per_node_and_resources_of_ones_own():
     assert "raise generators.placement.per_node" in caught.value.remedy
 
 
-def test_a_successor_goes_where_there_is_room_and_the_dead_take_none():
-    alive = [node("a", 2), node("b", 2)]
-
-    def read() -> Nodes:  # Ray is slow to notice: it never says that anything is taken
-        return Nodes(tuple(alive), "a")
-
-    places = Places([part("learner", 1), part("generators", 3)], NodesSeen(read))
-    assert sum(places.on_node.values()) == 4
-    assert places.take("learner rank 0", "learner").node == "a"
-    for number in range(3):
-        places.take(f"generator-{number}", "generators")
-    with pytest.raises(NoRoom):
-        places.take("generator-3", "generators")
-    gone = next(name for name in ("generator-0", "generator-1", "generator-2") if places._taken[name].node == "b")
-    places.leave(gone)
-    places.leave(gone)
-    assert places.take("generator-4", "generators").node == "b"
-    alive[1] = node("c", 8)  # the node b is lost, and another one comes
-    assert places.take("generator-5", "generators").node == "c"
+def test_a_part_goes_to_nodes_that_have_its_labels():
+    nodes = (node("a", 4), Node("b", "b", {"GPU": 4}, {"GPU": 4}, {"role": "inference", "zone": "1"}))
+    placed = place([part("learner", 2), part("generators", 2, labels={"role": "inference"})], nodes, "a")
+    assert placed == {"learner": ["a", "a"], "generators": ["b", "b"]}
+    with pytest.raises(NoRoom, match="on nodes with label role=training") as caught:
+        place([part("generators", 2, labels={"role": "training"})], nodes, "a")
+    assert "a with 4 GPU; b with 4 GPU (role=inference)" in caught.value.problem
+    assert "leave out generators.placement.labels" in caught.value.remedy
 
 
-def test_newcomers_must_fit_into_the_memory_of_a_machine_that_the_run_has_to_itself(monkeypatch):
-    """The run itself may expect more than there is, since its processes share it; each asks for 1 GiB here, and 3 are free."""
-    monkeypatch.setattr("asyncrl.run.nodes.placed_processes.Machine.here", lambda: Machine(8 << 30, 3 << 30, 2))
-    parts, nodes = [Part("generators", 20, {})], Nodes((node("a"),), "a")
-    places = Places(parts, lambda: nodes, ["join a cluster"], sizes={"generators": 1 << 30})
-    places.check_memory("generators", 3)
-    with pytest.raises(
-        NoRoom, match=r"no room for 1 of 4 .*1\.0 GiB of memory.*8\.0 GiB of memory, of which 3\.0 GiB free"
-    ) as caught:
-        places.check_memory("generators", 4)
-    assert caught.value.remedy == "lower newcomers of generators to at most 3, or join a cluster"
-    Places(parts, lambda: nodes).check_memory("generators", 4)  # in a cluster each takes its own
+def test_what_does_not_fit_keeps_nothing_else_from_its_node():
+    nodes = (node("a", 2), node("b", 1))
+    wanted = [part("learner", 1), part("generators", 4), msgspec.structs.replace(part("many", 2, 2), gang=True)]
+    placed = place_what_fits(wanted, nodes, "a")
+    assert (placed["learner"], placed["many"]) == (["b"], []), "of a gang all or none"
+    placed = place_what_fits(wanted[:2], nodes, "a")
+    assert placed == {"learner": ["a"], "generators": ["a", "b"]}
 
 
 def test_what_others_had_taken_of_a_node_is_not_free():
@@ -190,3 +173,5 @@ def test_what_others_had_taken_of_a_node_is_not_free():
     assert seen().alive[0].free["GPU"] == 2
     told[0] = node("a", 4, free=0)  # what this run has taken since
     assert seen().alive[0].free["GPU"] == 2
+    told.append(node("b", 4, free=1))  # a new node, of which Ray has already given this run two
+    assert seen(lambda name: {"GPU": 2} if name == "b" else {}).alive[1].free["GPU"] == 3

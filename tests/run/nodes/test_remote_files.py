@@ -8,8 +8,7 @@ import pytest
 
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.nodes import remote_files
-from asyncrl.run.nodes.node_files import NodeFiles
-from asyncrl.run.nodes.remote_files import FarFiles
+from asyncrl.run.nodes.remote_files import FarFiles, NodeFiles
 
 WAIT_S = 60.0
 

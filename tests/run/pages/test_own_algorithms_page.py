@@ -1,4 +1,4 @@
-"""What docs/own-algorithms.md shows is accepted as pasted, and computes what it says."""
+"""What docs/how-to/own-algorithms.md shows is accepted as pasted, and computes what it says."""
 
 import math
 import re
@@ -10,14 +10,14 @@ import torch
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.custom.calls import call_advantage, call_aggregation, call_loss, call_weight, loaded
+from asyncrl.learners.custom.made_rows import made_aggregation, made_returns, made_rows, tokens_of, weights_of
+from asyncrl.learners.schedule import learning_rate
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose
-from learners.custom.calls import call_advantage, call_aggregation, call_loss, call_weight, loaded
-from learners.custom.made_rows import made_aggregation, made_returns, made_rows, tokens_of, weights_of
-from learners.schedule import learning_rate
 
-PAGE = (Path(__file__).parents[3] / "docs" / "own-algorithms.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "own-algorithms.md").read_text()
 
 
 @pytest.fixture

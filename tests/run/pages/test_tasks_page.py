@@ -1,4 +1,4 @@
-"""What docs/tasks.md shows works when pasted."""
+"""What docs/how-to/tasks.md shows works when pasted."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from asyncrl.run.buffer.tasks import load_held_out_tasks, make_task_stream
 from asyncrl.run.plan.plan import Source, make_plan
 from asyncrl.run.recipe.compose import compose
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "tasks.md").read_text()
 
 
 def save_split(folder: Path, count: int) -> None:

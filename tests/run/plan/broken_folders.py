@@ -15,15 +15,15 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
+from asyncrl.learners.supported_model import supported_config
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking.tracker import Tracker
-from generators.chat_format import ChatFormat
-from generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
-from learners.supported_model import supported_config
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 WITH_GPU = msgspec.structs.replace(ROOMY, gpus=2)
@@ -178,7 +178,7 @@ def read_config(folder: Path) -> None:
 
 
 def load_weights(folder: Path) -> None:
-    from learners.megatron.hugging_face import HuggingFaceTensors
+    from asyncrl.learners.megatron.hugging_face import HuggingFaceTensors
 
     with HuggingFaceTensors(folder) as tensors:
         for tensor in read_shape(str(folder)).architecture.tensors():
@@ -187,8 +187,8 @@ def load_weights(folder: Path) -> None:
 
 def read_parser(name: str, *, reasoning: bool = False) -> Callable[[Path], object]:
     def read(folder: Path) -> None:
-        from generators.calls.reader import ToolCallReader
-        from generators.calls.reasoning import Reasoning
+        from asyncrl.generators.calls.reader import ToolCallReader
+        from asyncrl.generators.calls.reasoning import Reasoning
 
         chat = ChatFormat.load(str(folder))
         try:
@@ -203,8 +203,11 @@ PERHAPS = ("generators.engine={enable_prefix_caching: perhaps}",)
 
 
 def start_engine(*overrides: str) -> Callable[[Path], object]:
-    pool = compose("quickstart", list(overrides)).generators
-    return lambda folder: try_engine_arguments(EngineSettings(pool, str(folder), 256), "generators")
+    def run(folder: Path) -> None:
+        pool = compose("quickstart", list(overrides)).generators
+        try_engine_arguments(EngineSettings(pool, str(folder), 256), "generators")
+
+    return run
 
 
 def long_prompt(folder: Path) -> None:

@@ -40,7 +40,7 @@ from broken_folders import (
 from model_folders import SMALL, write_model
 
 from asyncrl.core.recipe.schema import ModelConfig
-from generators.chat_format import ChatFormat
+from asyncrl.generators.chat_format import ChatFormat
 
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2, "short_factor": [1.0] * 16, "long_factor": [1.0] * 16}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

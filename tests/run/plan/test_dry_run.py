@@ -15,47 +15,47 @@ from refusal_cases import ASKING_VLLM, CASES
 from rich.console import Console
 
 import asyncrl.core.files.weight_files
+import asyncrl.generators.chat_format
+import asyncrl.generators.chat_template
+import asyncrl.generators.templates
+import asyncrl.generators.vllm.engine_arguments
+import asyncrl.learners.reward_model
+import asyncrl.learners.supported_model
 import asyncrl.run.models.dequantised
 import asyncrl.run.models.embedded_tokens
 import asyncrl.run.tracking.tracker
 import asyncrl.weights.checkpoint
-import generators.chat_format
-import generators.chat_template
-import generators.templates
-import generators.vllm.engine_arguments
-import learners.reward_model
-import learners.supported_model
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.plan.plan_view import plan_view
 from asyncrl.run.recipe.compose import compose
 
 REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
-    (generators.chat_format, "ChatFormat.__init__"): ("no template",),
-    (generators.chat_format, "ChatFormat.load"): ("no tokenizer", "cut tokenizer", "template not in UTF-8"),
-    (generators.chat_format, "ChatFormat._control_tokens"): ("slow tokenizer",),
-    (generators.chat_format, "ChatFormat._of"): ("no template for tools",),
-    (generators.chat_template, "ChatTemplate._after_marker"): ("no content",),
-    (generators.chat_template, "ChatTemplate._find_end_of_turn"): ("no syntax", "no end"),
-    (generators.chat_template, "ChatTemplate._check_delta"): ("end at the end", "no start", "plain between"),
-    (generators.chat_template, "ChatTemplate.check_reaches"): (
+    (asyncrl.generators.chat_format, "ChatFormat.__init__"): ("no template",),
+    (asyncrl.generators.chat_format, "ChatFormat.load"): ("no tokenizer", "cut tokenizer", "template not in UTF-8"),
+    (asyncrl.generators.chat_format, "ChatFormat._control_tokens"): ("slow tokenizer",),
+    (asyncrl.generators.chat_format, "ChatFormat._of"): ("no template for tools",),
+    (asyncrl.generators.chat_template, "ChatTemplate._after_marker"): ("no content",),
+    (asyncrl.generators.chat_template, "ChatTemplate._find_end_of_turn"): ("no syntax", "no end"),
+    (asyncrl.generators.chat_template, "ChatTemplate._check_delta"): ("end at the end", "no start", "plain between"),
+    (asyncrl.generators.chat_template, "ChatTemplate.check_reaches"): (
         "no tools",
         "no response",
         "tools left out",
         "system left out",
         "calls left out",
     ),
-    (generators.chat_template, "ChatTemplate.check_follows"): ("no tools",),
-    (generators.chat_format, "_named_ends"): ("ends",),
-    (generators.chat_template, "ChatTemplate._check_tokens"): ("pieces",),
-    (generators.templates, "templates_of"): ("no such variable",),
-    (generators.vllm.engine_arguments, "check_cpu_arguments"): "the plan calls it",
-    (generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
-    (generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),
-    (learners.supported_model, "check_megatron"): "the plan calls it",
-    (learners.supported_model, "supported_config"): ("no configuration",),
-    (learners.supported_model, "_check_supported"): ("attention_bias", "model type"),
-    (learners.supported_model, "_check_fp8"): ("fp8 of experts", "fp8 of sizes"),
+    (asyncrl.generators.chat_template, "ChatTemplate.check_follows"): ("no tools",),
+    (asyncrl.generators.chat_format, "_named_ends"): ("ends",),
+    (asyncrl.generators.chat_template, "ChatTemplate._check_tokens"): ("pieces",),
+    (asyncrl.generators.templates, "templates_of"): ("no such variable",),
+    (asyncrl.generators.vllm.engine_arguments, "check_cpu_arguments"): "the plan calls it",
+    (asyncrl.generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
+    (asyncrl.generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),
+    (asyncrl.learners.supported_model, "check_megatron"): "the plan calls it",
+    (asyncrl.learners.supported_model, "supported_config"): ("no configuration",),
+    (asyncrl.learners.supported_model, "_check_supported"): ("attention_bias", "model type"),
+    (asyncrl.learners.supported_model, "_check_fp8"): ("fp8 of experts", "fp8 of sizes"),
     (asyncrl.core.files.weight_files, "stored_tensors"): ("no weights", "pickled weights", "index without tensor"),
     (asyncrl.core.files.weight_files, "check_weights"): ("further tensors", "further files"),
     (asyncrl.core.files.weight_files, "check_tensor"): ("no tensor", "no output layer", "shape", "vocabulary", "type"),
@@ -67,8 +67,8 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (asyncrl.run.models.embedded_tokens, "check_embedded"): ("beyond the embedding", "an end beyond the embedding"),
     (asyncrl.run.models.dequantised, "plain_folder"): "the disk is full, or the process was killed",
     (asyncrl.run.models.dequantised, "check_dequantisable"): ("gptq", "unknown quantisation"),
-    (learners.reward_model, "RewardModel.__init__"): "the plan looks for all weights of the classifiers that it knows",
-    (learners.reward_model, "RewardModel.score"): "while training",
+    (asyncrl.learners.reward_model, "RewardModel.__init__"): "the plan looks for all weights of the classifiers that it knows",
+    (asyncrl.learners.reward_model, "RewardModel.score"): "while training",
     (asyncrl.run.tracking.tracker, "Tracker._raise_failure"): ("damaged database", "deleted experiment"),
     (
         asyncrl.run.tracking.tracker,

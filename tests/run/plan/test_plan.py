@@ -6,17 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from model_folders import SMALL, write_model
-from planned import QWEN3_0_6B, QWEN3_30B_A3B, ROOMY
+from planned import MOONLIGHT, QWEN3_0_6B, QWEN3_30B_A3B, ROOMY
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.rules.inert import inert
-from asyncrl.run.models.model_shape import CPU_HEAD_SIZES, read_shape
+from asyncrl.generators.vllm import vllm_parsers
+from asyncrl.run.models.model_shape import CPU_HEAD_SIZES, CPU_LATENT_SIZES, read_shape
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.plan.plan_view import plan_view
 from asyncrl.run.recipe.compose import compose
-from generators.vllm import vllm_parsers
 
 
 @pytest.fixture
@@ -129,7 +129,13 @@ def test_remarks_on_what_is_probably_not_meant(model):
     ).remarks
     assert "some engines never have work" in idle
     (preempted,) = make_plan(compose("quickstart", [model, "generators.kv_cache_mb=64"]), ROOMY).remarks
-    assert "preempts" in preempted
+    assert "preempts some; raise generators.kv_cache_mb" in preempted
+    # An engine on a GPU takes its cache from its share of the GPU's memory, whatever kv_cache_mb says.
+    on_gpus = msgspec.structs.replace(ROOMY, gpus=2, gpu_memory=80 << 30)
+    assert make_plan(compose("quickstart", [model, "generators.kv_cache_mb=64"]), on_gpus).remarks == ()
+    shared = [model, "generators.gpu_memory_share=0.02", "generators.max_running=64"]
+    (small,) = make_plan(compose("quickstart", shared), on_gpus).remarks
+    assert "preempts some; raise generators.gpu_memory_share" in small
     divided = ["generators.kv_cache_mb=1024", "learner.context_parallel=2"]
     (repeated,) = make_plan(compose("quickstart", divided), ROOMY).remarks
     assert "with learner.context_parallel 2 the prompt that a group shares is computed once for each of its rows" in repeated
@@ -224,6 +230,21 @@ def test_the_sizes_of_attention_heads_are_vllm_s():
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
+
+
+def test_latent_attention_is_taken_on_a_cpu_in_the_sizes_of_its_kernel(tmp_path):
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+    assert [sum(CPU_LATENT_SIZES)] == CPUMLABackend.get_supported_head_sizes()
+    recipe = compose("quickstart", [f"model.path={tmp_path}", "learner.dtype=bfloat16", "model.max_context=512"])
+    write_model(tmp_path, MOONLIGHT | {"kv_lora_rank": 256})
+    with pytest.raises(RecipeError, match=r"kv_lora_rank and qk_rope_head_dim are 256 and 64, .* computes only 512 and 64"):
+        make_plan(recipe, ROOMY)
+    write_model(tmp_path, MOONLIGHT)
+    make_plan(recipe, ROOMY)
+    replayed = compose("quickstart", [f"model.path={tmp_path}", "learner.experts.replay=true", "model.max_context=512"])
+    with pytest.raises(RecipeError, match=r"learner\.experts\.replay: with latent attention, vLLM on a CPU keeps no prefixes"):
+        make_plan(replayed, ROOMY)
 
 
 @pytest.mark.parametrize(
@@ -337,14 +358,24 @@ def test_the_plan_says_what_each_rank_sends_to_each_worker_of_an_engine(model):
     recipe = compose("quickstart", overrides)
     plan = make_plan(recipe, ROOMY)
     (slices,) = plan.slices
-    assert [any(row) for row in slices.moved] == [True, True, False, False], "replicas send nothing"
+    assert all(map(any, slices.moved)), "replicas share out what is sent"
     weights = sum(map(sum, slices.moved))
     per_element = 4 if recipe.learner.dtype == "float32" else 2
     assert weights >= plan.parameters * per_element
     assert "self_attn.qkv_proj.weight" in {merge.parameter.removeprefix("model.layers.*.") for merge in slices.merges}
     console = Console(file=io.StringIO(), width=120, _environ={})
     console.print(plan_view(plan, recipe))
-    assert re.search(r"2 replicas\s+│\s+nothing\s+│\s+nothing", console.file.getvalue())
+    assert all(re.search(rf"│ {rank}\s+│", console.file.getvalue()) for rank in range(4))
+
+
+def test_replicas_beyond_the_layers_send_nothing(model):
+    recipe = compose("quickstart", [model, "learner.data_parallel=64", "batch.groups_per_step=64"])
+    plan = make_plan(recipe, ROOMY)
+    silent = [any(row) for row in plan.slices[0].moved].count(False)
+    assert 0 < silent < 64
+    console = Console(file=io.StringIO(), width=120, _environ={})
+    console.print(plan_view(plan, recipe))
+    assert re.search(rf"{silent} replicas\s+│\s+nothing", console.file.getvalue())
 
 
 def test_what_engines_on_a_cpu_cannot_do_is_refused_before_anything_starts(model):

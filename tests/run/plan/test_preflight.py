@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from asyncrl.buffers.tasks.task_stream import TaskSource
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolSpec
@@ -20,7 +21,6 @@ from asyncrl.envs.hosting import hosted
 from asyncrl.run.plan import preflight
 from asyncrl.run.plan.model_trial import TrialPrompt
 from asyncrl.run.plan.preflight import Rehearsed, play_first_tasks
-from buffers.tasks.task_stream import TaskSource
 
 released = threading.Event()
 

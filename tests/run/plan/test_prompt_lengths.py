@@ -12,13 +12,13 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.tools import ToolEnvironment
+from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.run.buffer.tasks import load_held_out_tasks, make_task_stream
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.plan import prompt_lengths
 from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.plan.prompt_lengths import chosen, left_out, most_tokens
 from asyncrl.run.recipe.compose import compose
-from generators.chat_format import ChatFormat
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 LONG = "1 + " * 400 + "1"

@@ -29,15 +29,15 @@ from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.hosting.event_loop import EventLoopThread
+from asyncrl.generators.evaluation import HeldOutTask
+from asyncrl.generators.scoring import ScoringUse
+from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.nodes.node_watch import NodeWatch
-from asyncrl.run.pool import successors
+from asyncrl.run.pool import growth, successors
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.slots import GeneratorSlot
 from asyncrl.weights.delivery_protocol import VERSIONS_IN_FILES
 from asyncrl.weights.shm.memory_file import MemoryFull
-from generators.evaluation import HeldOutTask
-from generators.scoring import ScoringUse
-from generators.worker import GeneratorStatistics
 
 DEADLINES = DeadlinesConfig(straggler=10.0)
 TASKS = [HeldOutTask(Task(id=TaskId(f"e{i}"), prompt="p", data={}), "held-out") for i in range(7)]
@@ -47,7 +47,7 @@ class Shop:
     """A pool of fakes; ``successor`` is applied to each one made in place of another, ``budget`` deaths are allowed."""
 
     def __init__(self, size: int = 2, budget: int = 100, pools: Mapping[str, GeneratorsConfig] | None = None) -> None:
-        self.now, self.room = 0.0, 100
+        self.now, self.room, self.grows = 0.0, 100, False
         self.log: list[str] = []
         self.notes: list[str] = []
         self.made: list[FakeGenerator] = []
@@ -57,7 +57,7 @@ class Shop:
         self.watch = NodeWatch(self._ask, lambda: {"far"}, 1.0)
         self.pool = GeneratorPool(
             pools or {MAIN_POOL: GeneratorsConfig(count=size)},
-            GeneratorSupply(self._make, self._lost),
+            GeneratorSupply(self._make, self._lost, self._find_room),
             DEADLINES,
             self.notes.append,
             SameNode(),
@@ -65,9 +65,18 @@ class Shop:
             nodes=self.watch,
         )
 
+    async def _find_room(self, pool: str, number: int, successors: bool, lacking: Callable[[RecipeError], None]) -> None:
+        def has_room() -> bool:
+            return sum(fake.alive for fake in self.made) + number <= self.room
+
+        if not has_room():
+            no_room = RecipeError("generators", "no node has room for one more engine", "free some")
+            if not (successors or self.grows):
+                raise no_room
+            lacking(no_room)
+            await self.until(has_room)
+
     def _make(self, pool: str, number: int) -> FakeGenerator:
-        if sum(fake.alive for fake in self.made) >= self.room:
-            raise RecipeError("generators", "no node has room for one more engine", "free some")
         fake = FakeGenerator(number, self.log, "far" if self.far(number) else "")
         assert f"generator-{number}" not in {each.worker for each in self.made}, "numbers are given out once"
         self.made.append(fake)
@@ -1033,6 +1042,26 @@ async def test_a_pool_grows_by_newcomers_that_catch_up_and_shrinks_by_what_is_ha
     assert len(shop.made) == 3, "nobody takes their places"
 
 
+async def test_how_many_episodes_are_played_at_once_holds_for_newcomers_too() -> None:
+    shop = Shop(size=1, pools={MAIN_POOL: GeneratorsConfig(count=1, max_running=48)})
+    shop.successor = lambda fake: fake.may_start.clear()
+    async with shop.generating():
+        assert (shop.made[0].at_once, shop.pool.settled) == (48, True)
+        await shop.pool.scale("generators", 2)
+        assert not shop.pool.settled
+        await shop.pool.bound(["generators"], 24)
+        assert [fake.at_once for fake in shop.made] == [24, 24], "one that is coming up begins with it"
+        assert [line for line in shop.log if "plays" in line] == ["generator-0 plays 24"]
+        shop.made[1].may_start.set()
+        await shop.until(lambda: shop.pool.settled)
+        await shop.pool.scale("generators", 1)
+        assert not shop.pool.settled
+        await shop.until(lambda: shop.pool.settled)
+        await shop.pool.scale("generators", 2)
+        assert shop.made[2].at_once == 24
+        shop.made[2].may_start.set()
+
+
 async def test_what_a_pool_cannot_be_scaled_to_is_refused() -> None:
     shop = Shop(size=1)
     with pytest.raises(RecipeError, match="not generating: it is starting or ending"):
@@ -1047,9 +1076,71 @@ async def test_what_a_pool_cannot_be_scaled_to_is_refused() -> None:
         shop.room = 2
         with pytest.raises(RecipeError, match="no node has room"):
             await shop.pool.scale("generators", 3)
-        await shop.until(lambda: "generator-1 lost" in shop.log)
-        assert [fake.alive for fake in shop.made] == [True, False], "those that had room are not kept"
-        assert await shop.pool.scale("generators", 2) == "generator-3 is coming up"
+        assert len(shop.made) == 1, "all or none come up"
+        assert await shop.pool.scale("generators", 2) == "generator-1 is coming up"
+
+
+async def test_a_pool_waits_for_room_that_the_cluster_may_make_until_somebody_changes_its_size_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(growth, "ANSWER_S", 0.001)
+    shop = Shop(size=1)
+    async with shop.generating():
+        shop.room, shop.grows = 2, True
+        assert await shop.pool.scale("generators", 3) == ("2 engines wait for room in the cluster, which the run's notes tell of")
+        assert shop.pool.sizes == {"generators": 3}, "a resume begins with what was asked for"
+        assert "Pool generators waits for room for 2 newcomers: generators: no node has room" in shop.notes[0]
+        assert len(shop.made) == 1
+        assert await shop.pool.scale("generators", 1) == "pool generators has 1 engine already"
+        assert shop.pool.sizes == {"generators": 1}
+        await shop.pool.scale("generators", 4)
+        await shop.pool.scale("generators", 3)
+        shop.room = 3
+        await shop.until(lambda: {"generator-1 runs", "generator-2 runs"} <= set(shop.log))
+        shop.room = 100
+        await shop.settle()
+        assert len(shop.made) == 3, "what was asked for before is not wanted any more"
+        shop.room = 3
+        await shop.pool.scale("generators", 9)
+    assert len(shop.made) == 3, "the run ends while the pool waits"
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_room_that_was_found_counts_before_the_size_is_changed_again(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+    shop, found = Shop(size=1), asyncio.Event()
+
+    async def find_room(pool: str, number: int, successors: bool, lacking: Callable[[RecipeError], None]) -> None:
+        await found.wait()
+
+    monkeypatch.setattr(shop.pool._growth, "_room", find_room)
+    if later:
+        monkeypatch.setattr(growth, "ANSWER_S", 0.001)
+    async with shop.generating():
+        first = asyncio.create_task(shop.pool.scale("generators", 3))
+        await shop.until(first.done if later else lambda: shop.pool.sizes == {"generators": 3})
+        search = shop.pool._growth._finding["generators"]
+        found.set()
+        while not search.finding.done():  # noqa: ASYNC110 - the very next moment counts
+            await asyncio.sleep(0)
+        # Whoever asked for the room has not been told yet.
+        assert await shop.pool.scale("generators", 3) == "pool generators has 3 engines already"
+        await first
+        assert shop.pool.sizes == {"generators": 3}
+        assert len(shop.made) == 3
+
+
+async def test_who_stops_asking_for_newcomers_before_there_is_an_answer_gets_none() -> None:
+    shop = Shop(size=1)
+    async with shop.generating():
+        shop.room, shop.grows = 1, True
+        asking = asyncio.create_task(shop.pool.scale("generators", 3))
+        await shop.until(lambda: shop.pool.sizes == {"generators": 3})
+        asking.cancel()
+        await shop.until(asking.done)
+        assert shop.pool.sizes == {"generators": 1}
+        shop.room = 3
+        await shop.settle()
+        assert len(shop.made) == 1
 
 
 async def test_a_newcomer_that_does_not_come_up_leaves_the_run_as_it_was() -> None:
@@ -1102,7 +1193,7 @@ async def test_a_generator_that_sigterm_ended_is_replaced() -> None:
 
 async def test_while_there_is_no_room_for_a_successor_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a node is lost: it may come back."""
-    monkeypatch.setattr(successors, "ROOM_CHECK_S", 0.001)
+    monkeypatch.setattr(successors, "NEEDED_CHECK_S", 0.001)
     shop = Shop()
     async with shop.generating():
         shop.room = 1

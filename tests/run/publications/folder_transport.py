@@ -15,11 +15,12 @@ import msgspec
 from asyncrl.core.deadline import deadline
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import Text
 from asyncrl.core.recipe.weights import PublicationSection
+from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
-from asyncrl.run.publications.routes import Routes
-from asyncrl.run.publications.transport import PublicationTransport, TransportRun
+from asyncrl.run.publications.transport import PublicationTransport, Routes
 
 
 class FolderWeightsConfig(PublicationSection, frozen=True, kw_only=True, tag_field="kind", tag="folder"):
@@ -37,9 +38,9 @@ class FolderTransport(PublicationTransport):
         self._last = defaultdict[str, deque[PolicyVersion]](lambda: deque(maxlen=2))
 
     @classmethod
-    def for_run(cls, run: TransportRun) -> Self:
-        assert isinstance(run.recipe.weights, FolderWeightsConfig)
-        return cls(Path(run.recipe.weights.folder), run.recipe.deadlines.publish)
+    def for_run(cls, recipe: Recipe, folder: RunFolder) -> Self:
+        assert isinstance(recipe.weights, FolderWeightsConfig)
+        return cls(Path(recipe.weights.folder), recipe.deadlines.publish)
 
     @classmethod
     def describe(cls, routes: Routes) -> str:

@@ -13,6 +13,7 @@ from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.run.publications.disk_transport import DiskTransport
+from asyncrl.run.publications.node_mirrors import NodeMirror
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_versions import StoredVersions
 from asyncrl.weights.merge import merge
@@ -82,6 +83,16 @@ async def test_a_version_is_stored_once_and_fetched_once_for_each_node(site: Sit
     assert site.calls.count(("a", "fetch_version")) == site.calls.count(("b", "fetch_version")) == 6
     assert site.calls.count(("learner", "made")) == 1
     assert StoredVersions(site.folder).versions()[-1] == 6
+
+
+async def test_a_node_that_was_left_fetches_the_version_again_for_an_engine_that_comes_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeMirror, "kill", lambda mirror: None)
+    publication = site.publish(1)
+    await site.publications.fetch_to_node(publication, "a")
+    await site.publications.leave("a")
+    assert dict(SharedMemory.read(await site.publications.fetch_to_node(publication, "a")))["w"].tolist() == [1] * 4
 
 
 async def test_every_version_is_stored_even_if_only_the_learners_node_has_engines(site: Site) -> None:

@@ -20,8 +20,7 @@ from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
-from asyncrl.run.publications.routes import Routes
-from asyncrl.run.publications.transport import TransportRun
+from asyncrl.run.publications.transport import Routes
 from asyncrl.run.publications.transports import TRANSPORTS, transport_of
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.merge import merge
@@ -59,7 +58,7 @@ class Site:
         )
         kind = transport_of(recipe, on_gpus=False)
         self.said = kind.describe(Routes(recipe, ["learner"], dict.fromkeys(NODES, 1), folder, on_gpus=False))
-        self.transport = kind.for_run(TransportRun(recipe, RunFolder(folder / "run"), b"", None))
+        self.transport = kind.for_run(recipe, RunFolder(folder / "run"))
         memory = folder / "memory"
         memory.mkdir()
         self._ranks = [stack.enter_context(closing(SharedMemory("run", rank, str(memory), node="learner"))) for rank in range(2)]

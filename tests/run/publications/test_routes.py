@@ -1,11 +1,11 @@
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.network import NetworkConfig, NoTlsConfig, RunTlsConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
@@ -13,13 +13,13 @@ from asyncrl.core.recipe.weights import (
     AutoWeightsConfig,
     DiskWeightsConfig,
     NcclWeightsConfig,
+    RayWeightsConfig,
     ShmWeightsConfig,
-    TcpWeightsConfig,
     WeightsConfig,
 )
 from asyncrl.run.publications.nccl_transport import NcclTransport
-from asyncrl.run.publications.routes import GpuRoom, Routes, writers
-from asyncrl.run.publications.tcp_transport import TcpTransport
+from asyncrl.run.publications.ray_transport import RayTransport
+from asyncrl.run.publications.transport import ObjectStore, Room, Routes
 from asyncrl.run.publications.transports import TRANSPORTS, transport_of
 
 RUN = Path("/runs/r")
@@ -38,7 +38,7 @@ def describe(
     tls: NoTlsConfig | RunTlsConfig = NO_TLS,
     *,
     on_gpus: bool = False,
-    room: GpuRoom | None = None,
+    room: Room | None = None,
 ) -> str:
     asked = recipe(weights, tls)
     return transport_of(asked, on_gpus=on_gpus).describe(Routes(asked, ranks_on, engines_on, RUN, on_gpus=on_gpus, room=room))
@@ -50,22 +50,36 @@ def test_engines_beside_all_ranks_share_their_memory() -> None:
     assert describe(ShmWeightsConfig(), ["a"], {"a": 2}) == said
 
 
-def test_other_nodes_are_reached_by_tcp() -> None:
+def test_other_nodes_are_reached_through_rays_object_store() -> None:
     said = describe(AutoWeightsConfig(), ["a"], {"a": 1, "b": 2, "c": 1})
     assert said.startswith("shm to 1 engine on the learner's node")
-    assert said.endswith("tcp to 3 engines on 2 nodes where no rank writes, once to each")
+    assert said.endswith("Ray's object store to 3 engines on 2 nodes where no rank writes, once to each")
+
+
+@pytest.mark.parametrize(
+    ("ranks_on", "engines_on", "refused"),
+    [
+        (["a"], {"b": 1}, "10.0.0.1 has 1.2 GiB, and 2 versions .*, at most 80% of it, take 2.5 GiB; start Ray .*=2684354560"),
+        (["a", "c", "c"], {"b": 1}, "10.0.0.3 has 1.5 GiB, and 2 versions .* take 1.7 GiB"),
+        (["a", "c"], {"b": 1}, None),
+        (["a"], {"a": 1}, None),
+        (["unknown"], {"b": 1}, None),
+    ],
+)
+def test_an_object_store_that_cannot_hold_two_versions_is_refused_if_it_is_needed(
+    ranks_on: Sequence[str], engines_on: Mapping[str, int], refused: str | None
+) -> None:
+    stores = {"a": ObjectStore("10.0.0.1", 5 << 28), "b": ObjectStore("10.0.0.2", 1), "c": ObjectStore("10.0.0.3", 3 << 29)}
+    with nullcontext() if refused is None else pytest.raises(RecipeError, match=f"weights.kind: Ray's object store on {refused}"):
+        describe(AutoWeightsConfig(), ranks_on, engines_on, room=Room(1 << 30, 0, stores))
 
 
 def test_where_ranks_are_on_several_nodes_each_engine_needs_bytes_of_another() -> None:
     beside, apart = describe(AutoWeightsConfig(), ["a", "b"], {"a": 1, "b": 1, "c": 1}).split("; ")
-    assert beside.startswith("shm from ranks beside them, and tcp from those on other nodes, to 2 engines on 2 nodes")
-    assert apart.startswith("tcp to 1 engine on 1 node")
-
-
-def test_replicas_write_nothing_but_their_own_experts() -> None:
-    assert writers(ParallelLayout(data=2), ["a", "b"]) == {"a"}
-    assert writers(ParallelLayout(pipeline=2), ["a", "b"]) == {"a", "b"}
-    assert writers(ParallelLayout(data=2, expert=2), ["a", "b"]) == {"a", "b"}
+    assert beside.startswith(
+        "shm from ranks beside them, and Ray's object store from those on other nodes, to 2 engines on 2 nodes"
+    )
+    assert apart.startswith("Ray's object store to 1 engine on 1 node")
 
 
 def test_memory_alone_is_refused_where_it_does_not_reach() -> None:
@@ -89,13 +103,13 @@ def test_every_kind_has_its_transport_and_auto_takes_that_of_another() -> None:
 
 def test_gpus_on_other_nodes_are_reached_by_nccl_which_cannot_encrypt() -> None:
     assert transport_of(recipe(AutoWeightsConfig()), on_gpus=True) is NcclTransport
-    assert transport_of(recipe(AutoWeightsConfig()), on_gpus=False) is TcpTransport
-    assert transport_of(recipe(TcpWeightsConfig()), on_gpus=True) is TcpTransport
-    assert transport_of(recipe(AutoWeightsConfig(), RunTlsConfig()), on_gpus=True) is TcpTransport
+    assert transport_of(recipe(AutoWeightsConfig()), on_gpus=False) is RayTransport
+    assert transport_of(recipe(RayWeightsConfig()), on_gpus=True) is RayTransport
+    assert transport_of(recipe(AutoWeightsConfig(), RunTlsConfig()), on_gpus=True) is RayTransport
     said = describe(AutoWeightsConfig(), ["a"], {"a": 1, "b": 2}, on_gpus=True)
     assert said.startswith("shm to 1 engine on the learner's node")
     assert said.endswith("nccl to 2 engines on 1 node away from a rank, from GPU to GPU")
-    assert "tcp to 1 engine" in describe(TcpWeightsConfig(), ["a"], {"b": 1}, on_gpus=True)
+    assert "object store to 1 engine" in describe(RayWeightsConfig(), ["a"], {"b": 1}, on_gpus=True)
 
 
 def test_nccl_is_refused_where_it_cannot_be() -> None:
@@ -116,6 +130,6 @@ def test_nccl_is_refused_where_it_cannot_be() -> None:
     ],
 )
 def test_a_plan_tells_whether_engines_pause_while_nccl_brings_a_version(version: int, gpu: int, expected: str) -> None:
-    room = GpuRoom(version << 30, gpu << 30)  # generators.gpu_memory_share is 0.85
+    room = Room(version << 30, gpu << 30)  # generators.gpu_memory_share is 0.85
     assert expected in describe(NcclWeightsConfig(), ["a"], {"a": 1}, on_gpus=True, room=room)
     assert "while" not in describe(AutoWeightsConfig(), ["a"], {"a": 1}, on_gpus=True, room=room), "memory alone carries it"

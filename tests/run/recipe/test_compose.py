@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.decode import decode_recipe
+from asyncrl.core.recipe.environment import RemoteEnvironmentConfig
+from asyncrl.core.recipe.loss import GspoLossConfig
 from asyncrl.run.folder.config_yaml import resolved_yaml
-from asyncrl.run.recipe.compose import compose, shipped_recipes
+from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose, shipped_recipes
 
 
 @pytest.fixture
@@ -150,9 +152,8 @@ def test_a_section_for_hydra_is_refused_in_any_file_of_a_recipe(write, mine, oth
 
 def test_the_quickstart_is_shipped_and_short():
     assert "quickstart" in shipped_recipes()
-    import recipes
 
-    text = (Path(recipes.__file__).parent / "quickstart.yaml").read_text()
+    text = (SHIPPED_FOLDER / "quickstart.yaml").read_text()
     assert len(text.splitlines()) < 60
 
 
@@ -166,6 +167,34 @@ def test_overrides_set_keys_that_the_yaml_holds_and_keys_that_it_does_not():
 
 def test_a_key_taken_out_has_its_default_again():
     assert compose("quickstart", ["~learner.lr"]).learner.lr == 1e-6
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.loss={kind: gspo, clip_low: 0.1}", "algorithm.loss.clip_high=0.01"],
+        ["algorithm.loss.clip_high=0.01", "algorithm.loss={kind: gspo, clip_low: 0.1}"],
+        ["algorithm.loss.clip_high=0.5", "+algorithm.loss={kind: gspo, clip_low: 0.1, clip_high: 0.01}"],
+        ["algorithm.loss={kind: cispo, clip_high: 0.5}", "algorithm.loss={kind: gspo, clip_low: 0.1, clip_high: 0.01}"],
+        ["~algorithm.loss", "algorithm.loss={kind: gspo, clip_low: 0.1, clip_high: 0.01}"],
+    ],
+)
+def test_a_section_of_another_kind_takes_the_place_of_the_recipes(write, overrides):
+    """Of a run's own recipe, too, which has every key of every section."""
+    whole = write("whole.yaml", resolved_yaml(compose("quickstart", ["algorithm.loss.low=0.3"])))
+    assert compose(whole, overrides).algorithm.loss == GspoLossConfig(clip_low=0.1, clip_high=0.01)
+    same = compose(whole, ["algorithm.loss={kind: dppo, high: 0.4}"]).algorithm.loss
+    assert (same.low, same.high) == (0.3, 0.4)
+    assert "as algorithm.loss={kind: gspo, ...}, which takes its place" in str(refused(whole, "algorithm.loss.kind=gspo"))
+
+
+def test_a_section_whose_kind_is_left_out_is_of_the_usual_kind_beside_one_of_another():
+    remote = compose("quickstart", ["environment={kind: remote, urls: ['ws://127.0.0.1:1']}"]).environment
+    assert isinstance(remote, RemoteEnvironmentConfig)
+    added = compose("quickstart", ["environment={kind: class, max_turns: 9}"]).environment
+    assert (added.name, added.max_turns) == ("calculator", 9)
+    score = "+reward={kind: remote, url: 'http://127.0.0.1:1/'}"
+    assert compose("quickstart", [score, "reward.environment_weight=0.5"]).reward.environment_weight == 0.5
 
 
 def test_yaml_knows_exponents_without_a_point(write):
@@ -268,4 +297,4 @@ def test_a_chat_template_is_read_where_it_is_named_and_kept_as_text(write, tmp_p
 def test_a_sweep_is_refused():
     error = refused("quickstart", "learner.lr=1e-4,1e-5")
     assert error.place == "learner.lr"
-    assert "launch once for each value" in error.remedy
+    assert "asyncrl sweep" in error.remedy

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from asyncrl.core.files.cache_folder import CACHE_VARIABLE
+from asyncrl.learners import type_speed
+from asyncrl.learners.type_speed import Product, TypeSpeed, measure
 from asyncrl.run.models.model_shape import TINY_SHAPE
-from asyncrl.run.recipe import data_type
-from asyncrl.run.recipe.data_type import bfloat16_share, products_of
-from learners import type_speed
-from learners.type_speed import Product, TypeSpeed, measure
+from asyncrl.run.recipe import automatic
+from asyncrl.run.recipe.automatic import bfloat16_share, products_of
 
 MIXTURE = msgspec.structs.replace(
     TINY_SHAPE, num_hidden_layers=3, mlp_only_layers=(1,), num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
@@ -50,7 +50,7 @@ def test_it_is_measured_once_in_a_process_of_its_own(cache, monkeypatch):
     (kept,) = [path for path in cache.iterdir() if path.name.startswith("data-type")]
     found = msgspec.json.decode(kept.read_bytes(), type=TypeSpeed)
     assert found.bfloat16 / found.float32 == share
-    monkeypatch.setattr(data_type, "MODULE", "gone")
+    monkeypatch.setattr(automatic, "MODULE", "gone")
     assert bfloat16_share(TINY_SHAPE) == share
 
 
@@ -85,7 +85,7 @@ def test_wide_products_are_measured_in_parts_that_make_up_the_whole():
 
 @pytest.mark.parametrize("module", ["learners.gone", "this"])
 def test_where_it_cannot_be_measured_nothing_is_made_up(cache, monkeypatch, caplog, module):
-    monkeypatch.setattr(data_type, "MODULE", module)
+    monkeypatch.setattr(automatic, "MODULE", module)
     with caplog.at_level(logging.WARNING):
         assert bfloat16_share(TINY_SHAPE) is None
     assert "measuring which data type is faster failed" in caplog.text

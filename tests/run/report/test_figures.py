@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.run.report.figures import SIZE, chart, histogram, number, timeline
+from asyncrl.run.report.figures import SIZE, Curve, chart, histogram, number, timeline
 from asyncrl.run.tracking.metric_history import Series
 
 values = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=700)
@@ -16,7 +16,7 @@ def points(text):
 @given(values)
 def test_a_curve_stays_in_its_box_goes_right_and_has_a_bounded_size(drawn):
     series = Series(tuple(range(len(drawn))), tuple(drawn))
-    made = chart("c", [("a", series, 9, False)], (0, max(len(drawn) - 1, 1)), points=100)
+    made = chart("c", [Curve.of("a", series, 9)], (0, max(len(drawn) - 1, 1)), points=100)
     drawn_points = points(made.lines[0].points)
     assert len(drawn_points) <= 100 + 1
     assert all(0 <= x <= SIZE and 0 <= y <= SIZE for x, y in drawn_points)
@@ -29,24 +29,24 @@ def test_a_curve_stays_in_its_box_goes_right_and_has_a_bounded_size(drawn):
 
 @pytest.mark.parametrize("ends", [(5e-324, 5e-324), (0.0, 5e-324), (-5e-324, 1.0), (-1.7e308, 1.7e308), (1.7e308, 1.7e308)])
 def test_a_curve_at_the_ends_of_what_a_number_can_be_is_drawn(ends):
-    made = chart("c", [("a", Series((0, 1), ends), 0, False)], (0, 1))
+    made = chart("c", [Curve.of("a", Series((0, 1), ends), 0)], (0, 1))
     assert all(0 <= y <= SIZE for _, y in points(made.lines[0].points))
     assert np.isfinite([made.low, made.high, *(tick.at for tick in made.ticks)]).all()
     assert len(made.ticks) >= 2
 
 
 def test_a_curve_is_where_its_values_are():
-    made = chart("c", [("a", Series((0, 5, 10), (0.0, 1.0, 0.5)), 0, False)], (0, 10))
+    made = chart("c", [Curve.of("a", Series((0, 5, 10), (0.0, 1.0, 0.5)), 0)], (0, 10))
     top = SIZE - SIZE / 1.04
     assert points(made.lines[0].points) == [(0, SIZE), (SIZE // 2, round(top)), (SIZE, round(SIZE - SIZE / 2.08))]
     assert [tick.label for tick in made.ticks] == ["0", "0.25", "0.5", "0.75", "1"]
 
 
 def test_few_points_have_dots_and_many_their_running_means():
-    few = chart("c", [("a", Series(tuple(range(9)), tuple(map(float, range(9)))), 0, False)], (0, 8)).lines[0]
+    few = chart("c", [Curve.of("a", Series(tuple(range(9)), tuple(map(float, range(9)))), 0)], (0, 8)).lines[0]
     assert (few.dots.count("M"), few.smooth) == (9, "")
     noisy = [float(step + 10 * (-1) ** step) for step in range(200)]
-    many = chart("c", [("a", Series(tuple(range(200)), tuple(noisy)), 0, False)], (0, 199))
+    many = chart("c", [Curve.of("a", Series(tuple(range(200)), tuple(noisy)), 0)], (0, 199))
     assert many.lines[0].dots == ""
     heights = [many.low + (SIZE - y) / SIZE * (many.high - many.low) for _, y in points(many.lines[0].smooth)]
     assert heights[0] == pytest.approx(noisy[0], abs=0.1)

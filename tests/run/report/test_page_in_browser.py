@@ -65,6 +65,46 @@ def test_pointing_at_a_chart_and_at_a_token_tells_their_numbers(file):
         assert page.errors == []
 
 
+def test_a_step_is_explained_from_the_curve_to_its_tokens_and_episodes(file):
+    with Page(1200) as page:
+        page.open(file)
+        curve = "document.querySelector('[aria-label=\"reward/mean\"]').closest('figure')"
+        page.evaluate(f"{curve}.scrollIntoView()")
+        box = page.evaluate(
+            f"(() => {{ const b = {curve}.querySelector('.plot').getBoundingClientRect(); return [b.x, b.y, b.width]; }})()"
+        )
+        page.move_to(box[0] + box[2] * 1 / 11, box[1] + 20)
+        other = "document.querySelector('[aria-label=\"staleness\"]').closest('figure')"
+        assert page.evaluate(f"{other}.querySelector('.at').textContent") == "step 2", "it is marked in all curves"
+        here = "[...document.querySelectorAll('#list button.here')].map((button) => button.dataset.step)"
+        assert set(page.evaluate(here)) == {"2"}
+        page.evaluate(
+            f"{curve}.querySelector('.plot').dispatchEvent(new MouseEvent('click', {{clientX: {box[0] + box[2] / 11}}}))"
+        )
+        told = page.evaluate("document.getElementById('explained').innerText")
+        for expected in (
+            "waiting",
+            "30 %",
+            "backward",
+            "reward/mean",
+            "made more likely",
+            "Tokens that moved the policy most of other",
+        ):
+            assert expected in told
+        assert page.evaluate("document.getElementById('which').value") == "2"
+        links = "[...document.querySelectorAll('#explained a')]"
+        wanted = page.evaluate(f"{links}.find((link) => link.textContent.startsWith('other')).textContent")
+        page.evaluate(f"{links}.find((link) => link.textContent.startsWith('other')).click()")
+        assert page.evaluate("document.getElementById('title').textContent") == wanted
+        page.evaluate("document.getElementById('later').click()")
+        assert page.evaluate("document.getElementById('which').value") == "3"
+        # At once, since the pointer still lies on the curve, which may move away from under it.
+        enter = "const b = document.querySelector('#list button'); b.dispatchEvent(new PointerEvent('pointerenter'))"
+        step, seen = page.evaluate(f"(() => {{ {enter}; return [b.dataset.step, {curve}.querySelector('.at').textContent]; }})()")
+        assert seen == f"step {step}"
+        assert page.errors == []
+
+
 def test_the_picker_sorts_and_turns_and_colours(file):
     with Page(1200) as page:
         page.open(file)

@@ -15,14 +15,17 @@ import pytest
 from ray.exceptions import RayActorError
 from short_episodes import episode
 
-from asyncrl.core.errors import ComponentFailed, FailureKind, ProcessDied, ScoringFailed
+from asyncrl.core.errors import ComponentFailed, FailureKind, ProcessDied, RecipeError, ScoringFailed
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.reward import RemoteRewardConfig
 from asyncrl.core.task import Task
-from asyncrl.run.reward.remote_scorer import RemoteScorer
-from asyncrl.run.reward.scorers import ModelScorer
+from asyncrl.envs.secrets import Secrets
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.reward.scorers import ModelScorer, RemoteScorer
+from asyncrl.run.reward.service_tokens import service_tokens
 
 MINUTE = 60.0
+KEYS = Secrets({"REWARD_KEY": "sesame-7"})
 TASK = Task(id=TaskId("t"), prompt="1+1", data={"answer": "2"})
 
 Blocks = Generator[bytes, None, None]
@@ -48,8 +51,9 @@ class Remote:
 class Service:
     """Gives each request the next of ``replies``, and the last one ever after."""
 
-    def __init__(self, replies: Sequence[Reply]) -> None:
+    def __init__(self, replies: Sequence[Reply], key: str = "") -> None:
         self._replies, self._lock = list(replies), threading.Lock()
+        self.key = key
         self.requests: list[list[dict[str, Any]]] = []
         self.running = self.most = 0
         self.gate = threading.Event()
@@ -80,6 +84,8 @@ def serving(service: Service, port: int = 0) -> Iterator[int]:
                         self.wfile.write(block)
                 return
             status, body = answer
+            if service.key and self.headers["Authorization"] != f"Bearer {service.key}":
+                status = 403
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -106,7 +112,7 @@ def serving(service: Service, port: int = 0) -> Iterator[int]:
 
 def scorer(port: int, deadline_s: float = MINUTE, **keys: Any) -> RemoteScorer:
     reward = RemoteRewardConfig(url=f"http://127.0.0.1:{port}/score", **{"timeout_s": MINUTE, **keys})
-    return RemoteScorer(reward, lambda ids: " ".join(map(str, ids)), deadline_s, first_retry_s=0.01)
+    return RemoteScorer(reward, KEYS, lambda ids: " ".join(map(str, ids)), deadline_s, first_retry_s=0.01)
 
 
 async def test_a_service_sees_the_episode_and_each_gets_its_own_score() -> None:
@@ -127,6 +133,40 @@ async def test_a_service_sees_the_episode_and_each_gets_its_own_score() -> None:
         "stop_reason": "environment_done",
         "metrics": {},
     }
+
+
+async def test_a_service_that_wants_a_key_gets_it() -> None:
+    with serving(Service([lengths], key="sesame-7")) as port:
+        assert await scorer(port, token_variable="REWARD_KEY").score(TASK, episode(0)) == 5
+        with pytest.raises(ComponentFailed, match=r"status 403.*; name the environment variable .* as reward\.token_variable"):
+            await scorer(port).score(TASK, episode(0))
+    with (
+        serving(Service([says(401, "no such key: sesame-7")])) as port,
+        pytest.raises(ComponentFailed, match="status 401: 'no such key: <token>'; export its key"),
+    ):
+        await scorer(port, token_variable="REWARD_KEY").score(TASK, episode(0))
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"TEACHER_KEY": "b"}, r"reward\.token_variable: the environment variable REWARD_KEY is not set; export REWARD_KEY="),
+        ({"REWARD_KEY": "a", "TEACHER_KEY": ""}, r"algorithm\.teacher\.token_variable: the environment variable .* is empty"),
+        ({"REWARD_KEY": "a\n", "TEACHER_KEY": "b"}, r"reward\.token_variable: the value of REWARD_KEY has a space, a line's end"),
+    ],
+)
+def test_keys_of_services_come_from_the_environment_and_are_shown_nowhere(variables: dict[str, str], problem: str) -> None:
+    url = "url: 'http://127.0.0.1:1/'"
+    keys = [f"+reward={{kind: remote, {url}, token_variable: REWARD_KEY}}"]
+    keys += [f"+algorithm.teacher={{{url}, token_variable: TEACHER_KEY}}"]
+    recipe = compose("quickstart", keys)
+    given = {"REWARD_KEY": "sesame-7", "TEACHER_KEY": "sesame-8"}
+    found = service_tokens(recipe, given)
+    assert dict(found) == given
+    assert "sesame" not in f"{recipe!r}{found!r}"
+    with pytest.raises(RecipeError, match=problem):
+        service_tokens(recipe, variables)
+    assert not service_tokens(compose("quickstart", []), {})
 
 
 async def test_requests_overlap_and_are_batched_as_the_recipe_says() -> None:

@@ -12,11 +12,11 @@ from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.learners.tiny.settings import Size, WarmUp
+from asyncrl.learners.tiny.warmup import WarmUpFailed
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.run.tiny.made_for_tokenizer import make_for_tokenizer
-from learners.tiny.settings import Size, WarmUp
-from learners.tiny.warmup import WarmUpFailed
 
 ENTRIES = 9024
 SHORT = WarmUp(

@@ -21,15 +21,14 @@ from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.lessons import Lessons, Script, lessons_for
 from asyncrl.envs.lessons.base import REGISTERED
 from asyncrl.envs.lessons.demonstrations import demonstrate
+from asyncrl.generators.episode import EpisodeLimits
+from asyncrl.learners.tiny.conversations import encode, pad, render
+from asyncrl.learners.tiny.settings import Size, WarmUp
+from asyncrl.learners.tiny.tokenizer import fit_tokenizer
+from asyncrl.learners.tiny.warmup import Rows, config_of, spoken_logits, warm_up
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tiny.lessons import players_of, remarks_on
 from asyncrl.run.tiny.player import Player, _TorchEngine, play_greedily
-from generators.episode import EpisodeLimits
-from learners.tiny.conversations import encode, pad, render
-from learners.tiny.settings import Size, WarmUp
-from learners.tiny.success import spoken_logits
-from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import Rows, config_of, warm_up
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,8 @@ from played_episodes import episode, words
 
 from asyncrl.core.errors import DeadlineExceeded, RecipeError
 from asyncrl.episodes.files import evaluation_file, training_file
-from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind
-from asyncrl.episodes.writer import table, write
+from asyncrl.episodes.writer import table, untrained, write
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import ROOM_BYTES
 from asyncrl.run.folder.run_folder import RunFolder
@@ -56,13 +55,13 @@ def beside_others(tmp_path, empty_database):
 
 def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     recipe, folder = make(tmp_path)
-    all_logged, make_database = threading.Event(), tracker_module._only_one_makes
+    all_logged, make_database = threading.Event(), tracker_module.only_one_makes
 
     def make_it_once_all_is_logged(uri):
         assert all_logged.wait(60), "the training loop waits for MLflow"
         return make_database(uri)
 
-    monkeypatch.setattr(tracker_module, "_only_one_makes", make_it_once_all_is_logged)
+    monkeypatch.setattr(tracker_module, "only_one_makes", make_it_once_all_is_logged)
     played, kept = episode(prompt=3, turns=2), folder.trajectories
     for step in (100, 200):
         episodes = [untrained(played, 0, Kind.TRAIN, step=step, version=step - 1, source="s")]

@@ -1,14 +1,20 @@
 """A modelled run does what a run does, and large ones agree with smaller ones of the same shape."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.recipe.compose import compose
 from asyncrl.simulation.run import modelled_run
+from asyncrl.simulation.run.engine import ModelEngine
 from asyncrl.simulation.run.episodes import Held, ModelEpisode, ModelEpisodes, ModelTurn, uniform
+from asyncrl.simulation.run.events import Events
 from asyncrl.simulation.run.modelled_run import ModelledRun
-from asyncrl.simulation.run.outcome import Outcome
+from asyncrl.simulation.run.outcome import EnginesDieTooSoon, Outcome
+from asyncrl.simulation.run.processor import Processor
 from asyncrl.simulation.run.rates import EngineRates, FailureRates, LearnerRates, PublicationRates, Rate, Rates
+from asyncrl.simulation.run.worker import ModelWorker
 
 NO_FAILURES = FailureRates()
 EPISODES = ModelEpisodes(
@@ -95,3 +101,25 @@ def test_filtered_and_broken_episodes_and_dead_engines_cost_throughput():
         FailureRates(engine_life=rate(8.0), lease=rate(1.0)),
     ):
         assert run(filters, failures=failures).trajectories_per_s < 0.97 * plain
+
+
+def test_engines_that_die_before_any_episode_is_over_are_told():
+    with pytest.raises(EnginesDieTooSoon, match=r"step 1 .*engines live 0\.001 s on average \(failures\.engine_life\)"):
+        run(recipe(), failures=FailureRates(engine_life=rate(0.001), lease=rate(1.0)))
+
+
+def test_an_evaluation_is_over_where_there_is_no_engine_or_it_dies():
+    events, over = Events(), []
+    engine = ModelEngine(
+        events, EngineRates(step=rate(0.01), request=rate(1e-4), prompt_token=rate(0)), Processor(0.0, 0.0, events.clock), 4, 0
+    )
+    worker = ModelWorker(events, engine, SimpleNamespace(group_size=4), "only", 4, 0.0)  # type: ignore[arg-type]
+    episodes = [ModelEpisode((ModelTurn(5, 5, 1.0), ModelTurn(5, 5)))]
+    worker.evaluate(episodes, lambda: over.append("with the engine"))
+    events.next()
+    worker.die()
+    assert over == ["with the engine"]
+    worker.evaluate(episodes, lambda: over.append("without one"))
+    while events.next():  # nothing of the first goes on
+        pass
+    assert over == ["with the engine", "without one"]

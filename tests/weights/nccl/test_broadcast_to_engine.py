@@ -18,13 +18,13 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
+from asyncrl.generators.completion import Completion
+from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
+from asyncrl.generators.vllm.engine import VllmEngine
+from asyncrl.generators.vllm.engine_arguments import EngineSettings
 from asyncrl.weights.merge import merge
 from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from generators.completion import Completion
-from generators.vllm.cpu.engine_process import EngineProcessServer
-from generators.vllm.engine import VllmEngine
-from generators.vllm.engine_arguments import EngineSettings
 
 RANKS = 2
 PROMPT = list(range(5, 25))

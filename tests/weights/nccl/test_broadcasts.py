@@ -29,11 +29,10 @@ from asyncrl.weights.merge import merge
 from asyncrl.weights.nccl import broadcast_sender, broadcast_wire
 from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
-from asyncrl.weights.nccl.broadcast_wire import pieces, supervised
+from asyncrl.weights.nccl.broadcast_wire import BrokenConnection, introduction, pieces, supervised
 from asyncrl.weights.nccl.collective import Group
+from asyncrl.weights.nccl.unknown_clients import MOST_UNKNOWN
 from asyncrl.weights.shm.shared_memory import SharedMemory
-from asyncrl.weights.tcp.chunk_wire import BrokenConnection, introduction
-from asyncrl.weights.tcp.unknown_clients import MOST_UNKNOWN
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
@@ -337,7 +336,7 @@ def test_a_rank_that_nobody_answers_for_is_told(tmp_path) -> None:
         with closing(SharedMemory("run", 0, str(tmp_path))) as files:
             part = files.write(V1, [Shard("norm", (7,), (0,), torch.ones(7))])
             publication = Publication(**{name: getattr(part, name) for name in part.__struct_fields__} | {"senders": (address,)})
-            with pytest.raises(AsyncRLError, match=r"waited 1 s for the learner rank at .* to answer; .*weights.kind to tcp"):
+            with pytest.raises(AsyncRLError, match=r"waited 1 s for the learner rank at .* to answer; .*weights.kind to ray"):
                 receiver.receive_publication(publication)
 
 

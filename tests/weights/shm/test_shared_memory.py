@@ -189,6 +189,28 @@ def test_a_device_writes_through_a_pinned_mapping_once_the_file_has_its_memory(t
     assert pins.pinned == read_pins.pinned == 0
 
 
+def test_what_is_reserved_is_pinned_before_the_first_version_and_no_more_is_later(tmp_path: Path) -> None:
+    pins = CountingPins()
+    with closing(SharedMemory("run", 0, str(tmp_path), PinnedFiles(pins), mapped_from="cpu")) as writer:
+        writer.reserve(Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in tensors(0).items())
+        reserved = {path: path.stat().st_size for path in tmp_path.iterdir()}
+        assert pins.pinned == len(reserved) == 2
+        for number in range(4):
+            shards = [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in tensors(number).items()]
+            publication = merge([writer.write(PolicyVersion(number), shards)])
+            loaded = dict(SharedMemory.read(publication))
+            assert all(torch.equal(loaded[shard.name], shard.tensor) for shard in shards)
+            assert publication.files[0].size == reserved[Path(publication.files[0].path)]
+            assert pins.pinned == 2
+    assert pins.pinned == 0
+
+
+def test_nothing_is_reserved_where_no_device_writes(tmp_path: Path) -> None:
+    with closing(SharedMemory("run", 0, str(tmp_path))) as writer:
+        writer.reserve([Shard("w", (4,), (0,), torch.ones(4))])
+        assert not list(tmp_path.iterdir())
+
+
 def test_a_publication_is_in_the_order_of_layers_whichever_rank_has_which_experts(tmp_path: Path) -> None:
     parts = []
     for rank in range(2):

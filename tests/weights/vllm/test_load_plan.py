@@ -160,10 +160,20 @@ def test_a_parameter_that_is_not_filled_has_no_plan():
 
 
 def test_a_parameter_that_something_else_holds_too_has_no_plan():
-    """The attention of some models holds the sinks of a layer, and would go on with the old ones."""
+    """The router of some models holds the biases of a layer, and would go on with the old ones."""
     tensors, model = checkpoint(), Loader()
-    model.down.impl = SimpleNamespace(sinks=model.fused.bias)
+    model.down.router = SimpleNamespace(bias=model.fused.bias)
     assert LoadPlan.of(model, shapes(tensors), [model.output]) is None
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_attention_kernel_with_tensors_of_its_own_has_no_plan(in_place):
+    """It may have made them of weights, and would go on with what it made of the old ones."""
+    tensors, model = checkpoint(), Loader()
+    model.down.impl = SimpleNamespace(packed=None)
+    assert LoadPlan.of(model, shapes(tensors), [model.output], in_place=in_place) is not None
+    model.down.impl.packed = torch.zeros(1)
+    assert LoadPlan.of(model, shapes(tensors), [model.output], in_place=in_place) is None
 
 
 def test_a_loader_that_replaces_parameters_leaves_the_model_as_it_was():

@@ -1,5 +1,6 @@
 """The plan of slices: what vLLM's own loaders would copy, from what Megatron's ranks publish, each element exactly once."""
 
+import copy
 import math
 from contextlib import closing
 
@@ -8,25 +9,35 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Glm4MoeConfig, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm_models import vllm_model
 
-from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, Architecture, LatentSizes
 from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import Shard
 from asyncrl.core.rectangle import Rectangle
+from asyncrl.learners.held_weights import held_weights
+from asyncrl.learners.rank import RankPlace
 from asyncrl.weights.shm.shared_memory import SharedMemory
 from asyncrl.weights.vllm.engine_shards import EngineLayout, Target, check_engine, padding, parameters, targets
 from asyncrl.weights.vllm.load_plan import LoadPlan, _Copy, _Padding, _Recorder
 from asyncrl.weights.vllm.slice_plan import merges, moved_elements, plan_slices
 from asyncrl.weights.vllm.slice_reader import SliceReader
-from learners.held_weights import held_weights
-from learners.rank import RankPlace
 
 SIZES = {
     "hidden_size": 64,
@@ -98,6 +109,22 @@ MODELS |= {
             }
         ),
     ),
+    "deepseek-v3": (
+        DeepseekV3Config(
+            **named("DeepseekV3ForCausalLM") | {"num_key_value_heads": 4},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
+            **{"n_shared_experts": 2, "first_k_dense_replace": 1, "num_mtp_layers": 0, "topk_method": "noaux_tc"},
+            **{"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+        ),
+        Architecture(
+            **OF_SIZES
+            | {
+                **{"key_value_heads": 4, "with_experts": (False, True), "experts": 4, "expert_size": 32, "shared_size": 64},
+                "expert_names": KNOWN["DeepseekV3ForCausalLM"].experts.names,
+                "latent": LatentSizes(query_rank=24, key_value_rank=32, plain=16, rotated=8, value=16),
+            }
+        ),
+    ),
     "qwen2-moe": (
         Qwen2MoeConfig(**named("Qwen2MoeForCausalLM"), **EXPERTS, shared_expert_intermediate_size=80),
         Architecture(
@@ -158,6 +185,19 @@ def test_the_plan_is_what_vllms_loaders_copy(model, layout, tmp_path):
         }
         assert planned == copied
         assert padded == padding(architecture, layout, worker)
+
+
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_a_description_says_whether_vllm_ties_the_output_layer(architecture, tmp_path):
+    """A tied model has an output layer of its own in vLLM, to be loaded, only where the plan refuses such a model."""
+    (config,) = [copy.deepcopy(config) for config, _ in MODELS.values() if config.architectures == [architecture]] or [
+        MistralConfig(**named(architecture), sliding_window=None)
+    ]
+    config.tie_word_embeddings = True
+    with vllm_model(config, tmp_path, 0, 1) as vllm:
+        parameters = {name for name, _ in vllm.named_parameters()}
+    assert EMBEDDING in parameters
+    assert (OUTPUT not in parameters) is KNOWN[architecture].engine_ties
 
 
 def packed(vllm, tensors):

@@ -96,6 +96,11 @@ def _far_tokens_that_only_the_ratio_corrects(recipe: Recipe) -> Iterator[str]:
 def _groups_without_spread_that_would_teach(recipe: Recipe) -> Iterator[str]:
     advantage = recipe.algorithm.advantage
     filters = any(isinstance(one, ZeroVarianceFilterConfig) for one in recipe.buffer.filters)
+    if filters and recipe.algorithm.teacher is not None:
+        yield (
+            "buffer.filters of kind zero_variance leaves out groups of equal rewards, which algorithm.teacher would train; take "
+            "the filter out, or the policy learns from the teacher only where its rewards differ"
+        )
     if filters and isinstance(advantage, GaeAdvantageConfig | RemaxAdvantageConfig | ReinforcePlusPlusAdvantageConfig):
         kind = type(advantage).__struct_config__.tag
         yield (

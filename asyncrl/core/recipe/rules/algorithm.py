@@ -8,6 +8,7 @@ from asyncrl.core.recipe.advantage import (
     GaeAdvantageConfig,
     GdpoAdvantageConfig,
     MaxRlAdvantageConfig,
+    NoAdvantageConfig,
     OpoAdvantageConfig,
     PassAtKAdvantageConfig,
     ReinforcePlusPlusAdvantageConfig,
@@ -25,6 +26,9 @@ from asyncrl.core.recipe.schema import Recipe
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 """Bounds on the absolute value of a gdpo weight: beyond these, squares overflow and standard deviations vanish."""
+
+_OF_NO_GROUP = (NoAdvantageConfig, GaeAdvantageConfig, ReinforcePlusPlusAdvantageConfig, CustomAdvantageConfig)
+"""Advantages that compare no episodes of a group, or of which only their author knows it."""
 
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
@@ -246,9 +250,22 @@ def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[Re
         )
 
 
+def _a_group_has_what_is_compared(recipe: Recipe) -> Iterator[RecipeError]:
+    advantage = recipe.algorithm.advantage
+    of_group = isinstance(advantage, ReinforcePlusPlusAdvantageConfig) and advantage.baseline == "group"
+    if recipe.batch.group_size > 1 or (isinstance(advantage, _OF_NO_GROUP) and not of_group):
+        return
+    kind = advantage.__struct_config__.tag
+    yield RecipeError(
+        "batch.group_size",
+        f"algorithm.advantage of kind {kind} compares the episodes of a group, and a group of one has nothing to compare",
+        "set it to at least 2, or take an advantage that compares none: none with a teacher, gae, reinforce_plus_plus",
+    )
+
+
 def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
     advantage, size = recipe.algorithm.advantage, recipe.batch.group_size
-    if isinstance(advantage, PassAtKAdvantageConfig) and advantage.k >= size:
+    if isinstance(advantage, PassAtKAdvantageConfig) and advantage.k >= size > 1:
         # With k the group's size, the only set is the whole group, which has nothing to be compared with.
         yield RecipeError(
             "algorithm.advantage.k",
@@ -318,6 +335,7 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _named_rewards_are_of_episodes,
     _several_rewards_are_weighed_and_stay_what_they_are,
     _a_greedy_baseline_is_there_and_like_the_rest,
+    _a_group_has_what_is_compared,
     _a_try_fits_the_group,
     _ranges_are_not_empty,
     _a_dual_clip_is_beyond_the_clip,

@@ -13,10 +13,13 @@ from asyncrl.core.recipe.generators import PIPELINE
 from asyncrl.core.recipe.rules.algorithm import ALGORITHM_RULES
 from asyncrl.core.recipe.rules.buffer import BUFFER_RULES
 from asyncrl.core.recipe.rules.environment import ENVIRONMENT_RULES
+from asyncrl.core.recipe.rules.experts import EXPERT_RULES
 from asyncrl.core.recipe.rules.lora import LORA_RULES
 from asyncrl.core.recipe.rules.placement import PLACEMENT_RULES, pool_place
 from asyncrl.core.recipe.rules.reward import REWARD_RULES
 from asyncrl.core.recipe.rules.sampling import SAMPLING_RULES
+from asyncrl.core.recipe.rules.teacher import TEACHER_RULES
+from asyncrl.core.recipe.rules.tune import TUNE_RULES
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
 from asyncrl.core.text import pluralize
@@ -196,10 +199,13 @@ _RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *BUFFER_RULES,
     *REWARD_RULES,
+    *TEACHER_RULES,
     *ENVIRONMENT_RULES,
     *SAMPLING_RULES,
     *LORA_RULES,
+    *EXPERT_RULES,
     *PLACEMENT_RULES,
+    *TUNE_RULES,
     _the_pace_keeps_the_bound,
     _an_episode_fits_a_micro_batch,
     _a_group_fits_an_engine,

@@ -74,6 +74,14 @@ def _an_agent_is_a_command_or_a_function(recipe: Recipe) -> Iterator[RecipeError
         elif member.function and not _FUNCTION.fullmatch(member.function):
             problem = f"{member.function!r} does not name a function"
             yield RecipeError(f"{place}.function", problem, "write it as `module:function`")
+        elif member.sandbox and member.function:
+            problem = "the episodes of a function are forks of one process, which no sandbox confines"
+            yield RecipeError(f"{place}.sandbox", problem, f"start the agent by {place}.command")
+        elif member.sandbox and member.gateway != "loopback":
+            problem = "programs in the sandbox reach this host's loopback alone, and the gateway would be elsewhere"
+            yield RecipeError(
+                f"{place}.sandbox", problem, f"take out {place}.gateway, or the sandbox if a container confines the agent"
+            )
 
 
 def _near(name: str, recipe: Recipe) -> str:

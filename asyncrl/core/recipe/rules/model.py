@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from asyncrl.core.architectures.architecture import Architecture
+from asyncrl.core.architectures.architecture import FEED_FORWARD, Architecture
 from asyncrl.core.architectures.description import Description, Mixture
 from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
 from asyncrl.core.recipe.rules.experts import check_experts
 
 
@@ -82,6 +82,8 @@ def check_layout(learner: LearnerConfig, model: Architecture) -> None:
     ):
         if count % ranks:
             raise RecipeError(f"learner.{key}", f"{ranks} does not divide {what}", f"choose a divisor of {count}")
+    if learner.lora is not None:
+        _check_adapters(learner.lora, model)
     of_stage = layers // learner.pipeline_parallel
     if of_stage % learner.virtual_pipeline:
         raise RecipeError(
@@ -89,4 +91,31 @@ def check_layout(learner: LearnerConfig, model: Architecture) -> None:
             f"{learner.virtual_pipeline} does not divide the {of_stage} layers of a pipeline stage",
             f"choose a divisor of {of_stage}",
         )
-    check_experts(learner, model.with_experts, model.experts, model.expert_size)
+    with_bias = bool(model.expert_names.choice_bias)
+    check_experts(learner, model.with_experts, model.experts, model.expert_size, with_bias=with_bias)
+
+
+def _check_adapters(lora: LoraConfig, model: Architecture) -> None:
+    """Check that the model can have the adapters, and engines apply them if they are published alone."""
+    with_experts, latent = any(model.with_experts), model.latent is not None
+    there = (*model.attention_projections, *(() if with_experts else FEED_FORWARD))
+    refused = [target for target in lora.targets if target not in there]
+    if refused:
+        kind, only = ("a model with experts", " of attention only") if with_experts else ("this model", "")
+        raise RecipeError(
+            "learner.lora.targets",
+            f"{kind} cannot have adapters for {', '.join(refused)}",
+            f"name projections{only}: {', '.join(there)}",
+        )
+    if lora.publish == "adapter" and with_experts:
+        raise RecipeError(
+            "learner.lora.publish",
+            "engines that apply adapters compute experts with kernels that vLLM has not got on every device",
+            "set it to merged for a model with experts",
+        )
+    if lora.publish == "adapter" and latent:
+        raise RecipeError(
+            "learner.lora.publish",
+            "engines keep products of the weights of latent attention, to which vLLM adds no adapters",
+            "set it to merged for a model with latent attention",
+        )

@@ -7,7 +7,7 @@ from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.placement import PlacementConfig
 from asyncrl.core.recipe.schema import Recipe
 
-_TAKEN = ("buffer", "driver", "generator", MAIN_POOL, "learner", "reward_model")
+_TAKEN = ("buffer", "driver", "generator", MAIN_POOL, "learner", "reward_model", "teacher")
 """Names that other parts of a run have; a pool's name is the beginning of its workers' names."""
 
 
@@ -45,11 +45,11 @@ def _gpus_follow_from_the_parts(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_node_has_room_for_ranks_that_belong_together(recipe: Recipe) -> Iterator[RecipeError]:
     tensor, most = recipe.learner.tensor_parallel, recipe.learner.placement.per_node
-    if most is not None and most % tensor:
+    if recipe.learner.tensor_parallel_nodes == "one" and most is not None and most % tensor:
         yield RecipeError(
             "learner.placement.per_node",
             f"{most} ranks are not whole groups of learner.tensor_parallel {tensor} ranks, each of which is on one node",
-            f"set it to a multiple of {tensor}",
+            f"set it to a multiple of {tensor}, or learner.tensor_parallel_nodes=several",
         )
 
 
@@ -57,6 +57,8 @@ def _placements(recipe: Recipe) -> Iterator[tuple[str, PlacementConfig]]:
     """Yield each placement that the recipe gives, with its place."""
     yield "learner.placement", recipe.learner.placement
     yield "generators.placement", recipe.generators.placement
+    if recipe.algorithm.teacher is not None:
+        yield "algorithm.teacher.placement", recipe.algorithm.teacher.placement
     for name, pool in recipe.generators.pools.items():
         if pool.placement is not None:
             yield f"{pool_place(name)}.placement", pool.placement

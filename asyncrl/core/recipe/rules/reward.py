@@ -12,9 +12,15 @@ LABEL_BYTES = 63
 
 
 def _a_url_is_one_of_http(recipe: Recipe) -> Iterator[RecipeError]:
-    if isinstance(recipe.reward, RemoteRewardConfig) and (wrong := _wrong_with(url := recipe.reward.url)):
+    if isinstance(recipe.reward, RemoteRewardConfig):
+        yield from wrong_url(recipe.reward.url, "reward.url", "http://host:port/path")
+
+
+def wrong_url(url: str, place: str, pattern: str) -> Iterator[RecipeError]:
+    """Yield an error of the key ``place`` if nothing can be posted to ``url``, which should be like ``pattern``."""
+    if wrong := _wrong_with(url):
         problem, remedy = wrong
-        yield RecipeError("reward.url", f"{_without_password(url)!r} {problem}", f"write it as http://host:port/path{remedy}")
+        yield RecipeError(place, f"{_without_password(url)!r} {problem}", f"write it as {pattern}{remedy}")
 
 
 def _wrong_with(url: str) -> tuple[str, str] | None:
@@ -62,7 +68,8 @@ def _an_episode_fits_a_forward_pass(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _waiting_for_a_batch_outlasts_a_score(recipe: Recipe) -> Iterator[RecipeError]:
     score, batch = recipe.deadlines.reward, recipe.deadlines.batch
-    if not isinstance(recipe.reward, EnvironmentRewardConfig) and score > batch:
+    judged = not isinstance(recipe.reward, EnvironmentRewardConfig) or recipe.algorithm.teacher is not None
+    if judged and score > batch:
         yield RecipeError(
             "deadlines.reward",
             f"{score:g} s for a score is more than deadlines.batch {batch:g} s for a whole batch of them",

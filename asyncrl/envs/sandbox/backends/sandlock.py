@@ -4,11 +4,21 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-from asyncrl.envs.sandbox.backends.backend import DEVICES, environment_of, readable_paths, shell_status
+from asyncrl.envs.sandbox.backends.backend import DEVICES, current_folder, environment_of, readable_paths, shell_status
 from asyncrl.envs.sandbox.messages import BackendName, Start
-from asyncrl.envs.sandbox.privileges import MIB, OPEN_FILES
-from asyncrl.envs.sandbox.seccomp import OF_OPEN_FILES, OF_OTHERS, ONLY_LOCAL_SOCKETS, WATCHES, install, unsupported
+from asyncrl.envs.sandbox.privileges import MIB, OPEN_FILES, OPEN_FILES_OF_AGENTS
+from asyncrl.envs.sandbox.seccomp import (
+    OF_OPEN_FILES,
+    OF_OTHERS,
+    ONLY_LOCAL_SOCKETS,
+    RESERVED_ROOM,
+    SOCKETS_FOR_TCP,
+    WATCHES,
+    install,
+    unsupported,
+)
 
+LOOPBACK = "127.0.0.1"
 DENIED_CALLS = ("memfd_create", "memfd_secret")
 """Besides sandlock's own list: memory that no limit counts."""
 
@@ -35,7 +45,6 @@ class Sandlock:
 
     name = BackendName.SANDLOCK
     needs_capabilities = False
-    own_processes = 0
 
     def missing(self) -> str | None:
         """The package or the kernel's Landlock, if either is missing or too old."""
@@ -51,21 +60,27 @@ class Sandlock:
             return f"sandlock needs version {needed} of the kernel's Landlock interface, and this kernel {have} (Linux 6.12 does)"
         return None
 
+    def own_processes(self, request: Start) -> int:
+        """There are none."""
+        return 0
+
     def start(self, request: Start) -> Confined:
         """Start the command; what it may do is fixed before its first instruction."""
         import sandlock
 
-        install(OF_OTHERS | OF_OPEN_FILES | ONLY_LOCAL_SOCKETS | WATCHES)
+        agent = request.agent
+        install(OF_OTHERS | OF_OPEN_FILES | (SOCKETS_FOR_TCP if agent else ONLY_LOCAL_SOCKETS) | WATCHES | RESERVED_ROOM)
         policy = sandlock.Sandbox(
             fs_readable=[*readable_paths(request), *DEVICES],
             fs_writable=[request.folder, "/dev/null"],
             chroot="/",  # so that sandlock sees each path: Landlock alone lets a program change modes and times anywhere
-            cwd=request.folder,
+            net_allow=[f"tcp://{LOOPBACK}:{agent.port}"] if agent else [],
+            cwd=current_folder(request),
             clean_env=True,
-            env=environment_of(request.folder),
-            max_memory=request.limits.memory_mb * MIB,
+            env=environment_of(request),
+            max_memory=None if agent else request.limits.memory_mb * MIB,
             max_processes=request.limits.processes,
-            max_open_files=OPEN_FILES,
+            max_open_files=OPEN_FILES_OF_AGENTS if agent else OPEN_FILES,
             extra_deny_syscalls=DENIED_CALLS,
             name=f"run-{os.getpid()}",
         )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from vllm.lora.layers import LoRAMapping
 
-from generators.vllm.cpu.adapters import CpuAdapters
+from asyncrl.generators.vllm.cpu.adapters import CpuAdapters
 
 INPUTS, WIDTHS, RANK, SCALE = 6, (5, 3), 4, 1.5
 BUFFERS = [9, None, 7]

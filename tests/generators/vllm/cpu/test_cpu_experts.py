@@ -2,7 +2,7 @@
 
 import torch
 
-from generators.vllm.cpu.experts import only_own_experts
+from asyncrl.generators.vllm.cpu.experts import only_own_experts
 
 EXPERTS, CHOSEN, TOKENS = 6, 3, 50
 

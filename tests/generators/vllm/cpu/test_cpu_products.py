@@ -8,7 +8,7 @@ from vllm import _custom_ops as ops
 from vllm.model_executor.layers import utils
 
 from asyncrl.core.process.processor import instructions
-from generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
+from asyncrl.generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
 
 
 @pytest.fixture

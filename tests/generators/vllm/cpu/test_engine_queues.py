@@ -6,7 +6,7 @@ import pytest
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 from asyncrl.core.files.memory_files import memory_file_system
-from generators.vllm.cpu.engine_queues import remove_names
+from asyncrl.generators.vllm.cpu.engine_queues import remove_names
 
 
 def test_a_queue_that_is_ready_has_no_name_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""``asyncrl launch`` for runs that need nobody."""

@@ -1,0 +1,1 @@
+"""Commands about runs: which there are, their labels, watching and stopping them."""

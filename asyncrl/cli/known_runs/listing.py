@@ -1,0 +1,170 @@
+"""``asyncrl runs``: a table of runs; and ``asyncrl tag``, which labels one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.cli.arguments import command, count
+from asyncrl.cli.console import PatientConsole
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import as_the_program_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from asyncrl.cli.arguments import Commands
+    from asyncrl.run.measures.run_list import RunRow
+
+_DESCRIPTION = """\
+List the runs in a folder, the newest first: how each goes or ended, how far it
+came, its rewards, and the keys that it was launched with. A run that has no end
+and that nobody drives was killed; it can be resumed."""
+
+_EXAMPLES = """\
+examples:
+  asyncrl runs                               those in runs/
+  asyncrl runs --status running --status killed
+  asyncrl runs --where learner.lr=1e-4 --sort evaluation
+  asyncrl runs other/runs --tag paper --json | jq .run"""
+
+_TAG = """\
+Give a run tags and a note, or take tags away; without either, show what it has.
+`asyncrl runs --tag` finds runs by them."""
+
+PIPE_WIDTH = 200
+"""Columns of the table where it is no terminal that shows it."""
+SORTS = ("launched", "name", "status", "step", "reward", "evaluation")
+STATES = ("running", "completed", "interrupted", "failed", "killed", "unreadable")
+_SILENT = ("=null", ".kind='class'", ".kind='custom'")
+"""How changes end that say nothing by themselves, such as those that make room for a function of a program."""
+_STYLES = {
+    "running": "bold cyan",
+    "completed": "green",
+    "interrupted": "yellow",
+    "failed": "red",
+    "killed": "red",
+    "unreadable": "red",
+}
+
+
+def add_command(commands: Commands) -> None:
+    """Add the commands ``runs`` and ``tag``."""
+    parser = command(commands, "runs", "list runs", _DESCRIPTION, run, epilog=_EXAMPLES)
+    parser.add_argument("folders", metavar="FOLDER", type=Path, nargs="*", help="where runs are (default runs)")
+    parser.add_argument(
+        "--sort", choices=SORTS, default="launched", help="the newest, highest or furthest first; default launched"
+    )
+    parser.add_argument("--status", choices=STATES, action="append", help="only runs of this status; may be given again")
+    parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="only runs with this tag, or all of these")
+    parser.add_argument(
+        "--where", metavar="KEY=VALUE", type=_condition, action="append", default=[], help="only runs whose recipe has this value"
+    )
+    parser.add_argument("--limit", metavar="N", type=count, help="show this many at most")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    parser = command(commands, "tag", "label a run", _TAG, run_tag)
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("tags", metavar="TAG", nargs="*", help="tags to add")
+    parser.add_argument("--remove", metavar="TAG", action="append", default=[], help="take this tag away")
+    parser.add_argument("--note", metavar="TEXT", help="what to remember of the run")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """List the runs that were asked for."""
+    import msgspec
+
+    from asyncrl.run.measures.run_list import has_value, row_of, run_folders, sorted_rows
+
+    places = [place for folder in arguments.folders or [Path("runs")] for place in run_folders(folder)]
+    for key, value in arguments.where:
+        places = [place for place in places if has_value(place, key, value)]
+    rows = [row for row in map(row_of, places) if _is_chosen(row, arguments)]
+    shown = sorted_rows(rows, arguments.sort)[: arguments.limit]
+    if arguments.json:
+        for row in shown:
+            console.out(msgspec.json.encode(row).decode(), highlight=False)
+    else:
+        if not console.is_terminal:
+            console = PatientConsole(width=PIPE_WIDTH)
+        console.print(_table(shown) if shown else "no such runs")
+    return ExitCode.COMPLETED
+
+
+def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Change the labels of a run, and show them."""
+    from rich.text import Text
+
+    from asyncrl.core.files.file_errors import explained
+    from asyncrl.run.folder.labels import Labels
+    from asyncrl.run.folder.run_folder import RunFolder
+
+    folder = RunFolder.find(arguments.folder)
+    before = Labels.read(folder.labels)
+    labels = before.with_tags(arguments.tags, arguments.remove)
+    if arguments.note is not None:
+        labels = Labels(labels.recipe, labels.overrides, labels.tags, arguments.note)
+    if labels != before:
+        try:
+            labels.write(folder.labels)
+        except OSError as error:
+            raise RecipeError("", explained(error), "label it as a user who may write there") from error
+    console.print(Text(f"tags: {', '.join(labels.tags) or 'none'}"))
+    console.print(Text(f"note: {labels.note or 'none'}"), soft_wrap=True)
+    return ExitCode.COMPLETED
+
+
+def _is_chosen(row: RunRow, arguments: argparse.Namespace) -> bool:
+    right_status = not arguments.status or row.status in arguments.status
+    return right_status and set(arguments.tag) <= set(row.tags)
+
+
+def _table(rows: Sequence[RunRow]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from asyncrl.core.measures.units import percent
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", no_wrap=True, overflow="fold")
+    table.add_column("status")
+    for title in ("step", "reward", "evaluation"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("changed", overflow="fold")
+    table.add_column("tags and note", overflow="fold")
+    for row in rows:
+        done = f"{row.step}/{row.steps}" + (f" {percent(row.step / row.steps)}" if row.status == "running" and row.steps else "")
+        recipe = row.recipe if not row.name.startswith(row.recipe) else ""
+        changes = [as_the_program_names(each) for each in (recipe, *row.changed)]
+        changed = "  ".join(each for each in changes if each and not each.endswith(_SILENT))
+        labels = "  ".join((*(f"#{tag}" for tag in row.tags), *filter(None, [row.note])))
+        table.add_row(
+            *(Text(row.name), Text(row.status, _STYLES[row.status]), done, _figure(row.reward), _figure(row.evaluation)),
+            *(Text(changed, "dim"), Text(labels)),
+        )
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _condition(text: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a key and its value, such as learner.lr=1e-4")
+    try:
+        return key, float(value)  # YAML takes 1e-4 for a text
+    except ValueError:
+        pass
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"{value!r} is no value in YAML; put it into quotes if it is a text") from error

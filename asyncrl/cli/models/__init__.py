@@ -1,0 +1,1 @@
+"""Commands for after training: talking to a model, serving and publishing it."""

@@ -1,0 +1,1 @@
+"""``asyncrl sweep``, and the process of each of its points."""

@@ -1,0 +1,188 @@
+"""An endpoint of OpenAI's protocol on this machine, behind which is whoever plays the turns of an episode.
+
+It is for environments that ask a model by themselves: what they ask becomes the next observation, and the turn that is played is
+their answer. What always holds: only who knows an episode's address asks in its name; a request is answered once, by a turn; and
+a conversation only grows, so that no token of a turn has to be written again.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from asyncrl.core.described_tools import described_tools
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.envs.base import Action
+
+LOOPBACK = "127.0.0.1"
+POLICY = "policy"
+"""What environments call the model."""
+
+
+class Line:
+    """The requests of one episode, and the turns that answer them."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._requests: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[Action]]] = asyncio.Queue()
+        self._open: asyncio.Future[Action] | None = None
+        self._seen: list[dict[str, Any]] = []
+        self._calls: list[str] = []
+        self.tools: tuple[ToolSpec, ...] = ()
+
+    async def ask(self, body: dict[str, Any]) -> Action:
+        """Ask for a turn, and wait for it."""
+        answer: asyncio.Future[Action] = asyncio.get_running_loop().create_future()
+        await self._requests.put((body, answer))
+        return await answer
+
+    async def request(self) -> tuple[Message, ...]:
+        """Wait for the next request, and return the messages that are new in it.
+
+        Raises:
+            EnvironmentBroken: it changes what was said before, so that it is no continuation.
+        """
+        body, self._open = await self._requests.get()
+        messages, known = body["messages"], len(self._seen)
+        if [_plain(each) for each in messages[:known]] != [_plain(each) for each in self._seen]:
+            raise EnvironmentBroken(
+                "the environment changes what was said before, which an environment of turns cannot; play it as an agent instead"
+            )
+        new = messages[known:]
+        if known and (not new or new[0].get("role") != "assistant"):
+            raise EnvironmentBroken("the environment asks for a second turn in place of one that was played")
+        self._seen = list(messages)
+        self.tools = described_tools(body.get("tools"))
+        return tuple(_message(each) for each in (new[1:] if known else new))
+
+    def answer(self, action: Action) -> None:
+        """Answer the open request by a turn."""
+        assert self._open is not None
+        if not self._open.done():
+            self._open.set_result(action)
+
+    def end(self) -> None:
+        """Let nobody wait for a turn any more."""
+        waiting = [] if self._open is None else [self._open]
+        while not self._requests.empty():  # those that it made at once, which nobody has read
+            waiting.append(self._requests.get_nowait()[1])
+        for answer in waiting:
+            answer.cancel()
+
+
+class Endpoint:
+    """Answers requests of environments on a free port. Call :meth:`start` in the environments' event loop."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    async def start(self) -> None:
+        """Listen."""
+        application = web.Application(client_max_size=64 << 20)
+        application.router.add_post("/{line}/v1/chat/completions", self._complete)
+        application.router.add_get("/{line}/v1/models", self._models)
+        self._runner = web.AppRunner(application, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, LOOPBACK, 0)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def open(self) -> Line:
+        """Open the line of an episode."""
+        name = secrets.token_urlsafe()
+        line = self._lines[name] = Line(f"http://{LOOPBACK}:{self._port}/{name}/v1")
+        return line
+
+    def hang_up(self, line: Line) -> None:
+        """Close the line of an episode."""
+        line.end()
+        self._lines = {name: each for name, each in self._lines.items() if each is not line}
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": POLICY, "object": "model"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        line = self._lines.get(request.match_info["line"])
+        if line is None:
+            return web.json_response({"error": {"message": "the episode has ended"}}, status=410)
+        body = await request.json()
+        try:
+            action = await line.ask(body)
+        except asyncio.CancelledError:
+            return web.json_response({"error": {"message": "the episode has ended"}}, status=410)
+        if body.get("stream"):
+            return await _stream(request, action)
+        choice = {"index": 0, "message": _assistant(action), "finish_reason": "tool_calls" if action.calls else "stop"}
+        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        return web.json_response({**_frame("chat.completion"), "choices": [choice], "usage": usage})
+
+
+async def _stream(request: web.Request, action: Action) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    said = _assistant(action)
+    delta = {
+        **said,
+        **({"tool_calls": [{"index": n, **each} for n, each in enumerate(said["tool_calls"])]} if action.calls else {}),
+    }
+    end = "tool_calls" if action.calls else "stop"
+    for choice in ({"index": 0, "delta": delta, "finish_reason": None}, {"index": 0, "delta": {}, "finish_reason": end}):
+        event = {**_frame("chat.completion.chunk"), "choices": [choice]}
+        await response.write(f"data: {json.dumps(event)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def _frame(kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": kind, "created": int(time.time()), "model": POLICY}
+
+
+def _assistant(action: Action) -> dict[str, Any]:
+    """A turn as the message of an assistant. A call that could not be read stays text, which is how the environment sees it."""
+    malformed = "".join(call.text for call in action.calls if isinstance(call, MalformedCall))
+    calls = [
+        {
+            "id": f"call_{secrets.token_hex(8)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+        }
+        for call in action.calls
+        if isinstance(call, ToolCall)
+    ]
+    # Clients take an answer without anything in it for a fault of the server; a policy may say nothing, and so does a preflight.
+    said = action.content + malformed or ("" if calls else " ")
+    return {"role": "assistant", "content": said, **({"tool_calls": calls} if calls else {})}
+
+
+def _plain(message: Mapping[str, Any]) -> tuple[str, str]:
+    return message.get("role", ""), _text(message.get("content"))
+
+
+def _message(message: Mapping[str, Any]) -> Message:
+    role = message.get("role")
+    return Message(role if role in ("system", "assistant", "tool") else "user", _text(message.get("content")))
+
+
+def _text(content: object) -> str:
+    """Return the text of a message.
+
+    Raises:
+        EnvironmentBroken: it has parts that are no text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, Sequence) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "\n".join(part["text"] for part in content)
+    raise EnvironmentBroken("the environment shows what is no text, such as a picture, which cannot be served")

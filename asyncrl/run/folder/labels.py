@@ -1,0 +1,56 @@
+"""What a person knows a run by: how it was launched, its tags and a note, in ``RUN/labels.json``."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.folder.whole_file import write_whole
+
+_TAG = re.compile(r"[\w][\w.:/+-]*")
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """The labels of one run.
+
+    Attributes:
+        recipe: path or name of the recipe that was launched; empty if it was made in a program.
+        overrides: the changes of it, as the command line takes them.
+        tags: short words, each once.
+        note: a sentence of the user's; empty if there is none.
+    """
+
+    recipe: str = ""
+    overrides: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> "Labels":
+        """Read a run's labels; a run without any, or with a file that cannot be read, has none."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, ValueError, RecursionError):
+            return cls()
+
+    def write(self, path: Path) -> None:
+        """Write the labels, whole or not at all.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+    def with_tags(self, added: Sequence[str], removed: Sequence[str] = ()) -> "Labels":
+        """Return the labels with some tags more and some less.
+
+        Raises:
+            RecipeError: a tag is no single word.
+        """
+        for tag in added:
+            if not _TAG.fullmatch(tag):
+                raise RecipeError("tags", f"{tag!r} is no tag", "write a word of letters, digits and . : / + - _")
+        kept = (tag for tag in dict.fromkeys((*self.tags, *added)) if tag not in removed)
+        return msgspec.structs.replace(self, tags=tuple(kept))

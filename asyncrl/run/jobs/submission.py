@@ -1,0 +1,80 @@
+"""Gives a run to a Ray cluster as a job, by Ray's own job API."""
+
+import glob
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.jobs.attempts import fixed_place
+
+_BESIDE_RUNS = ("mlflow.db", "mlflow-artifacts")
+STOP_S = 60
+"""How long Ray waits for a run that was asked to end before it kills it, in seconds."""
+
+
+def submittable(recipe: Recipe, source: str) -> str:
+    """Return the name of the recipe in the job's folder, which is a copy of the current one.
+
+    Args:
+        source: the recipe as it was named: a file, or a shipped recipe.
+
+    Raises:
+        RecipeError: its files would be in the job's own folder, or the recipe is not below the current one.
+    """
+    if not fixed_place(recipe):
+        problem = f"{recipe.run_dir!r} would be in the folder of the job, which is removed with it"
+        raise RecipeError("run_dir", problem, "name a shared folder by its whole path, or an address as s3://BUCKET/runs")
+    if not Path(source).is_file():
+        return source
+    if not Path(source).resolve().is_relative_to(Path.cwd()):
+        remedy = "change into the folder that holds the recipe and what it names: it is brought to the cluster"
+        raise RecipeError("", f"{source!r} is not below {Path.cwd()}", remedy)
+    return str(Path(source).resolve().relative_to(Path.cwd()))
+
+
+def excluded(recipe: str, below: Path) -> list[str]:
+    """Return what of a folder does not go with the job, as Ray's patterns: runs, and the records of MLflow that lie beside them.
+
+    Args:
+        recipe: its text; a run that it names, such as by ``model.path``, goes with the job.
+    """
+    runs = list[Path]()
+    for folder, names, files in os.walk(below):
+        if "recipe.yaml" in files and "driver.lock" in files:
+            runs.append(Path(folder))
+            names.clear()
+        names[:] = [name for name in names if not name.startswith(".")]
+    places = {*runs, *(run.parent / name for run in runs for name in _BESIDE_RUNS)}
+    named = (place.relative_to(below).as_posix() for place in places)
+    return sorted(f"/{glob.escape(name)}" for name in named if name not in recipe)
+
+
+def submit(url: str, name: str, arguments: Sequence[str], exclude: Sequence[str] = ()) -> None:
+    """Submit ``asyncrl ARGUMENTS`` as the job ``name`` to the cluster whose dashboard is at ``url``.
+
+    The current folder goes with it, but for what ``exclude`` names, in patterns as of ``.gitignore``.
+    Credentials of stores do not go with it, since whoever sees the dashboard would read them: the cluster's nodes have their own.
+
+    Raises:
+        RecipeError: the cluster cannot be reached, or does not take the job.
+    """
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        client = JobSubmissionClient(url)
+        client.submit_job(
+            entrypoint=shlex.join(("asyncrl", *arguments)),
+            submission_id=name,
+            runtime_env={
+                "working_dir": str(Path.cwd()),
+                "excludes": list(exclude),
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)},
+            },
+        )
+    except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        problem = f"the cluster at {url} does not take the job: {why}"
+        raise RecipeError("--submit", problem, "name its dashboard, as http://HEAD:8265; it needs ray[default]") from error

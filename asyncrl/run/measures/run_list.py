@@ -1,0 +1,137 @@
+"""What the run folders below a folder hold, a row for each; read from small files, so that thousands are listed in a moment."""
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_formats import UnknownFormat
+from asyncrl.run.folder.labels import Labels
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.event_log import last_event, read_end
+from asyncrl.run.measures.events import EvaluationDone, StepDone
+from asyncrl.run.measures.summary import Summary
+
+RUNNING, KILLED, UNREADABLE = "running", "killed", "unreadable"
+_STEPS = re.compile(rb"^steps: (\d+)$", re.MULTILINE)
+_LAUNCHED = re.compile(r"-(\d{8}T\d{6}Z)(?:-\d+)?$")
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
+
+    Attributes:
+        run: its folder, as it was looked for.
+        launched: when, as ISO 8601.
+        status: ``running``; how it ended; ``killed`` if it, or its last resume, did not end in order; or ``unreadable`` if
+            another version of asyncrl wrote how.
+        step, steps: training steps done, and in all.
+        reward: mean training reward of its last steps; of the last one while it goes on.
+        evaluation: reward of its last evaluation.
+        changed: the changes of its recipe that it was launched with.
+    """
+
+    run: str
+    name: str
+    launched: str
+    status: str
+    step: int
+    steps: int
+    reward: float | None
+    evaluation: float | None
+    recipe: str
+    changed: tuple[str, ...]
+    tags: tuple[str, ...]
+    note: str
+    reason: str
+
+
+def run_folders(place: Path) -> Iterator[Path]:
+    """Yield the run folders in a folder, which may be one itself.
+
+    Raises:
+        RecipeError: there is no such folder.
+    """
+    if not place.is_dir():
+        raise RecipeError("", f"there is no folder {str(place)!r}", "name the folder that runs are in, run_dir of their recipes")
+    found = [place] if (place / "recipe.yaml").is_file() else RunFolder.below(place)
+    yield from (each for each in found if (each / "launched-in").is_file())  # models of an evaluation were not launched
+
+
+def row_of(place: Path) -> RunRow:
+    """Read one run's row; what cannot be read is left out of it."""
+    folder, labels = RunFolder(place), Labels.read(place / "labels.json")
+    running, ended, reason = folder.is_driven, KILLED, ""
+    summary: Summary | None = None
+    try:
+        summary = Summary.read(folder.summary) if running else read_end(folder)
+        ended, reason = str(summary.status), summary.reason
+    except UnknownFormat as error:
+        ended, reason = UNREADABLE, str(error)
+    except (OSError, ValueError, RecursionError):
+        pass
+    step = None if summary is not None and not running else last_event(folder.events, StepDone)
+    played = None if step is None else last_event(folder.events, EvaluationDone)
+    done = 0 if summary is None else summary.steps
+    return RunRow(
+        run=str(place),
+        name=place.name,
+        launched=launched(place),
+        status=RUNNING if running else ended,
+        step=done if step is None else step.step,
+        steps=_steps(folder.recipe),
+        reward=step.reward if step is not None else None if summary is None else summary.reward.last,
+        evaluation=played.reward if played is not None else None if summary is None else summary.evaluation.last,
+        recipe=labels.recipe,
+        changed=labels.overrides,
+        tags=labels.tags,
+        note=labels.note,
+        reason="" if running else reason,
+    )
+
+
+def has_value(place: Path, key: str, value: Any) -> bool:
+    """Whether the recipe of the run in a folder has this value at a dotted key."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        found: Any = yaml.load((place / "recipe.yaml").read_bytes(), Loader=loader)
+    except (OSError, yaml.YAMLError):
+        return False
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return False
+        found = found[part]
+    return bool(found == value)
+
+
+def sorted_rows(rows: Sequence[RunRow], by: str) -> list[RunRow]:
+    """Sort rows by an attribute: texts from A to Z, times and numbers from the largest, and rows without a value last."""
+    there = [row for row in rows if getattr(row, by) is not None]
+    return sorted(there, key=lambda row: getattr(row, by), reverse=by not in ("name", "status")) + [
+        row for row in rows if getattr(row, by) is None
+    ]
+
+
+def _steps(recipe: Path) -> int:
+    try:
+        found = _STEPS.search(recipe.read_bytes())
+    except OSError:
+        return 0
+    return 0 if found is None else int(found[1])
+
+
+def launched(place: Path) -> str:
+    """Return when a run was launched, as ISO 8601.
+
+    Raises:
+        OSError: its folder is gone, or says nothing of that.
+    """
+    named = _LAUNCHED.search(place.name)
+    if named is not None:
+        return f"{datetime.strptime(named[1], '%Y%m%dT%H%M%SZ'):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{datetime.fromtimestamp((place / 'launched-in').stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}"

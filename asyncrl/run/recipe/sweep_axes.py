@@ -1,0 +1,78 @@
+"""Reads what a sweep is to vary, in Hydra's grammar: ``a,b,c``, ``choice(...)``, ``range(...)``, ``glob(...)`` and the like.
+
+Hydra's own parser reads it. What always holds: a value of an axis, written after its key, is an override that stands for that one
+value, whatever its text holds.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.recipe.compose import composing, group_options, locate
+
+MOST_VALUES = 400
+"""The most values of one key."""
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """A key, as it stands in overrides (``learner.lr``, ``+pace``), and the values that it is to have, in Hydra's grammar."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+class Varied(msgspec.Struct, frozen=True):
+    """What overrides ask for: keys with several values, and overrides that hold for all."""
+
+    axes: tuple[Axis, ...]
+    fixed: tuple[str, ...]
+
+
+def read_axes(recipe: str, overrides: Sequence[str]) -> Varied:
+    """Tell the overrides apart that give a key several values.
+
+    Args:
+        recipe: path or name of the recipe, whose config groups ``glob`` chooses from.
+
+    Raises:
+        RecipeError: an override cannot be read; it asks for an interval, which has no list of values; a key has no value, too
+            many, or the same one twice; or a swept key is given twice.
+    """
+    axes: dict[str, Axis] = {}
+    fixed: dict[str, list[str]] = {}
+    with composing(locate(recipe)):
+        for parsed in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(overrides)):
+            key = parsed.key_or_group
+            if key in axes or (key in fixed and parsed.is_sweep_override()):
+                raise RecipeError(key, "it is swept, and given a second time", "give its values once, as KEY=A,B,C")
+            if parsed.is_sweep_override():
+                axes[key] = Axis(parsed.get_key_element(), _values(parsed))
+            else:
+                fixed.setdefault(key, []).append(str(parsed.input_line))
+    return Varied(tuple(axes.values()), tuple(text for texts in fixed.values() for text in texts))
+
+
+def _values(parsed: Override) -> tuple[str, ...]:
+    key, text = parsed.key_or_group, parsed.input_line
+    if not parsed.is_discrete_sweep():
+        raise RecipeError(key, f"{text!r} names an interval, of which no list can be made", f"write {key}=range(1,9,2)")
+    if parsed.is_range_sweep() and not parsed.value().step:  # type: ignore[union-attr]
+        raise RecipeError(key, f"the range in {text!r} has steps of 0 and no end", "give its third number another value")
+    options = group_options(key)
+    values: list[str] = []
+    for value in parsed.sweep_string_iterator():
+        if options and value.startswith("_"):  # Hydra's own option of every group, which glob(*) finds
+            continue
+        if value in values:
+            raise RecipeError(key, f"{text!r} gives it the value {value} twice", "give each value once; --seeds repeats points")
+        values.append(value)
+        if len(values) > MOST_VALUES:
+            raise RecipeError(key, f"{text!r} gives it more than {MOST_VALUES} values", "give fewer")
+    if not values:
+        remedy = f"it chooses from a config group: {', '.join(options)}" if options else "give values, as KEY=A,B,C"
+        raise RecipeError(key, f"{text!r} gives it no value", remedy)
+    return tuple(values)

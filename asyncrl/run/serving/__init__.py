@@ -1,0 +1,1 @@
+"""Trained models where others use them: behind vLLM's server, and in a conversation."""

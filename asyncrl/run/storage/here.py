@@ -1,0 +1,46 @@
+"""What a run folder of this machine knows of its copies in object stores, in a hidden file that is not copied there."""
+
+import msgspec
+
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.folder.whole_file import write_whole
+
+_NAME = ".storage.json"
+
+
+class Here(msgspec.Struct, frozen=True):
+    """What is known.
+
+    Attributes:
+        name: the run's name in stores; its folder here may have another, if there was one of that name.
+        drivers: the token of the last driver on this machine, by address.
+        unsettled: the version of the checkpoint that the folder was fetched with, until its journal says what was not fetched.
+    """
+
+    name: str
+    drivers: dict[str, str] = {}
+    unsettled: PolicyVersion | None = None
+
+
+def read_here(folder: RunFolder) -> Here:
+    """Return what ``folder`` knows."""
+    try:
+        return msgspec.json.decode((folder.path / _NAME).read_bytes(), type=Here)
+    except (OSError, ValueError):
+        return Here(folder.path.name)
+
+
+def write_here(folder: RunFolder, here: Here) -> None:
+    """Have ``folder`` know it.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    write_whole(folder.path / _NAME, msgspec.json.encode(here))
+
+
+def with_driver(folder: RunFolder, address: str, token: str) -> None:
+    """Note that the driver with this token writes to ``address``."""
+    here = read_here(folder)
+    write_here(folder, msgspec.structs.replace(here, drivers={**here.drivers, address: token}))

@@ -1,0 +1,1 @@
+"""Runs settings of a recipe beside each other with several seeds, and compares them: ``asyncrl sweep``."""

@@ -1,0 +1,242 @@
+"""Runs as a person finds, labels, watches and stops them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from made_progress import PROGRESS
+from made_summary import SUMMARY
+from terminal import terminal
+
+import asyncrl
+from asyncrl.cli.main import main
+from asyncrl.run.folder.labels import Labels
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.stopping import holds
+from asyncrl.run.measures.event_log import EventLog
+from asyncrl.run.measures.events import EvaluationDone, NoteSaid, PhaseBegun, RunEnded, StepDone
+from asyncrl.run.measures.summary import Status
+from asyncrl.run.recipe.compose import compose
+
+DRIVE = """
+import sys, time, signal
+from pathlib import Path
+from asyncrl.run.folder.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+with folder.driven():
+    print("driving", flush=True)
+    sys.stdin.readline()
+"""
+BUSY = """
+import os, sys
+from pathlib import Path
+from asyncrl.run.folder.run_folder import RunFolder
+opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(300)]
+with RunFolder(Path(sys.argv[1])).driven():
+    print("driving", flush=True)
+    while True:
+        for each in opened:
+            os.close(each)
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in opened]
+"""
+
+
+def progress(step):
+    return msgspec.structs.replace(PROGRESS, step=step, steps=80)
+
+
+def summary(**changes):
+    return msgspec.structs.replace(SUMMARY, **changes)
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunFolder]:
+    """Makes folders of runs in ``runs`` of the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, *changes: str, tags: tuple[str, ...] = ()) -> RunFolder:
+        folder = RunFolder.create(compose("quickstart", ["run_dir=runs", f"name={name}", *changes]))
+        Labels("quickstart", changes, tags).write(folder.labels)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def driven() -> Callable[[RunFolder], "subprocess.Popen[str]"]:
+    """Starts processes that drive a run and do nothing."""
+    started = []
+
+    def drive(folder: RunFolder, code: str = DRIVE) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout.readline() == "driving\n"
+        return process
+
+    yield drive
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["runs", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def names(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    return [json.loads(line)["name"].partition("-")[0] for line in shown(capsys, *arguments, "--json").splitlines()]
+
+
+def test_runs_are_listed_sorted_and_filtered(make, driven, capsys):
+    done, killed, live = make("done", "learner.lr=0.001", tags=("paper",)), make("killed"), make("live", tags=("paper", "b"))
+    summary(status=Status.COMPLETED, steps=80).write(done.summary)
+    log = EventLog(live.events)
+    log.tell(EvaluationDone(version=0, reward=0.125))
+    log.tell(StepDone(progress=progress(7)))
+    driven(live)
+    rows = {row["name"].partition("-")[0]: row for row in map(json.loads, shown(capsys, "--json").splitlines())}
+    assert {name: (row["status"], row["step"], row["steps"]) for name, row in rows.items()} == {
+        "done": ("completed", 80, 80),
+        "killed": ("killed", 0, 80),
+        "live": ("running", 7, 80),
+    }
+    assert (rows["live"]["evaluation"], rows["done"]["changed"], rows["done"]["tags"]) == (0.125, ["learner.lr=0.001"], ["paper"])
+    assert (rows["killed"]["reward"], rows["live"]["reward"]) == (None, progress(7).reward)
+    assert names(capsys, "--status", "killed", "--status", "running", "--sort", "name") == ["killed", "live"]
+    assert names(capsys, "--sort", "step") == ["done", "live", "killed"]
+    assert names(capsys, "--tag", "paper", "--tag", "b") == ["live"]
+    assert names(capsys, "--where", "learner.lr=1e-3") == ["done"]
+    assert names(capsys, "--where", "learner.lr=2e-4", "--sort", "name", "--limit", "1") == ["killed"]
+    assert names(capsys, str(killed.path)) == ["killed"]
+    table = shown(capsys)
+    assert "7/80 9 %" in table
+    assert "learner.lr=0.001" in table
+    assert "#paper" in table
+    assert shown(capsys, "--tag", "none") == "no such runs\n"
+    assert main(["runs", "nowhere"]) == 2
+    assert "there is no folder 'nowhere'" in capsys.readouterr().err
+
+
+def test_what_an_attempt_before_the_last_one_left_is_not_how_a_run_ended(make, capsys):
+    killed, stopped, foreign = make("killed"), make("stopped"), make("foreign")
+    for folder in (killed, stopped):
+        summary(status=Status.INTERRUPTED, steps=3).write(folder.summary)
+        EventLog(folder.events).tell(RunEnded(status=Status.INTERRUPTED, steps=3))
+    killed.count_resume()  # and that was killed
+    EventLog(killed.events).tell(StepDone(progress=progress(5)))
+    foreign.summary.write_text('{"format": 99}')
+    rows = {row["name"].partition("-")[0]: row for row in map(json.loads, shown(capsys, "--json").splitlines())}
+    assert {name: (row["status"], row["step"]) for name, row in rows.items()} == {
+        "killed": ("killed", 5),
+        "stopped": ("interrupted", 3),
+        "foreign": ("unreadable", 0),
+    }
+    assert "has format 99" in rows["foreign"]["reason"]
+
+
+def test_a_detached_resume_begins_in_the_folder_that_was_named_here(make, monkeypatch, tmp_path):
+    run, asked = make("moved"), []
+    (tmp_path / "project").mkdir()
+    monkeypatch.setattr("asyncrl.cli.driving.start.start_detached", lambda request: asked.append(request) or run.path)
+    assert main(["launch", "--resume", str(run.path), "--from", "project", "--detach"]) == 0
+    assert asked[0].start == str(tmp_path / "project")
+
+
+def test_a_value_that_is_none_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["runs", "--where", "name=["])
+    assert end.value.code == 2
+    assert "'[' is no value in YAML" in capsys.readouterr().err
+
+
+def test_labels_are_added_taken_away_and_kept(make, capsys):
+    run = make("labelled", "steps=3")
+    assert main(["tag", str(run.path), "good", "v1.2", "good", "--note", "a baseline"]) == 0
+    assert capsys.readouterr().out == "tags: good, v1.2\nnote: a baseline\n"
+    assert main(["tag", str(run.path), "--remove", "good"]) == 0
+    assert Labels.read(run.labels) == Labels("quickstart", ("steps=3",), ("v1.2",), "a baseline")
+    assert main(["tag", str(run.path), "two words"]) == 2
+    assert "'two words' is no tag" in capsys.readouterr().err
+
+
+def test_a_run_is_stopped_as_by_a_signal_and_only_by_whoever_reaches_its_driver(make, driven, capsys):
+    run = make("stopped")
+    assert main(["stop", str(run.path)]) == 2
+    assert "is not running" in capsys.readouterr().err
+    process = driven(run)
+    assert main(["stop", str(run.path)]) == 0
+    assert f"{run.path} has stopped; go on with: asyncrl launch --resume" in capsys.readouterr().out
+    assert process.wait(30) == -signal.SIGTERM
+    assert not run.is_driven
+
+
+def test_a_run_that_cannot_be_stopped_does_not_keep_the_others(make, driven, capsys):
+    over, run = make("over"), make("stopped")
+    process = driven(run)
+    assert main(["stop", str(over.path), "file:///nowhere/run", str(run.path)]) == 2
+    shown = capsys.readouterr()
+    assert f"the run in '{over.path}' is not running" in " ".join(shown.err.split())
+    assert "nobody drives the run at file:///nowhere/run" in " ".join(shown.err.split())
+    assert f"{run.path} has stopped" in shown.out
+    assert process.wait(30) == -signal.SIGTERM
+
+
+def test_a_driver_that_opens_and_closes_files_all_the_time_is_known_as_such(make, driven):
+    run = make("busy")
+    process = driven(run, BUSY)
+    assert all(holds(process.pid, run.lock) for _ in range(50))
+    assert main(["stop", str(run.path)]) == 0
+    assert process.wait(30) == -signal.SIGTERM
+
+
+def test_no_process_that_only_has_the_number_of_the_driver_is_signalled(make, driven, capsys):
+    run, other = make("far"), make("other")
+    stranger = driven(other)
+    process = driven(run)
+    os.pwrite(fd := os.open(run.lock, os.O_WRONLY), str(stranger.pid).encode().ljust(32), 0)
+    os.close(fd)
+    assert main(["stop", str(run.path)]) == 2
+    assert "is driven on another machine, or by another user" in capsys.readouterr().err
+    assert stranger.poll() is process.poll() is None
+
+
+def test_another_terminal_shows_the_live_view_and_leaves_the_run_alone(make, driven):
+    run = make("watched")
+    log = EventLog(run.events)
+    log.tell(PhaseBegun(text="Training steps 1 to 80"))
+    log.tell(NoteSaid(text="version 0: evaluation reward 0.417", level=20))
+    log.tell(StepDone(progress=progress(7)))
+    process = driven(run)
+    with terminal(["-m", "asyncrl.cli.main", "attach", str(run.path)], columns=110) as screen:
+        screen.wait_for("training step 7 of")
+        assert any("version 0: evaluation reward 0.417" in line for line in screen.everything)
+        log.tell(StepDone(progress=progress(8)))
+        screen.wait_for("training step 8 of")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.wait() == 130
+        assert any("The run goes on: asyncrl stop" in line for line in screen.everything)
+    assert process.poll() is None
+
+
+def test_of_a_run_that_has_ended_the_end_is_shown(make, capsys):
+    run = make("over")
+    assert main(["attach", str(run.path)]) == 2
+    assert "was killed: it does not go on, and has no summary; resume it" in capsys.readouterr().err
+    summary(status=Status.FAILED, steps=3, reason="no coffee").write(run.summary)
+    assert main(["attach", str(run.path)]) == 1
+    assert "Failed: no coffee" in capsys.readouterr().out
+    assert asyncrl.Run(run.path).summary.reason == "no coffee"
+    run.count_resume()  # a resume, which was killed
+    assert main(["attach", str(run.path)]) == 2
+    assert "was killed: it does not go on, and has no summary" in capsys.readouterr().err
+    with pytest.raises(asyncrl.NotThere, match="has not ended, or was killed; resume it"):
+        _ = asyncrl.Run(run.path).summary

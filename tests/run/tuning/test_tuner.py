@@ -1,0 +1,201 @@
+"""What a run does for ``tune`` beside its training steps: asks for plans, turns knobs, and writes down each move first."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.measures.time_split import TimeSplit
+from asyncrl.core.recipe.knobs import Setting
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tune import DEPTH, RUNNING
+from asyncrl.core.tuning.controller import Foreseen
+from asyncrl.core.tuning.moves import Judged, Moved
+from asyncrl.run.control import RunControl
+from asyncrl.run.early_end import EarlyEnd
+from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.measure_file import StepMeasure
+from asyncrl.run.recipe.compose import compose
+from asyncrl.run.recorder import RecordedStep
+from asyncrl.run.tuning.move_journal import MoveJournal
+from asyncrl.run.tuning.plan_question import PlanAnswer, ask_plan
+from asyncrl.run.tuning.run_knobs import RunKnobs
+from asyncrl.run.tuning.tuner import Tuner
+
+ENGINES = "generators.count"
+TUNE = (
+    "steps=500",
+    "generators.count=1",
+    "generators.max_running=16",
+    "buffer.pipeline_depth=1",
+    "tune={knobs: {generators.count: [1, 2], buffer.pipeline_depth: [1, 2], generators.max_running: [8, 32]}, every: 4}",
+)
+
+
+class World:
+    """Pools and buffer of a run whose rate is its engines; ``events`` are what was done, and what was written down, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        recipe = compose("quickstart", [*TUNE, f"run_dir={folder}"])
+        self.folder = RunFolder.create(recipe)
+        self.recipe: Recipe = compose(str(self.folder.recipe))
+        self.sizes, self.depth, self.settled = {"generators": 1}, 1, True
+        self.notes: list[str] = []
+        self.logged: list[dict[str, float]] = []
+        self.asked: list[Sequence[Setting]] = []
+        self.why, self.room, self.step = "", 2, 0
+        self.written_when_turned: list[int] = []
+
+    async def begin(self) -> "World":
+        control = RunControl(self.recipe, self.folder, EarlyEnd(print))
+        control.begin(self, print)
+        assert self.recipe.tune is not None
+        knobs = RunKnobs(self.recipe.tune.knobs, control, self, self)
+        self.tuner = Tuner(self.recipe, knobs, self.folder, "cpu", self.notes.append, self._log, self._ask)
+        await self.tuner.begin()
+        return self
+
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+    async def _ask(self, run: Path, since: int, settings: Sequence[Setting]) -> PlanAnswer:
+        self.asked.append(settings)
+        if self.why:
+            return PlanAnswer(why=self.why)
+        return PlanAnswer([Foreseen(each, 1000.0 * each[ENGINES], 1.0) for each in settings])
+
+    # the pools, and the buffer
+    async def scale(self, pool: str, size: int) -> str:
+        self.written_when_turned.append(len(MoveJournal(self.folder.tuning).read()))
+        if size > self.room:
+            raise RecipeError(pool, "no node has room for one more engine", "free some")
+        self.sizes[pool] = size
+        return "coming up"
+
+    async def bound(self, pools: Sequence[str], episodes: int) -> None:
+        self.bounded = (list(pools), episodes)
+
+    async def statistics(self) -> "World":
+        return self
+
+    async def pace(self, depth: int) -> None:
+        self.depth = depth
+
+    async def run(self, steps: int) -> "World":
+        for _ in range(steps):
+            self.step += 1
+            time = TimeSplit(seconds=1.0, trained_tokens=1000 * self.sizes["generators"] + self.step % 2, trajectories=10)
+            measure = StepMeasure(
+                step=self.step,
+                time=time,
+                rows=10,
+                computed_tokens=10,
+                delivery_s=None,
+                pause_s=0.0,
+                staleness_mean=1.0,
+                staleness_max=1,
+                masked=0,
+                filtered=0,
+                complete=1,
+                depth=self.depth,
+                engines=1,
+                cores=1,
+                device="cpu",
+            )
+            await self.tuner.step(RecordedStep(measure, usual=True, sample_size=0.9, clip_share=0.0))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        return self
+
+    @property
+    def lines(self) -> list[object]:
+        return list(MoveJournal(self.folder.tuning).read())
+
+
+async def test_a_move_is_written_down_made_measured_and_told(tmp_path: Path) -> None:
+    world = await (await World(tmp_path).begin()).run(60)
+    assert world.sizes == {"generators": 2}
+    assert compose(str(world.folder.recipe)).generators.count == 2, "a resume begins with it"
+    moved, judged, _ = world.lines
+    assert isinstance(moved, Moved)
+    assert isinstance(judged, Judged)
+    assert world.written_when_turned == [1], "before it was made"
+    assert world.notes[:2] == [
+        "tune: generators.count 1 -> 2 is tried: the plan fitted to the last steps foresees 2.00x",
+        "tune: generators.count 1 -> 2 is kept: it brought 2.00x (2.00x was foreseen)",
+    ]
+    assert world.logged == [{"tune/foreseen": 2.0, "tune/brought": pytest.approx(2.0, rel=1e-3)}]
+    assert {ENGINES: 1, DEPTH: 2, RUNNING: 16} in world.asked[0]
+    await world.tuner.close()
+
+
+async def test_what_the_run_refuses_is_taken_back_and_the_run_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.room = 1
+    await (await world.begin()).run(60)
+    assert world.sizes == {"generators": 1}
+    assert "generators: no node has room for one more engine; free some" in world.notes[1]
+
+
+async def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.why = "the plan was not ready in 180 s"
+    await (await world.begin()).run(30)
+    assert world.notes[0].endswith("buffer.pipeline_depth 1, generators.max_running 16: the plan was not ready in 180 s")
+
+
+@pytest.mark.parametrize("made", [False, True])
+async def test_a_run_killed_in_the_middle_of_a_move_says_at_its_resume_what_becomes_of_it(tmp_path: Path, made: bool) -> None:
+    world = await World(tmp_path).begin()
+    while not world.lines:
+        await world.run(1)
+    if not made:
+        world.sizes = {"generators": 1}
+    await world.tuner.close()
+    with world.folder.tuning.open("ab") as journal:
+        journal.write(b'{"type":"judged","st')  # cut off by the kill
+    said = len(world.notes)
+    await world.begin()
+    tail = [] if made else ["tune: generators.count 1 -> 2 is taken back: the run ended before it was made"]
+    assert world.notes[said:] == tail
+    await world.run(60)
+    assert world.sizes == {"generators": 2}
+    assert [line.kept for line in world.lines if isinstance(line, Judged)] == ([True] if made else [False, True])
+
+
+async def test_a_journal_that_cannot_be_written_ends_the_tuning_and_not_the_run(tmp_path: Path) -> None:
+    world = await World(tmp_path).begin()
+    world.folder.tuning.mkdir()
+    await world.run(60)
+    assert world.sizes == {"generators": 1}
+    (note,) = world.notes
+    assert note.startswith("tune: turns nothing any more: ")
+
+
+async def test_how_many_episodes_are_played_at_once_is_changed_in_the_pools_and_in_the_recipe(tmp_path: Path) -> None:
+    world = await World(tmp_path).begin()
+    control = RunControl(world.recipe, world.folder, EarlyEnd(print))
+    control.begin(world, print)
+    await control.bound(32)
+    assert world.bounded == (["generators"], 32)
+    assert compose(str(world.folder.recipe)).generators.max_running == control.at_once == 32
+
+
+async def test_a_process_is_asked_that_may_not_know(tmp_path: Path) -> None:
+    folder = World(tmp_path).folder
+    answer = await ask_plan(folder.path, 0, [{ENGINES: 1}, {ENGINES: 2}])
+    assert not answer.foreseen
+    assert "measures.jsonl" in answer.why
+
+
+def test_lines_of_another_kind_count_as_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = MoveJournal(tmp_path / "tuning.jsonl")
+    assert journal.read() == []
+    line = Judged(3, ENGINES, 1, 2, 1.5, 1.4, kept=True)
+    journal.append(line)
+    (tmp_path / "tuning.jsonl").open("ab").write(msgspec.json.encode({"type": "danced"}) + b"\n")
+    assert journal.read() == [line]
+    assert "line 2 of" in caplog.text
