@@ -1,7 +1,9 @@
 """Part 1: one learner rank, its losses, gradients, checkpoints and fingerprints, on the GPU beside the CPU."""
 
 import math
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -64,6 +66,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
         fingerprint_equal: whether what was published and read again has the fingerprint of the weights.
         resume_difference: relative difference of the next step's gradient norm after a checkpoint was loaded.
         problem: why it computed nothing; empty if it did.
+        seconds: how long that took, with what had to be compiled.
     """
 
     variant: str
@@ -75,6 +78,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint_equal: bool = False
     resume_difference: float = math.inf
     problem: str = ""
+    seconds: float = 0.0
 
 
 class CorrectnessResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,17 +101,25 @@ class CorrectnessResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(settings: CorrectnessSettings, seconds: float) -> CorrectnessResult:
-    """Compare ranks. Each device and data type has a process of its own, the first without seeing a GPU."""
+    """Compare ranks. Each device and data type has a process of its own, all side by side, the first without seeing a GPU."""
     on_gpu = torch.cuda.is_available()
+    others = ("float32", "bfloat16") if on_gpu else ("bfloat16",)
     with folder_for(settings.model) as folder:
         isolated(make_models, folder, settings, seconds=seconds, gpus=False)
-        ranks = isolated(all_variants, folder, settings, "float32", seconds=seconds, gpus=False)
-        for dtype in ("float32", "bfloat16") if on_gpu else ("bfloat16",):
-            try:
-                ranks += isolated(all_variants, folder, settings, dtype, seconds=seconds)
-            except MeasurementFailed as failure:
-                ranks.append(RankOutcome(variant="all", device=device(), dtype=dtype, problem=str(failure)))
+        with ThreadPoolExecutor() as threads:
+            # The threads only wait. Without what all are compared with, there is no result.
+            first = threads.submit(isolated, all_variants, folder, settings, "float32", seconds=seconds, gpus=False)
+            beside = [threads.submit(_asked, folder, settings, dtype, seconds) for dtype in others]
+            ranks = [*first.result(), *(outcome for each in beside for outcome in each.result())]
     return compared(ranks, () if on_gpu else ("a GPU: only the CPU was measured",))
+
+
+def _asked(folder: Path, settings: CorrectnessSettings, dtype: str, seconds: float) -> list[RankOutcome]:
+    """All variants on the device that is measured, or why there are none."""
+    try:
+        return isolated(all_variants, folder, settings, dtype, seconds=seconds)
+    except MeasurementFailed as failure:
+        return [RankOutcome(variant="all", device=device(), dtype=dtype, problem=str(failure))]
 
 
 def compared(ranks: Sequence[RankOutcome], missing: tuple[str, ...]) -> CorrectnessResult:
@@ -147,11 +159,13 @@ def all_variants(folder: Path, settings: CorrectnessSettings, dtype: str) -> lis
     """Train every variant, one after the other, in this process."""
     outcomes = []
     for variant in VARIANTS:
+        began = time.monotonic()
         try:
-            outcomes.append(one_rank(folder, settings, dtype, variant))
+            outcome = one_rank(folder, settings, dtype, variant)
         except Exception as error:  # noqa: BLE001 - the other variants are tried all the same, and the result says what failed
             problem = f"{type(error).__name__}: {error} ({place_of(error)})"
-            outcomes.append(RankOutcome(variant=variant.name, device=device(), dtype=dtype, problem=problem))
+            outcome = RankOutcome(variant=variant.name, device=device(), dtype=dtype, problem=problem)
+        outcomes.append(msgspec.structs.replace(outcome, seconds=time.monotonic() - began))
     return outcomes
 
 
@@ -169,7 +183,7 @@ def one_rank(folder: Path, settings: CorrectnessSettings, dtype: str, variant: V
             values = values_of(learner.step(at_version(batch, version), rows))
             losses.append(values[POLICY_LOSS.name])
             norms.append(values[GRAD_NORM.name])
-        with closing(SharedMemory("bench", 0, str(folder))) as files:
+        with closing(SharedMemory(f"bench-{device()}-{dtype}", 0, str(folder))) as files:
             published = merge([files.write(learner.version, learner.shards())])
             total = Fingerprints()
             for name, tensor in SharedMemory.read(published, torch.device(device())):

@@ -1,6 +1,7 @@
 """Runs each measurement in a new process with a deadline, and without any package beyond the learner's own."""
 
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -15,6 +16,8 @@ Answer = TypeVar("Answer")
 
 END_S = 5.0
 """How long a process that has answered may take to end."""
+_STARTING = threading.Lock()
+"""Held while a process is started, which is given this one's environment: threads start several side by side."""
 
 
 class MeasurementFailed(AsyncRLError):
@@ -35,7 +38,7 @@ def isolated(work: Callable[..., Answer], *arguments: object, seconds: float, gp
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(sender, work, arguments), daemon=False)
-    with mock.patch.dict(os.environ, {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}):
+    with _STARTING, mock.patch.dict(os.environ, {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}):
         process.start()
     sender.close()
     name = f"{work.__module__.rpartition('.')[2]}.{work.__name__}"

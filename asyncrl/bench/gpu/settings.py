@@ -63,7 +63,7 @@ class TrainingSettings(msgspec.Struct, frozen=True):
     median_tokens: int = 1024
     sigma: float = 1.0
     step_tokens: int = 65_536
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = 16_384
     plain_rows: int = 2
     repetitions: int = 3
 

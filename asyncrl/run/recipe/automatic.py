@@ -43,6 +43,7 @@ LEAST_CACHE_MB = 64
 CACHE_SHARE = 0.2
 """The largest share of free memory for the key-value caches of all engines together."""
 MICRO_BATCH_TOKENS = 8192
+GPU_MICRO_BATCH_TOKENS = 16_384
 LEAST_MICRO_BATCH_TOKENS = 1024
 """The fewest that are chosen where a GPU has little memory: smaller products do not keep it busy."""
 SHARED_MEMORY = 0.4
@@ -195,15 +196,17 @@ def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
 
 def _micro_batch_tokens(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     longest = recipe.model.max_context
-    if longest >= MICRO_BATCH_TOKENS:
+    by_memory = shape is not None and machine.gpus and machine.gpu_memory
+    wanted = GPU_MICRO_BATCH_TOKENS if by_memory else MICRO_BATCH_TOKENS
+    if longest >= wanted:
         return longest, "holds the longest episode"
-    if shape is None or not (machine.gpus and machine.gpu_memory):
-        return MICRO_BATCH_TOKENS, "enough to keep the processor busy"
+    if shape is None or not machine.gpu_memory or not by_memory:
+        return wanted, "enough to keep the processor busy"
     room = machine.gpu_memory - beside_learner(recipe, shape, machine.gpu_memory)
-    tokens = MICRO_BATCH_TOKENS
+    tokens = wanted
     while tokens > LEAST_MICRO_BATCH_TOKENS and not _fits(recipe.learner, shape, tokens, room):
         tokens //= 2
-    if tokens == MICRO_BATCH_TOKENS:
+    if tokens == wanted:
         return tokens, "enough to keep the GPU busy"
     return max(tokens, longest), f"the learner has {memory(room)} of the GPU, and its activations have to fit beside its state"
 

@@ -97,11 +97,14 @@ def attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, packed: Packe
     Returns:
         [t, heads * dim].
     """
-    if (repeats := query.size(1) // key.size(1)) > 1:
+    repeats = query.size(1) // key.size(1)
+    # In half precision, torch's kernels for GPUs read a group for all its heads. In float32, it would make all scores at once.
+    grouped = repeats > 1 and query.is_cuda and query.dtype is not torch.float32
+    if repeats > 1 and not grouped:
         key, value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
     segments = packed.padded_segments
     of_blocks = [
-        F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
+        F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
         for queries, keys, values in zip(*map(segments.pad, (query, key, value)), strict=True)
     ]
     return segments.unpad(of_blocks).flatten(1)

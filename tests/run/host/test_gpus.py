@@ -64,12 +64,14 @@ CARELESS_TOKEN = 2_100_000
 @pytest.mark.parametrize(
     ("size", "gpus", "overrides", "tokens"),
     [
-        (QWEN3_06B, 1, [], 8192),
+        (QWEN3_06B, 1, [], 16384),
+        (QWEN3_06B, 1, ["model.max_context=20000"], 20000),
         (QWEN3_17B, 1, [], 4096),
         (QWEN3_17B, 1, ["model.max_context=6000"], 6000),
-        (QWEN3_17B, 1, ["learner.recompute=full"], 8192),
+        (QWEN3_17B, 1, ["learner.recompute=full"], 16384),
         (QWEN3_17B, 1, ["generators.gpu_memory_share=0.3"], 8192),
-        (QWEN3_17B, 2, [], 8192),
+        (QWEN3_17B, 2, [], 16384),
+        (QWEN3_17B, 2, ["model.max_context=9000"], 16384),
         (QWEN3_4B, 2, [], 1024),
         (QWEN3_4B, 2, ["learner.micro_batch_tokens=8192"], 8192),
     ],
