@@ -87,8 +87,6 @@ def of_responses(answer: Mapping[str, Any]) -> ChatMessage:
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.entrypoints.openai.responses.utils import construct_chat_messages_with_tool_call
 
-    if not answer["output"]:
-        return {"role": "assistant", "content": ""}
     items = ResponsesRequest.model_validate({"input": answer["output"]}).input
     messages = construct_chat_messages_with_tool_call(items)
     if len(messages) != 1:

@@ -181,6 +181,7 @@ class Protocols:
         """Make the answer, and add its turn to its stream."""
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
+        from asyncrl.generators.gateway.empty_responses import with_message, with_message_in_stream
         from asyncrl.generators.gateway.serving import CURRENT
 
         CURRENT.set(turn)
@@ -188,7 +189,10 @@ class Protocols:
         if isinstance(result, ErrorResponse):
             raise _told(result)
         if hasattr(result, "__aiter__"):
-            chunks = [chunk if isinstance(chunk, str) else _as_event(chunk) async for chunk in result]
+            events = [event async for event in result]
+            if turn.protocol is Protocol.RESPONSES:
+                events = with_message_in_stream(events)
+            chunks = [event if isinstance(event, str) else _as_event(event) for event in events]
             if turn.protocol is Protocol.GENERATE:
                 chunks = [_named_in_stream(chunk) for chunk in chunks]
             if turn.failure is not None:  # vLLM has made an event of it
@@ -196,6 +200,8 @@ class Protocols:
             message = way.heard_stream(chunks)
             _check_said(turn, message, body)
             return Answer(tuple(chunk.encode() for chunk in chunks), True, turn.finish(message))
+        if turn.protocol is Protocol.RESPONSES:
+            result = with_message(result)
         written = result.model_dump_json(exclude_none=way.omit_none)
         if turn.protocol is Protocol.GENERATE:
             written = _named(written)

@@ -64,12 +64,27 @@ async def test_whatever_the_policy_says_the_client_can_go_on_in_its_stream(proto
         await ask(play, messages)
         messages.append(user("go on"))
         await ask(play, messages)
-        trajectories = play.trajectories()
         assert f"<|im_start|>assistant\n{said}<|im_end|>" in play.row()
-        if not said and ask in (responses, responses_stream):  # it is no item of a response, so it is not sent back
-            assert [len(each.turns) for each in trajectories] == [1, 1]
-        else:
-            assert [len(each.turns) for each in trajectories] == [2]
+        assert [len(each.turns) for each in play.trajectories()] == [2]
+
+
+async def test_a_response_without_a_word_is_a_message_in_its_events(protocols) -> None:
+    async with clients(protocols, lambda row: "") as play:
+        stream = await play.openai.responses.create(model="main", input="begin", stream=True)
+        events = [event async for event in stream]
+        whole = await play.openai.responses.create(model="main", input="begin")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    (done,) = [event.item for event in events if event.type == "response.output_item.done"]
+    completed = events[-1]
+    assert completed.type == "response.completed"
+    assert completed.response.output == [done]
+    for item in (done, *whole.output):
+        assert item.model_dump(include={"type", "role", "status"}) == {
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+        }
+        assert [part.text for part in item.content] == [""]
 
 
 @WAYS
