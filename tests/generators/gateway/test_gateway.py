@@ -5,6 +5,7 @@ import json
 
 import msgspec
 import pytest
+from aiohttp import web
 from chat_tokenizers import CHAT_ML
 from client_calls import WAYS as ALL_WAYS
 from client_calls import Ask, anthropic, anthropic_stream, chat, chat_stream, responses, responses_stream, user
@@ -218,7 +219,7 @@ async def test_an_answer_that_never_arrived_is_taken_back(protocols) -> None:
 @pytest.mark.parametrize("ask", [chat, anthropic], ids=["openai", "anthropic"])
 async def test_a_library_that_asks_again_gets_the_first_answer(protocols, ask: Ask) -> None:
     """Its connection ends before the answer is there, so it sends the request once more."""
-    async with clients(protocols, lambda row: "Yes.", retries=2) as play:
+    async with clients(protocols, lambda row: "Yes.", retries=20) as play:  # so that one gets the answer within its 0.3 s
         play.engine.gate.clear()
         asking = asyncio.create_task(ask(play, [user("begin")], timeout=0.3))
         await until(lambda: play.played.attempts.joined >= 1)
@@ -239,15 +240,24 @@ async def test_the_same_words_on_purpose_are_sampled_again(protocols) -> None:
 
 
 @pytest.mark.parametrize("ask", [chat_stream, anthropic_stream], ids=["openai", "anthropic"])
-async def test_a_stream_is_kept_alive_until_its_turn_is_whole(protocols, ask: Ask) -> None:
+async def test_a_stream_is_kept_alive_until_its_turn_is_whole(protocols, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads on over what keeps its stream alive, which comes again and again."""
+    sent: list[bytes] = []
+    write = web.StreamResponse.write
+
+    async def noted(response: web.StreamResponse, data: bytes) -> None:
+        sent.append(data)
+        await write(response, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", noted)
     async with clients(protocols, lambda row: "Yes.", keep_alive_s=0.05) as play:
         play.engine.gate.clear()
-        asking = asyncio.create_task(ask(play, [user("begin")], timeout=0.5))  # of silence
-        await until(lambda: play.engine.running == 1)
-        await asyncio.sleep(1.0)  # for longer than the client bears silence
+        asking = asyncio.create_task(ask(play, [user("begin")]))
+        await until(lambda: len(sent) >= 5)
         play.engine.gate.set()
         await asking
         assert len(play.engine.prompts) == 1
+    assert set(sent[:5]) == {b": keep-alive\n\n" if ask is chat_stream else b'event: ping\ndata: {"type": "ping"}\n\n'}
 
 
 async def test_log_probabilities_and_tokens_are_told(protocols) -> None:
