@@ -29,7 +29,7 @@ LIMITS = EpisodeLimits(
     max_tool_output=1000,
     sampling=Sampling(1.0),
     end_on=frozenset(),
-    episode_timeout_s=60.0,
+    episode_timeout_s=200.0,
     close_timeout_s=5.0,
 )
 GATEWAY_LIMITS = GatewayLimits(LIMITS)

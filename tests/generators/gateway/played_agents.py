@@ -1,11 +1,13 @@
 """Has agents play episodes on a fake engine, as a worker does."""
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from fake_engine import FakeEngine
-from played import CALL, LIMITS
+from played import CALL, LIMITS, until
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
@@ -106,3 +108,12 @@ async def play_episode(
         return await play_agent(environment, gateway, engine, limits)
     finally:
         await environment.close(5.0)
+
+
+async def late_once(begun: Callable[[], bool], playing: Coroutine[Any, Any, AgentPlay]) -> AgentPlay:
+    """Have an episode miss its deadline as soon as ``begun``, however slow the machine is: the event loop's clock leaps there."""
+    loop, episode = asyncio.get_running_loop(), asyncio.ensure_future(playing)
+    await until(lambda: begun() or episode.done())
+    time = loop.time
+    loop.time = lambda: time() + LIMITS.episode_timeout_s  # type: ignore[method-assign]
+    return await episode

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 from fake_engine import FakeEngine
-from played import LIMITS, until
-from played_agents import TASK, adds, play_episode
+from played import until
+from played_agents import TASK, adds, late_once, play_episode
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
@@ -49,11 +49,11 @@ class Stage:
         self.folder, self._member, self._gateway, self.shared = folder, member, gateway, shared
         self._episodes = 0
 
-    async def play(self, **limits: Any) -> AgentPlay:
+    async def play(self) -> AgentPlay:
         self._episodes += 1
         provided = Provided(Secrets(), self.shared, self.folder / f"episode-{self._episodes}")
         engine = FakeEngine(lambda row: "2")
-        return await play_episode(self._member, provided, self._gateway, engine, limits=msgspec.structs.replace(LIMITS, **limits))
+        return await play_episode(self._member, provided, self._gateway, engine)
 
 
 @asynccontextmanager
@@ -134,20 +134,21 @@ async def test_nothing_of_a_function_outlives_its_episode(protocols, tmp_path: P
     daemon = (
         f"import os, time; os.fork() and os._exit(0); os.setsid(); open({mark!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     )
+    hanging = f"Path({str(tmp_path / 'asleep')!r}).touch(); time.sleep(600)"
     code = f"""
 def solve(task):
     ask("x")
     subprocess.run([sys.executable, "-c", {daemon!r}], check=True)
     while not (Path({mark!r}).exists() and Path({mark!r}).read_text()):
         time.sleep(0.01)
-    {"time.sleep(600)" if hangs else how or "return 1.0"}
+    {hanging if hangs else how or "return 1.0"}
 """
     async with stage(protocols, tmp_path, code, monkeypatch) as at:
         if how and not hangs:
             with pytest.raises(EnvironmentBroken, match="137"):
                 await at.play()
         else:
-            played = await at.play(episode_timeout_s=5.0 if hangs else 60.0)
+            played = await late_once((tmp_path / "asleep").exists, at.play()) if hangs else await at.play()
             assert played.stop_reason is (StopReason.EPISODE_TIMEOUT if hangs else StopReason.ENVIRONMENT_DONE)
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "mark").read_text()), 0)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from fake_engine import FakeEngine
 from played import CALL, LIMITS, until
-from played_agents import DAEMON, OPENAI_AGENT, PLAIN_AGENT, TASK, adds, play
+from played_agents import DAEMON, OPENAI_AGENT, PLAIN_AGENT, TASK, adds, late_once, play
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, RecipeError
 from asyncrl.core.ids import GroupId
@@ -133,12 +133,17 @@ async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protoco
     assert (played.stop_reason, len(played.trajectories), played.result.reward) == (StopReason.MAX_TURNS, 1, 0.0)
 
 
+def has_two(mark: Path) -> bool:
+    """Whether the agent and what it started are named in a file."""
+    return mark.exists() and len(mark.read_text().split()) == 2
+
+
 @pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
 async def test_nothing_of_an_agent_outlives_its_episode(protocols, tmp_path: Path, hangs: bool) -> None:
     code = PLAIN_AGENT + DAEMON + ("time.sleep(600)" if hangs else "")
     mark = tmp_path / "mark"
-    limits = {"episode_timeout_s": 15.0 if hangs else 60.0}
-    played = await play(protocols, tmp_path, code, reward="exact", limits=limits, variables={"MARK": str(mark)})
+    playing = play(protocols, tmp_path, code, reward="exact", variables={"MARK": str(mark)})
+    played = await late_once(lambda: has_two(mark), playing) if hangs else await playing
     assert played.stop_reason is (StopReason.EPISODE_TIMEOUT if hangs else StopReason.ENVIRONMENT_DONE)
     for process in map(int, mark.read_text().split()):
         with pytest.raises(ProcessLookupError):
@@ -149,7 +154,7 @@ async def test_an_episode_that_is_cancelled_ends_its_agent(protocols, tmp_path: 
     mark = tmp_path / "mark"
     code = PLAIN_AGENT + DAEMON + "time.sleep(600)"
     playing = asyncio.create_task(play(protocols, tmp_path, code, variables={"MARK": str(mark)}))
-    await until(lambda: mark.exists() and len(mark.read_text().split()) == 2)
+    await until(lambda: has_two(mark))
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing

@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FakeEngine
 from openai import AsyncOpenAI
 from played import GATEWAY_LIMITS, until
-from played_agents import ASKS, OPENAI_AGENT, PLAIN_AGENT, play
+from played_agents import ASKS, OPENAI_AGENT, PLAIN_AGENT, late_once, play
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
@@ -43,6 +43,7 @@ import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); open('began', 'w'); time.sleep(600)"])
 while not os.path.exists("began"): time.sleep(0.01)
 {OPENAI_AGENT}
+open("played", "w").close()
 time.sleep(600)
 """
 
@@ -91,8 +92,8 @@ async def test_a_command_may_name_a_program_below_a_link_of_the_system(protocols
 async def test_a_sandboxed_agent_is_killed_at_the_deadline_with_all_that_it_started(
     protocols, tmp_path: Path, backend: str
 ) -> None:
-    limits = {"episode_timeout_s": 20.0}
-    played = await play(protocols, tmp_path, HANGS, limits=limits, **confined(backend))
+    has_played = (tmp_path / "episode" / "work" / "played").exists
+    played = await late_once(has_played, play(protocols, tmp_path, HANGS, **confined(backend)))
     assert (played.stop_reason, len(played.trajectories[0].turns)) == (StopReason.EPISODE_TIMEOUT, 2)
     assert left_below(tmp_path) == []
 
