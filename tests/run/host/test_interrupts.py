@@ -10,16 +10,16 @@ from whole_run import ASYNCRL, Run
 from asyncrl.run.evaluation.summary import EvaluationSummary
 from asyncrl.run.measures.summary import Status
 
-pytestmark = pytest.mark.timeout(540)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_ctrl_c_ends_an_evaluation_in_time(tiny_model: Path, tmp_path: Path):
     small = (f"run_dir={tmp_path}", "tasks.evaluation=2000", "generators.count=1")
     run = Run(tmp_path, *ASYNCRL, "evaluate", str(tiny_model), "quickstart", *small)
-    run.wait_for(lambda: "Playing" in run.output, 300, "episodes to be played")
+    run.wait_for(lambda: "Playing" in run.output, 500, "episodes to be played")
     run.process.send_signal(signal.SIGINT)
     ending = Unhindered()
-    assert run.end(60) == 130, run.output
+    assert run.end(200) == 130, run.output
     assert ending.seconds < 15
     (scores,) = tmp_path.glob("evaluation-*/evaluation.json")
     summary = EvaluationSummary.read(scores)

@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).parents[3] / "docs" / "asyncrl.ipynb"
 MOST_OUTPUT = 20_000
 EVALUATED = 2
 
-pytestmark = pytest.mark.timeout(540)
+pytestmark = pytest.mark.timeout(900)
 
 EXECUTE = """
 import asyncio, json, sys
@@ -67,7 +67,7 @@ def test_every_cell_runs_and_the_run_and_the_evaluation_can_be_read(tiny_model, 
     runs.mkdir()
     small = [*small_run(tiny_model, runs), *OVERRIDES, f"checkpoint.every={EVALUATED}"]
     executed = Run(runs, "-c", EXECUTE, json.dumps(with_parameters(f"overrides = {small!r}", f"versions = [{EVALUATED}]")))
-    assert executed.end(500) == 0, executed.output
+    assert executed.end(800) == 0, executed.output
     (evaluated,) = runs.glob("evaluation-*")
     check_run(asyncrl.Run(executed.folder))
     check_evaluation(asyncrl.Evaluation(evaluated), asyncrl.Run(executed.folder))

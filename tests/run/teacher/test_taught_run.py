@@ -17,7 +17,7 @@ from asyncrl.replay.rank_process import episodes_of
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.step_log import RecordedSteps, StepLog
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 STEPS = 6
 
@@ -33,11 +33,11 @@ def test_a_taught_run_goes_on_after_a_kill_and_is_replayed_to_the_bit(
     taught = f"+algorithm.teacher={{path: {teacher}, dtype: float32, engines: 2}}"
     kept = ["checkpoint.every=2", "buffer.journal.keep=100", "evaluation.every=100"]
     run = Run.launch(tiny_model, tmp_path, f"steps={STEPS}", taught, *kept)
-    run.wait_for(lambda: bool([*tmp_path.glob("quickstart-*")]) and steps_of(run.folder).last >= 3, 400, "three steps")
+    run.wait_for(lambda: bool([*tmp_path.glob("quickstart-*")]) and steps_of(run.folder).last >= 3, 600, "three steps")
     run.kill()
     begun = steps_of(run.folder).last
     resumed = Run.resume(run.folder)
-    assert resumed.end(400) == 0, resumed.output
+    assert resumed.end(600) == 0, resumed.output
     check_whole(resumed, run.folder, STEPS, resumes=1)
     recorded = steps_of(run.folder)
     assert recorded.last == STEPS > begun
