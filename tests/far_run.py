@@ -24,6 +24,7 @@ class FarRun:
     Args:
         arguments: the command and its arguments.
         told: called with each line of its output, while somebody waits for something.
+        there: the folder of the first host that it is launched in, instead of this process's.
     """
 
     def __init__(
@@ -32,10 +33,11 @@ class FarRun:
         cluster: RayCluster,
         *arguments: str,
         told: Callable[[str], None] = lambda line: None,
+        there: Path | None = None,
         **environment: str,
     ) -> None:
         self._head, self._told, self._shown = head, told, 0
-        command = [sys.executable, "-m", "asyncrl.cli.main", *arguments]
+        command = [*([] if there is None else ["env", f"--chdir={there}"]), sys.executable, "-m", "asyncrl.cli.main", *arguments]
         self._output = head.seen_from_outside(Path(f"/tmp/output-{time.monotonic_ns()}"))
         with self._output.open("wb") as output:
             variables = {**cluster.environment, "PYTHONPATH": ":".join(filter(None, sys.path)), **environment}

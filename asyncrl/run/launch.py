@@ -290,7 +290,7 @@ async def _cluster(
 ) -> AsyncIterator[Cluster]:
     """Start the run's processes, and end them whatever happens."""
     view.phase("Starting Ray")
-    ray_started = starting_ray()
+    ray_started = starting_ray(view.note)
     cluster: Cluster | None = None
     try:
         await ray_up(ray_started, recipe.deadlines.start)

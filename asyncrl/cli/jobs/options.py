@@ -62,18 +62,20 @@ def run_job(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """
     from asyncrl.run.folder.config_yaml import resolved_yaml
     from asyncrl.run.jobs.attempts import NamedRun, keep_at_it
-    from asyncrl.run.jobs.submission import excluded, submit, submittable
+    from asyncrl.run.jobs.submission import submit, submittable
     from asyncrl.run.nodes.machine import Machine
     from asyncrl.run.recipe.compose import compose, compose_for
 
     if arguments.submit is not None:
+        from asyncrl.run.host.brought_folder import folder_to_bring
+
         recipe = compose(arguments.recipe, arguments.overrides)
         source = submittable(recipe, arguments.recipe)
         name = arguments.named or f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
         retries = 3 if arguments.retries is None else arguments.retries
         options = (*_passed_on(arguments), "--as", name, "--retries", str(retries))
         words = ("launch", source, *arguments.overrides, *options)
-        submit(arguments.submit, name, words, excluded(resolved_yaml(recipe), Path.cwd()))
+        submit(arguments.submit, name, words, folder_to_bring(Path.cwd(), resolved_yaml(recipe)))
         run = NamedRun(recipe, name)
         console.print(Text(f"Submitted: {name}"), soft_wrap=True)
         place = run.address or run.folder.path

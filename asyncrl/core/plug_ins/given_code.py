@@ -84,10 +84,9 @@ def write_module(name: str, text: str, folder: Path) -> None:
     draft.replace(folder / f"{name}.py")
 
 
-def modules_in(places: Iterable[str]) -> dict[str, str]:
-    """Return the texts of such modules in folders, by their names."""
-    found = (file for place in places if place for file in sorted(Path(place).glob(f"{_PREFIX}*.py")))
-    return {file.stem: file.read_text(encoding="utf-8") for file in found}
+def given_files(places: Iterable[str]) -> list[Path]:
+    """Return the files of such modules in folders."""
+    return [file for place in places if place for file in sorted(Path(place).glob(f"{_PREFIX}*.py"))]
 
 
 def adopt(namespace: dict[str, Any], pickled: str) -> None:

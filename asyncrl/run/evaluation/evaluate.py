@@ -77,7 +77,7 @@ async def _run(
 ) -> None:
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
     view.phase("Starting Ray")
-    shutdown_s, ray_started = plan.recipe.deadlines.shutdown, starting_ray()
+    shutdown_s, ray_started = plan.recipe.deadlines.shutdown, starting_ray(view.note)
     try:
         await ray_up(ray_started, plan.recipe.deadlines.start)
         first: Played | None = None

@@ -30,6 +30,13 @@ REACHES = (
         needless="ray.shutdown takes how long it waits",
     ),
     Reach(
+        files=("asyncrl/run/host/brought_folder.py",),
+        names=("ray._private.runtime_env.packaging",),
+        why="know how much a folder holds before Ray packs it: it would read all of it, and then refuse what is too large",
+        test="tests/run/host/test_brought_folder.py::test_what_is_counted_is_what_ray_packs",
+        needless="Ray has a limit that it looks at first",
+    ),
+    Reach(
         files=("asyncrl/run/nodes/cluster_nodes.py",),
         names=("ray._private.state.available_resources_per_node",),
         why="know what each node has free; ray.available_resources adds up all nodes, and ray.util.state needs the dashboard",

@@ -12,6 +12,7 @@ from ray.exceptions import (
     RayActorError,
     RayError,
     RayTaskError,
+    RuntimeEnvSetupError,
 )
 
 from asyncrl.core.deadline import deadline
@@ -20,7 +21,10 @@ from asyncrl.core.files.file_errors import explained
 
 T = TypeVar("T")
 
-RAISED_BY_RAY = (RayTaskError, RayActorError, ActorUnschedulableError, NodeDiedError, ObjectLostError)
+RAISED_BY_RAY = (
+    *(RayTaskError, RayActorError, RuntimeEnvSetupError),
+    *(ActorUnschedulableError, NodeDiedError, ObjectLostError),
+)
 """What Ray raises instead of an answer; the last three when a node is lost while an actor is placed on it, or an answer is on its
 way."""
 ANSWER_DEADLINE_S = 60.0
@@ -101,6 +105,8 @@ def translated(error: RayError, of: str) -> AsyncRLError:
         if isinstance(cause, OSError):
             return ComponentFailed(f"{of}: {explained(cause)}")
         return cause if isinstance(cause, AsyncRLError) else ComponentFailed(f"{of}: {type(cause).__name__}: {cause}")
+    if isinstance(error, RuntimeEnvSetupError):
+        return ComponentFailed(f"{of}: Ray cannot bring the current folder to its node ({lines[-1]})")
     if isinstance(error, ActorUnavailableError):
         return ProcessUnreachable(f"{of}: its process cannot be reached ({lines[0]})")
     if with_node := [line.strip() for line in lines if isinstance(error, RayActorError) and "its node has died" in line]:

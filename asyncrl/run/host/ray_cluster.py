@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -19,10 +18,8 @@ from typing import Any
 import ray
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.network.socket_folder import socket_folder
-from asyncrl.core.plug_ins.given_code import modules_in, write_module
-from asyncrl.run.folder.run_folder import make_importable
+from asyncrl.run.host.brought_folder import runtime_env
 from asyncrl.run.host.gpus import usable
 from asyncrl.run.host.signals import sigterm_blocked
 
@@ -36,8 +33,11 @@ LOOPBACK_S = 5.0
 """How long this machine may take to connect to itself."""
 
 
-def start_ray() -> None:
+def start_ray(tell: Callable[[str], None] = logger.warning) -> None:
     """Join the Ray cluster that ``RAY_ADDRESS`` names, or start one for this run alone on this machine.
+
+    Args:
+        tell: called with what other nodes will lack.
 
     Raises:
         ComponentFailed: Ray did not start, or the cluster cannot be joined.
@@ -47,7 +47,7 @@ def start_ray() -> None:
     worker.print_to_stdstream = _log  # Ray would write its messages in between what the run shows
     try:
         if address:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env={"worker_process_setup_hook": _as_here()})
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env(tell))
         else:
             _check_loopback()
             _start_own_ray()
@@ -60,28 +60,6 @@ def start_ray() -> None:
 def _log(message: dict[str, Any], ignore_prefix: bool) -> None:
     """Log what Ray says of its nodes and of calls that it makes again."""
     logger.warning("Ray: %s", " ".join(message["lines"]))
-
-
-def _as_here() -> Callable[[], None]:
-    """Return what lets a process that Ray started elsewhere find relative paths and the user's modules, as this one does.
-
-    It works in this one's folder if its node sees that, and looks for modules in the same places, after its own. What a program
-    gave the run goes with it, for nodes that do not see the run's folder.
-    """
-    folder, places = os.getcwd(), list(sys.path)
-    given = modules_in(places)
-
-    def begin() -> None:
-        if os.path.isdir(folder):
-            os.chdir(folder)
-        sys.path.extend(place for place in places if place not in sys.path)
-        missing = given.keys() - modules_in(sys.path).keys()
-        for name in missing:
-            write_module(name, given[name], cache_folder() / "given")
-        if missing:
-            make_importable(cache_folder() / "given")
-
-    return begin
 
 
 def _check_loopback() -> None:
@@ -157,7 +135,7 @@ def remove_session(session: Path) -> None:
         latest.unlink(missing_ok=True)
 
 
-def starting_ray() -> "asyncio.Future[None]":
+def starting_ray(tell: Callable[[str], None] = logger.warning) -> "asyncio.Future[None]":
     """Run :func:`start_ray` in a daemon thread that never ends: the kernel ends Ray's processes with the *thread* that
     started them.
     """
@@ -167,7 +145,7 @@ def starting_ray() -> "asyncio.Future[None]":
     def work() -> None:
         try:
             with sigterm_blocked():
-                start_ray()
+                start_ray(tell)
         except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             outcome = partial(started.set_exception, error)
         else:

@@ -1,16 +1,14 @@
 """Gives a run to a Ray cluster as a job, by Ray's own job API."""
 
-import glob
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.host.brought_folder import FolderToBring
 from asyncrl.run.jobs.attempts import fixed_place
 
-_BESIDE_RUNS = ("mlflow.db", "mlflow-artifacts")
 STOP_S = 60
 """How long Ray waits for a run that was asked to end before it kills it, in seconds."""
 
@@ -35,32 +33,17 @@ def submittable(recipe: Recipe, source: str) -> str:
     return str(Path(source).resolve().relative_to(Path.cwd()))
 
 
-def excluded(recipe: str, below: Path) -> list[str]:
-    """Return what of a folder does not go with the job, as Ray's patterns: runs, and the records of MLflow that lie beside them.
+def submit(url: str, name: str, arguments: Sequence[str], folder: FolderToBring) -> None:
+    """Submit ``asyncrl ARGUMENTS`` as the job ``name`` to the cluster whose dashboard is at ``url``, in a copy of ``folder``.
 
-    Args:
-        recipe: its text; a run that it names, such as by ``model.path``, goes with the job.
-    """
-    runs = list[Path]()
-    for folder, names, files in os.walk(below):
-        if "recipe.yaml" in files and "driver.lock" in files:
-            runs.append(Path(folder))
-            names.clear()
-        names[:] = [name for name in names if not name.startswith(".")]
-    places = {*runs, *(run.parent / name for run in runs for name in _BESIDE_RUNS)}
-    named = (place.relative_to(below).as_posix() for place in places)
-    return sorted(f"/{glob.escape(name)}" for name in named if name not in recipe)
-
-
-def submit(url: str, name: str, arguments: Sequence[str], exclude: Sequence[str] = ()) -> None:
-    """Submit ``asyncrl ARGUMENTS`` as the job ``name`` to the cluster whose dashboard is at ``url``.
-
-    The current folder goes with it, but for what ``exclude`` names, in patterns as of ``.gitignore``.
     Credentials of stores do not go with it, since whoever sees the dashboard would read them: the cluster's nodes have their own.
 
     Raises:
-        RecipeError: the cluster cannot be reached, or does not take the job.
+        RecipeError: the folder cannot go with it, or the cluster cannot be reached or does not take the job.
     """
+    if folder.problem:
+        remedy = "name in .rayignore there what the run does not need, or submit from another folder"
+        raise RecipeError("--submit", f"{folder.path} cannot go with the job: {folder.problem}", remedy)
     from ray.job_submission import JobSubmissionClient
 
     try:
@@ -69,8 +52,7 @@ def submit(url: str, name: str, arguments: Sequence[str], exclude: Sequence[str]
             entrypoint=shlex.join(("asyncrl", *arguments)),
             submission_id=name,
             runtime_env={
-                "working_dir": str(Path.cwd()),
-                "excludes": list(exclude),
+                **folder.runtime_env,
                 "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)},
             },
         )

@@ -20,11 +20,13 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.files.hub import is_hub_id
+from asyncrl.core.measures.units import memory
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
 from asyncrl.core.storage.address import is_address, local_run_dir
 from asyncrl.learners.tiny.cache import default_cache_root
+from asyncrl.run.host.brought_folder import folder_to_bring
 from asyncrl.run.models.model_identity import ModelFile, model_files
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.nodes.cluster_nodes import Nodes
@@ -41,7 +43,7 @@ class FolderOnNodes(msgspec.Struct, frozen=True):
     Attributes:
         name: what it is for.
         path: where it lies, or will lie, on this machine.
-        blind: hosts of the run that do not see it.
+        blind: hosts of the run that do not see it; all others, for the current folder, of which they get a copy.
         instead: what is done for these.
     """
 
@@ -95,11 +97,17 @@ def look_at_folders(
     refuse_blind(recipe, runs, hosts, blind[_RUN], placed)
     if blind.get(_WEIGHTS):
         raise _not_shared("weights.folder", wanted[_WEIGHTS], hosts, blind[_WEIGHTS], "weights go through it")
-    described = _described(wanted, here | to_come)
-    return tuple(
+    seen_or_not = (
         FolderOnNodes(name, path, tuple(sorted(hosts[node] for node in blind[name])), instead)
-        for name, path, instead in described
+        for name, path, instead in _described(wanted, here | to_come)
     )
+    return (_current_folder(tuple(sorted(hosts[node] for node in others))), *seen_or_not)
+
+
+def _current_folder(others: tuple[str, ...]) -> FolderOnNodes:
+    folder = folder_to_bring(Path.cwd())
+    instead = f"not brought, {folder.problem}" if folder.problem else f"Ray brings a copy of {memory(folder.size)}"
+    return FolderOnNodes("current folder", folder.path, others, instead)
 
 
 def refuse_blind(

@@ -2,18 +2,14 @@
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import cloudpickle
 import pytest
 
-from asyncrl.core.plug_ins.given_code import write_module
 from asyncrl.run import launch
-from asyncrl.run.host import ray_cluster
 
 SCRIPT = """
 import asyncio, os, pathlib, signal, subprocess, sys, time
@@ -144,24 +140,3 @@ def test_a_machine_that_cannot_reach_itself_is_told_at_once():
         "Ray did not start: this machine cannot connect to itself at 127.0.0.1 (Network is unreachable)"
     ), done.stderr
     assert "see its logs in /where/ray/is/ray;" in done.stdout
-
-
-ELSEWHERE = """
-import pickle, subprocess, sys
-pickle.loads(bytes.fromhex(sys.argv[1]))()
-import given_0123456789ab
-print(given_0123456789ab.ANSWER, subprocess.run([sys.executable, "-c", "import given_0123456789ab"]).returncode)
-"""
-
-
-def test_what_a_program_gave_goes_to_nodes_that_do_not_see_the_run_folder(tmp_path, monkeypatch):
-    code = tmp_path / "code"
-    write_module("given_0123456789ab", "ANSWER = 42", code)
-    monkeypatch.syspath_prepend(code)
-    begin = cloudpickle.dumps(ray_cluster._as_here()).hex()
-    shutil.rmtree(code)
-    monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
-    shown = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, begin], capture_output=True, text=True, timeout=120, check=True
-    ).stdout
-    assert shown == "42 0\n"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from made_checkpoints import make_checkpoint
 from object_store import ObjectStore, served
-from pathspec import PathSpec
 
 from asyncrl.cli.main import main
 from asyncrl.core.errors import RecipeError
@@ -19,9 +18,10 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.storage.storage import Storage
 from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.brought_folder import folder_to_bring
 from asyncrl.run.jobs import attempts
 from asyncrl.run.jobs.attempts import NamedRun, keep_at_it
-from asyncrl.run.jobs.submission import excluded, submit, submittable
+from asyncrl.run.jobs.submission import submit, submittable
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.recipe.compose import compose
 
@@ -181,20 +181,6 @@ def test_options_that_do_not_go_together_are_a_usage_error(words: list[str], sai
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_runs_do_not_go_with_a_job_but_for_those_that_its_recipe_names(tmp_path: Path):
-    for name in ("runs/one", "runs/two", "code"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "recipe.yaml").touch()
-    for name in ("runs/one/driver.lock", "runs/two/driver.lock", "runs/mlflow.db"):
-        (tmp_path / name).touch()
-    left_out = excluded("model: {path: runs/two/model}", tmp_path)
-    assert left_out == ["/runs/mlflow-artifacts", "/runs/mlflow.db", "/runs/one"]
-    matches = PathSpec.from_lines("gitwildmatch", left_out).match_file  # as Ray does
-    names = sorted(each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*.*"))
-    went = [name for name in names if not matches(name)]
-    assert went == ["code/recipe.yaml", "runs/two/driver.lock", "runs/two/recipe.yaml"]
-
-
 def test_what_a_job_would_lose_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RecipeError, match="'runs' would be in the folder of the job, which is removed with it"):
         submittable(compose("quickstart"), "quickstart")
@@ -207,7 +193,7 @@ def test_what_a_job_would_lose_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RecipeError, match="is not below"):
         submittable(shared, str(recipe))
     with pytest.raises(RecipeError, match=r"--submit: the cluster at http://127.0.0.1:9 does not take the job"):
-        submit("http://127.0.0.1:9", "one", ["launch", "quickstart"])
+        submit("http://127.0.0.1:9", "one", ["launch", "quickstart"], folder_to_bring(tmp_path))
     assert os.listdir(tmp_path / "other") == []
     monkeypatch.chdir(tmp_path)
     assert [submittable(shared, named) for named in (str(recipe), "other/../recipe.yaml")] == ["recipe.yaml"] * 2

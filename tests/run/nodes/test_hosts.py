@@ -14,13 +14,14 @@ from far_run import RUNS, FarRun
 from judging_models import make_reward_model
 from two_nodes import Host, RayCluster, cannot_make, encrypted, hosts
 from unhindered import Unhindered
-from unhurried import UNHURRIED
+from unhurried import PLACE
 
 from asyncrl.buffers.payload import SUFFIX
 from asyncrl.run.measures.summary import Status, Summary
 
 _WHY_NOT = cannot_make()
 MODEL, REWARD_MODEL, PACKETS = Path("/tmp/models/policy"), Path("/tmp/models/reward"), Path("/tmp/packets")
+PROJECT, OWN_MODULE = Path("/tmp/project"), "owned.py"
 MBIT = 200
 IN_THE_CLEAR = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(b'said in the clear', (sys.argv[1], 9))"
 
@@ -31,7 +32,8 @@ def test_a_run_on_hosts_that_are_slow_cut_off_and_lost_while_nobody_on_the_line_
     """The head has the learner and an engine, the second host a payload shard and the reward model, the third an engine.
 
     Weights go by shared memory to one engine and over the network to the other. Models come to the hosts, logs and episodes come
-    back. While the second and the third are cut off, training waits; once they are back, all parts go on, and the engine gets the
+    back. The environment's module comes, too, which the second lacks, and of which the third has another one in the same place.
+    While the second and the third are cut off, training waits; once they are back, all parts go on, and the engine gets the
     newest weights. When the third fails, the run goes on without it. With TLS none of it can be read on the way.
     """
     # Else each host would begin with an empty cache, for which vLLM imports all of itself once more to look at the model's class.
@@ -42,6 +44,9 @@ def test_a_run_on_hosts_that_are_slow_cut_off_and_lost_while_nobody_on_the_line_
         cluster = RayCluster((head, serving, far), cpus=(2, 1, 1), variables=variables)
         shutil.copytree(tiny_model, head.seen_from_outside(MODEL))
         make_reward_model(head.seen_from_outside(REWARD_MODEL), head.seen_from_outside(MODEL))
+        for host, text in ((head, Path(PLACE, "unhurried.py").read_text()), (far, "raise RuntimeError('another module')")):
+            host.seen_from_outside(PROJECT).mkdir()
+            host.seen_from_outside(PROJECT / OWN_MODULE).write_text(text)
         for host in (serving, far):
             host.limit(MBIT)
         for host in (head, far):
@@ -72,7 +77,7 @@ def test_a_run_on_hosts_that_are_slow_cut_off_and_lost_while_nobody_on_the_line_
         packets = [host.seen_from_outside(PACKETS).read_bytes() for host in (head, far)]
     assert min(map(len, packets)) > 1 << 20
     assert all(b"said in the clear" in sent for sent in packets)
-    secrets = (b"generator-0", b"far-1", b"unhurried", b"quickstart", cluster.environment["RAY_AUTH_TOKEN"].encode())
+    secrets = (b"generator-0", b"far-1", b"Unhurried", b"quickstart", cluster.environment["RAY_AUTH_TOKEN"].encode())
     assert [secret for secret in (*secrets, weights) if any(secret in sent for sent in packets)] == []
 
 
@@ -82,8 +87,8 @@ def _launch(head: Host, cluster: RayCluster) -> FarRun:
     engines = ["generators.count=1", "generators.placement.resources={node-0: 1}"]
     engines += ["generators.pools={far: {count: 1, placement: {resources: {node-2: 1}}}}"]
     served = ["buffer.shards=2", f"+reward={{kind: model, path: {REWARD_MODEL}}}", "+tracking.trajectories.keep=all"]
-    kept = ["evaluation.every=4", "network.tls.kind=run", UNHURRIED]
-    return FarRun(head, cluster, "launch", "quickstart", *small, *engines, *served, *kept)
+    kept = ["evaluation.every=4", "network.tls.kind=run", "environment.name=owned:Unhurried"]
+    return FarRun(head, cluster, "launch", "quickstart", *small, *engines, *served, *kept, there=PROJECT)
 
 
 def _step(run: FarRun) -> int:

@@ -36,7 +36,9 @@ def seeing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 def test_what_engines_do_not_see_is_brought(model, monkeypatch, tmp_path):
     seeing(monkeypatch)
-    run, weights = look_at_folders(compose("quickstart", model), FAR_ENGINE, NODES, None)
+    monkeypatch.chdir(tmp_path)
+    current, run, weights = look_at_folders(compose("quickstart", model), FAR_ENGINE, NODES, None)
+    assert (current.name, current.blind, current.instead) == ("current folder", ("host-b",), "Ray brings a copy of 0 MiB")
     assert (run.name, run.blind, weights.name, weights.blind) == ("run folder", ("host-b",), "model", ("host-b",))
     assert run.path == tmp_path / "new" / "runs"
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing is left behind"
@@ -53,7 +55,12 @@ def test_who_needs_a_shared_folder_is_refused_without(model, monkeypatch, tmp_pa
     with pytest.raises(RecipeError, match=r"weights.folder.*is not seen on host-b"):
         look_at_folders(elsewhere, FAR_ENGINE, NODES, None)
     seeing(monkeypatch, "folder of weights")
-    assert [folder.blind for folder in look_at_folders(elsewhere, FAR_ENGINE, NODES, None)] == [("host-b",), (), ("host-b",)]
+    assert [folder.blind for folder in look_at_folders(elsewhere, FAR_ENGINE, NODES, None)] == [
+        ("host-b",),
+        ("host-b",),
+        (),
+        ("host-b",),
+    ]
 
 
 def test_a_run_on_this_machine_alone_asks_nobody(model):
