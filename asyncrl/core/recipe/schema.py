@@ -153,14 +153,15 @@ class TrackingConfig(Section, frozen=True):
         experiment: MLflow experiment name.
         trajectories: which episodes are kept in ``RUN/trajectories``; docs/reference/trajectories.md describes the files. Some
             of them are logged as MLflow traces, too.
-        also: trackers beside MLflow: ``tensorboard`` and ``wandb`` (Weights & Biases), each with its package, e.g.
-            ``pip install "asyncrl[tensorboard]"``; and ``ray``, the exporter of the Ray cluster, which Prometheus reads.
+        also: trackers beside MLflow: ``tensorboard``, ``wandb`` (Weights & Biases) and ``opentelemetry`` (spans of training steps
+            and of episodes), each with its package, e.g. ``pip install "asyncrl[tensorboard]"``; and ``ray``, the exporter of the
+            Ray cluster, which Prometheus reads.
     """
 
     uri: str = ""
     experiment: Text = "asyncrl"
     trajectories: TrajectoriesConfig = SampledTrajectoriesConfig()
-    also: tuple[Literal["ray", "tensorboard", "wandb"], ...] = ()
+    also: tuple[Literal["opentelemetry", "ray", "tensorboard", "wandb"], ...] = ()
 
 
 class DeadlinesConfig(Section, frozen=True):

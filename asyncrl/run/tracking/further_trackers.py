@@ -29,6 +29,8 @@ REACHED_S = 5.0
 TRACKING_PROCESS = "wandb-core"
 """Name of the process of Weights & Biases, which takes the last records when all other processes of the run have ended."""
 _STEP = "training step"
+_IMPORTED = {"opentelemetry": "opentelemetry.exporter.otlp.proto.http.trace_exporter"}
+"""What is imported for a tracker whose package is not called like it."""
 
 
 class FurtherTracker(Protocol):
@@ -52,7 +54,9 @@ def check_further_trackers(config: TrackingConfig) -> None:
     """
     for name in config.also:
         try:
-            if import_module(name).__file__ is None:  # only a folder of that name, such as W&B's own beside a script
+            if (
+                import_module(_IMPORTED.get(name, name)).__file__ is None
+            ):  # only a folder of that name, such as W&B's own beside a script
                 raise ImportError(f"No module named {name!r}")
         except Exception as error:  # whatever a broken installation raises
             problem = f"{name} cannot be imported ({type(error).__name__}: {error})"

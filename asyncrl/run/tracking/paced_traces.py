@@ -1,4 +1,4 @@
-"""Decides which kept episodes become MLflow traces: a sample of every evaluation, and of training steps as time allows.
+"""Decides which kept episodes become traces: a sample of every evaluation, and of training steps as time allows.
 
 To store a trace takes MLflow about 10 ms of the processor, which a short training step would feel. What always holds: traces of
 training steps take at most ``SHARE`` of the time; those of steps in between are passed over, and stay in their files.
@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from math import ceil
 from pathlib import Path
 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.episodes.files import evaluation_files, training_file
-from asyncrl.run.tracking.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class PacedTraces:
     Args:
         recipe: says how many episodes are sampled, and in how many files those of a training step are.
         folder: where the files are.
+        stores: each logs up to so many trajectories of a file.
         write: calls its argument until the disk has room for what that writes.
         clock, busy: seconds that have passed, and seconds of the processor that this thread has taken.
     """
@@ -39,7 +40,7 @@ class PacedTraces:
         self,
         recipe: Recipe,
         folder: Path,
-        traces: Traces,
+        stores: Sequence[Callable[[Path, int], None]],
         write: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
         busy: Callable[[], float] = time.thread_time,
@@ -47,7 +48,7 @@ class PacedTraces:
         keep, self._slices = recipe.tracking.trajectories, recipe.learner.layout.data
         self._most = keep.count if isinstance(keep, SampledTrajectoriesConfig) else SampledTrajectoriesConfig().count
         self._nothing = isinstance(keep, NoTrajectoriesConfig)
-        self._folder, self._traces, self._write, self._clock, self._busy = folder, traces, write, clock, busy
+        self._folder, self._stores, self._write, self._clock, self._busy = folder, stores, write, clock, busy
         self._steps: deque[int] = deque(maxlen=_WAITING)
         self._next = -float("inf")
 
@@ -83,8 +84,8 @@ class PacedTraces:
         if self._nothing or not files:
             return
         try:
-            for file in files:
-                self._write(partial(self._traces.log, file, ceil(self._most / len(files))))
-        except Exception:  # metrics go on without traces, whatever the store raises
-            logger.exception("MLflow has no traces from here on; the episodes are still kept in %s", self._folder)
+            for file, log in product(files, self._stores):
+                self._write(partial(log, file, ceil(self._most / len(files))))
+        except Exception:  # metrics go on without traces, whatever a store raises
+            logger.exception("no store has traces from here on; the episodes are still kept in %s", self._folder)
             self._nothing = True

@@ -35,8 +35,8 @@ _LINKED_AT_ONCE = 100
 """The most traces that MLflow links to a run in one call."""
 
 
-class _Part(NamedTuple):
-    """A span before MLflow has it; ``start_s`` and ``end_s`` count from the beginning of the episode."""
+class Part(NamedTuple):
+    """A span before anybody has it; ``start_s`` and ``end_s`` count from the beginning of the episode."""
 
     name: str
     kind: str
@@ -70,53 +70,69 @@ class Traces:
             OSError: the file cannot be read.
             MlflowException: the store refuses them.
         """
-        there = pq.read_schema(file).names  # files of earlier releases lack what is of trajectories
-        kept = pq.read_table(file, columns=[name for name in _COLUMNS if name in there], use_threads=False)
-        chosen = np.linspace(0, len(kept) - 1, min(most, len(kept))).astype(int)
-        episodes = {self._trace_id(episode): episode for episode in kept.take(chosen).to_pylist(maps_as_pydicts="strict")}
+        episodes = {trace_id(self._run_id, episode): episode for episode in sampled(file, most)}
         self._spans.log_spans(self._experiment_id, [span for name, one in episodes.items() for span in _spans(name, one)])
         names = [f"tr-{name}" for name in episodes]
         for start in range(0, len(names), _LINKED_AT_ONCE):
             self._client.link_traces_to_run(names[start : start + _LINKED_AT_ONCE], self._run_id)
 
-    def _trace_id(self, episode: dict[str, Any]) -> str:
-        """Name the trace by what identifies the trajectory in its run."""
-        identity = [self._run_id, *(episode[name] for name in ("kind", "step", "version", "group_id", "sample_index", "task_id"))]
-        if episode.get("part"):  # the first is named as when an episode was one trajectory
-            identity.append(episode["part"])
-        return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
+
+def sampled(file: Path, most: int) -> list[dict[str, Any]]:
+    """Return up to ``most`` trajectories of a file of kept episodes, evenly spread over it: what is traced, by column.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    there = pq.read_schema(file).names  # files of earlier releases lack what is of trajectories
+    kept = pq.read_table(file, columns=[name for name in _COLUMNS if name in there], use_threads=False)
+    chosen = np.linspace(0, len(kept) - 1, min(most, len(kept))).astype(int)
+    rows: list[dict[str, Any]] = kept.take(chosen).to_pylist(maps_as_pydicts="strict")
+    return rows
+
+
+def trace_id(run_id: str, episode: dict[str, Any]) -> str:
+    """Name a trace by what identifies the trajectory in its run: 32 hexadecimal digits."""
+    identity = [run_id, *(episode[name] for name in ("kind", "step", "version", "group_id", "sample_index", "task_id"))]
+    if episode.get("part"):  # the first is named as when an episode was one trajectory
+        identity.append(episode["part"])
+    return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
 
 def _spans(trace_id: str, episode: dict[str, Any]) -> Iterator["Span"]:
     began = round(episode["began"].timestamp() * 1e9)
-    *parts, whole = _parts(episode)
-    tags = {name: _tag(episode[name]) for name in _TAGGED if episode.get(name) is not None and (name != "role" or episode[name])}
+    *parts, whole = parts_of(episode)
+    tags = {name: _tag(value) for name, value in described(episode).items()}
     root = {f"mlflow.traceTag.{name}": value for name, value in tags.items()} | {"mlflow.traceTag.mlflow.traceName": whole.name}
     yield _span(trace_id, 0, whole, began, root)
     for number, part in enumerate(parts, 1):
         yield _span(trace_id, number, part, began, {})
 
 
-def _parts(episode: dict[str, Any]) -> Iterator[_Part]:
+def described(episode: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a whole trajectory, by name."""
+    return {name: episode[name] for name in _TAGGED if episode.get(name) is not None and (name != "role" or episode[name])}
+
+
+def parts_of(episode: dict[str, Any]) -> Iterator[Part]:
     """Yield the parts of an episode in the order in which they happened, and the whole episode last."""
     now, given = episode["queued_s"] + episode["reset_s"], episode["prompt"]
     for number, turn in enumerate(episode["turns"], 1):
         sampled = now + turn["generating_s"]
-        yield _Part(f"turn {number}", "LLM", now, sampled, given, turn["text"])
+        yield Part(f"turn {number}", "LLM", now, sampled, given, turn["text"])
         now = sampled
         for call in turn["calls"]:
             outputs = {"outcome": call["outcome"], "problem": call["problem"]}
             # Calls of one turn may run side by side: each begins where the turn was sampled.
             name, failed = call["tool"] or "unreadable call", call["outcome"] != CallOutcome.OK
-            yield _Part(name, "TOOL", now, now + call["seconds"], None, outputs, failed)
+            yield Part(name, "TOOL", now, now + call["seconds"], None, outputs, failed)
         now, given = sampled + turn["environment_s"], turn["answer"]
     now += episode["scoring_s"]
     last = episode["turns"][-1]["text"] if episode["turns"] else ""
     outputs = {name: episode[name] for name in ("reward", "stop_reason", "metrics")} | {"text": last}
-    yield _Part(f"{episode['kind']} {episode['task_id']}", "AGENT", 0.0, now, episode["prompt"], outputs)
+    yield Part(f"{episode['kind']} {episode['task_id']}", "AGENT", 0.0, now, episode["prompt"], outputs)
 
 
-def _span(trace_id: str, number: int, part: _Part, began: int, attributes: dict[str, Any]) -> "Span":
+def _span(trace_id: str, number: int, part: Part, began: int, attributes: dict[str, Any]) -> "Span":
     from mlflow.entities import Span
 
     known = {

@@ -32,6 +32,8 @@ from asyncrl.run.measures.metrics import REWARD
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.tracking.further_trackers import FurtherTracker, make_further_tracker
 from asyncrl.run.tracking.mlflow_store import experiment_of, keep_mlflow_quiet, nested_in, only_one_makes
+from asyncrl.run.tracking.opentelemetry_spans import NAME as OPENTELEMETRY
+from asyncrl.run.tracking.opentelemetry_spans import OpenTelemetrySpans
 from asyncrl.run.tracking.paced_traces import PacedTraces
 from asyncrl.run.tracking.traces import Traces
 from asyncrl.run.tracking.tracking_check import elsewhere
@@ -70,6 +72,11 @@ class _Values(msgspec.Struct, frozen=True):
     values: dict[str, float]
 
 
+class _Measured(msgspec.Struct, frozen=True):
+    time_s: float
+    measure: StepMeasure
+
+
 class _Trained(msgspec.Struct, frozen=True):
     step: int
 
@@ -82,7 +89,7 @@ class _End(msgspec.Struct, frozen=True):
     status: Status
 
 
-_Record = _Values | StepMeasure | _Trained | _Evaluated | _End
+_Record = _Values | _Measured | _Trained | _Evaluated | _End
 
 
 class Tracker:
@@ -113,7 +120,7 @@ class Tracker:
 
     def log_measure(self, measure: StepMeasure) -> None:
         """Add a training step to the run's ``measures.jsonl``; returns at once."""
-        self._put(measure)
+        self._put(_Measured(time.time(), measure))
 
     def log_trained(self, step: int) -> None:
         """Record traces of the episodes that are kept of a training step, as time allows; returns at once."""
@@ -170,10 +177,15 @@ class Tracker:
             with only_one_makes(self.uri):
                 client = MlflowClient(self.uri)
             run_id = self._go_on(client) if known and self._has_run(client) else self._new_run(client)
-            traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
             for name in self._recipe.tracking.also:
-                make = partial(make_further_tracker, name, self._recipe, self._folder, run_id)
-                self._further.append((name, self._call_further(name, make)))
+                if name != OPENTELEMETRY:
+                    make = partial(make_further_tracker, name, self._recipe, self._folder, run_id)
+                    self._further.append((name, self._call_further(name, make)))
+            spans: OpenTelemetrySpans | None = None
+            if OPENTELEMETRY in self._recipe.tracking.also:
+                spans = self._call_further(OPENTELEMETRY, partial(OpenTelemetrySpans, self._folder.path.name, run_id))
+            stores = [Traces(client, run_id).log, *([] if spans is None else [spans.log])]
+            traces = PacedTraces(self._recipe, self._folder.trajectories, stores, self._with_room)
             for record in self._batches():
                 match record:
                     case _End(status=status):
@@ -181,8 +193,10 @@ class Tracker:
                             traces.completed()
                         self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
                         self._with_further(methodcaller("end", status))
-                    case StepMeasure():
-                        self._with_room(partial(append, self._folder.measures, record))
+                    case _Measured(time_s=time_s, measure=measure):
+                        self._with_room(partial(append, self._folder.measures, measure))
+                        if spans is not None and measure.step > self._tracked_step:
+                            self._call_further(OPENTELEMETRY, partial(spans.step, measure, time_s))
                     case _Trained(step=step):
                         traces.trained(step)
                     case _Evaluated(version=version):
@@ -279,17 +293,17 @@ class Tracker:
         self._with_room(partial(_write_text, self._folder.tracked_as, run_id))
         return run_id
 
-    def _batches(self) -> Iterator[Sequence[_Values] | StepMeasure | _Trained | _Evaluated | _End]:
+    def _batches(self) -> Iterator[Sequence[_Values] | _Measured | _Trained | _Evaluated | _End]:
         """Records until the end. Metrics that wait at the same time come together, for one transaction; what else
         waits among them comes after them, in order."""
         waiting: list[_Values] = []
-        others: list[StepMeasure | _Trained | _Evaluated] = []
+        others: list[_Measured | _Trained | _Evaluated] = []
         while True:
             record = self._records.get()
             match record:
                 case _Values():
                     waiting.append(record)
-                case StepMeasure() | _Trained() | _Evaluated():
+                case _Measured() | _Trained() | _Evaluated():
                     others.append(record)
             if not isinstance(record, _End) and not self._records.empty():
                 continue

@@ -16,7 +16,7 @@ class World:
         self.logged = []
         self.broken = False
         recipe = compose("quickstart", ["steps=9", "learner.warmup_steps=1", *overrides])
-        self.paced = PacedTraces(recipe, folder, self, lambda write: write(), lambda: self.now, lambda: self.busy)
+        self.paced = PacedTraces(recipe, folder, [self.log], lambda write: write(), lambda: self.now, lambda: self.busy)
 
     def log(self, file, most):
         if self.broken:
@@ -104,4 +104,4 @@ def test_a_store_without_traces_is_asked_once(tmp_path, caplog):
     world.write(2)
     world.paced.trained(2)
     assert world.logged == []
-    assert caplog.text.count("MLflow has no traces from here on") == 1
+    assert caplog.text.count("no store has traces from here on") == 1

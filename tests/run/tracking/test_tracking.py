@@ -12,6 +12,8 @@ import msgspec
 import pytest
 import tracking_side
 from fork_server import WITH_MLFLOW
+from made_measure import measure
+from otlp_collector import collector
 from played_episodes import episode, words
 
 from asyncrl.core.errors import DeadlineExceeded, RecipeError
@@ -53,8 +55,16 @@ def beside_others(tmp_path, empty_database):
     return tmp_path
 
 
-def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
-    recipe, folder = make(tmp_path)
+@pytest.fixture
+def got(monkeypatch):
+    """What comes to a collector of OpenTelemetry."""
+    with collector() as (made, address):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        yield made
+
+
+def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd, got):
+    recipe, folder = make(tmp_path, "tracking.also=[opentelemetry]")
     all_logged, make_database = threading.Event(), tracker_module.only_one_makes
 
     def make_it_once_all_is_logged(uri):
@@ -73,6 +83,7 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     for step in range(1, 301):
         tracker.log(step, {"reward/mean": step / 300, "staleness/max": 3.0, "learner/loss": float("nan")})
         if step in (100, 200):
+            tracker.log_measure(measure(step))
             tracker.log_trained(step)
             tracker.log_evaluated(step)
     all_logged.set()
@@ -109,6 +120,8 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     assert texts["turn 2"] == ("t5", "t6 t7")
     assert texts["unreadable call"][1] == {"outcome": "malformed", "problem": "no JSON"}
     assert texts["evaluation task-0"][1]["metrics"] == {"tool_calls": 2.0}
+    roots = [span.name for span in got.spans if not span.parent_span_id]
+    assert sorted(roots) == ["evaluation task-0", "train task-0", "training step 100", "training step 200"]
     artifacts = tmp_path / "mlflow-artifacts" / run.info.run_id / "artifacts"
     assert run.info.artifact_uri == artifacts.as_uri()
     assert (artifacts / "recipe.yaml").read_text() == resolved_yaml(recipe)
@@ -121,6 +134,8 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     for step in range(291, 311):
         again.log(step, {"reward/mean": step / 300})
     again.log(300, {"evaluation/reward": 0.5})
+    for step in (200, 301):
+        again.log_measure(measure(step))
     again.log_evaluated(200)
     again.log_trained(200)
     again.finish(Status.COMPLETED, seconds=60)
@@ -131,6 +146,7 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, monkeypatch, capfd):
     assert run.data.metrics["evaluation/reward"] == 0.5
     assert len(traces_of(client, run, "evaluation")) == 1, "an episode has one trace, however often it is logged"
     assert sorted(trace.info.tags["step"] for trace in traces_of(client, run, "train")) == ["100", "200"]
+    assert [span.name for span in got.spans if span.name.startswith("training")][2:] == ["training step 301"]
     assert capfd.readouterr() == ("", "")
 
 
