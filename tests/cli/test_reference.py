@@ -40,7 +40,7 @@ def test_ranges_defaults_and_kinds_are_told():
     assert "| `tasks.curriculum` | a section or null, see [tasks.curriculum](#taskscurriculum) | `null` |" in text
     assert "| `buffer.filters` | a list of sections of kind `zero_variance` or `accuracy_window` | `[]` |" in text
     assert "## `algorithm.loss`, `kind: dppo` (default)" in text
-    assert "| `tracking.also` | a list, each one of ray, tensorboard, wandb |" in text
+    assert "| `tracking.also` | a list, each one of opentelemetry, ray, tensorboard, wandb |" in text
 
 
 def test_what_several_places_and_kinds_have_in_common_is_written_once():
