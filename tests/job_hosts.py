@@ -1,10 +1,12 @@
-"""Plays whole runs over two hosts that a job system starts, stops and resumes: `ray job submit`, and Slurm.
+"""Plays whole runs over two hosts that a job system starts, stops and resumes, and that are observed: Ray's, and Slurm.
 
-As root: ``python tests/job_hosts.py submitted slurm`` plays these one after the other, each on a pair of hosts as in
-``tests/spanning_hosts.py``. ``submitted`` needs ``ray[default]``, and ``slurm`` Slurm's daemons (Debian: ``slurm-wlm``).
+As root: ``python tests/job_hosts.py submitted scraped slurm`` plays these one after the other, each on a pair of hosts as in
+``tests/spanning_hosts.py``. The first two need ``ray[default]``, and ``slurm`` Slurm's daemons (Debian: ``slurm-wlm``).
 """
 
 import os
+import re
+import signal
 import sys
 import tempfile
 import time
@@ -17,6 +19,7 @@ from spanning_hosts import Stage
 from two_nodes import SHARED, RayCluster, hosts
 
 from asyncrl.run.measures.summary import Status
+from asyncrl.run.tracking.further_trackers import exported_name
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "how-to" / "scaling" / "slurm.sh"
 CONFIG = SHARED / "slurm.conf"
@@ -42,6 +45,12 @@ DefMemPerCPU=1000
 NodeName=node-[0-1] CPUs=2 RealMemory=8000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_EXPORTERS = """
+import ray
+ray.init(address="auto", log_to_driver=False)
+print(",".join(f"{each['NodeManagerAddress']}:{each['MetricsExportPort']}" for each in ray.nodes()))
+"""
+_GAUGE = re.compile(r'^(ray_asyncrl_\w+)\{[^}]*run="[^}]*\} (\S+)$', re.MULTILINE)
 SPREAD = ["generators.count=2", "generators.placement.strategy=spread", "checkpoint.every=4"]
 STEPS, STOPPED_AT = 60, 8
 
@@ -61,6 +70,31 @@ def submitted(stage: Stage, call: Callable[..., str]) -> None:
     said = call("ray", "job", "submit", address, "--submission-id=second", "--", "asyncrl", *_resumed(stage))
     assert "succeeded" in said, said
     stage.check()
+
+
+def scraped(stage: Stage, call: Callable[..., str]) -> None:
+    """While a run trains, Ray's exporter gives the values that its own records have, over HTTP."""
+    stage.cluster.start()
+    stage.cluster.wait_for(2)
+    run = stage.start(*stage.recipe(*SPREAD, "steps=100000", "tracking.also=[ray]"))
+    _wait_for_step(stage)
+    places = call(sys.executable, "-c", _EXPORTERS).split()[-1].split(",")
+    step, given = 0.0, dict[str, float]()
+    by = time.monotonic() + 120
+    while step < STOPPED_AT:
+        assert time.monotonic() < by, "the exporters do not give the run's training step"
+        time.sleep(1)
+        pages = [call("curl", "--silent", "--noproxy", "*", f"http://{place}/metrics") for place in places]
+        given = {name: float(value) for name, value in re.findall(_GAUGE, "".join(pages))}
+        step = given.pop("ray_asyncrl_training_step", 0.0)
+    run.signal(signal.SIGINT)
+    recorded = {f"ray_{exported_name(name)}": stage.values(name) for name in stage.metrics()}
+    # A scrape may come while the values of a step are handed over one after the other.
+    near = {name: [values.get(int(step) + by) for by in (-1, 0, 1)] for name, values in recorded.items()}
+    other = {name: (value, near[name]) for name, value in given.items() if value not in near[name]}
+    stage.say(f"step {step:g}: {len(given)} gauges, {len(given) - len(other)} of them with the run's values; others: {other}")
+    assert len(given) > 50
+    assert all("evaluation" in name for name in other), "evaluations come rarely, and keep their values"
 
 
 def slurm(stage: Stage, call: Callable[..., str]) -> None:
@@ -124,7 +158,7 @@ def _stage(name: str) -> Iterator[tuple[Stage, Callable[..., str]]]:
         yield stage, call
 
 
-SCENARIOS = {each.__name__: each for each in (submitted, slurm)}
+SCENARIOS = {each.__name__: each for each in (submitted, scraped, slurm)}
 
 if __name__ == "__main__":
     for each in sys.argv[1:]:

@@ -106,6 +106,11 @@ class Stage:
         with closing(connect(self.outside(self.runs) / "mlflow.db", timeout=10)) as database:
             return dict(database.execute("select step, value from metrics where key = ? order by step", (metric,)).fetchall())
 
+    def metrics(self) -> list[str]:
+        """The names of all metrics of the scenario's run."""
+        with closing(connect(self.outside(self.runs) / "mlflow.db", timeout=10)) as database:
+            return [name for (name,) in database.execute("select distinct key from metrics")]
+
     @property
     def step(self) -> int:
         """The newest training step in the metrics of the scenario's run."""
