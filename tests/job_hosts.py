@@ -1,11 +1,12 @@
 """Plays whole runs over two hosts that a job system starts, stops and resumes, and that are observed: Ray's, and Slurm.
 
-As root: ``python tests/job_hosts.py submitted scraped slurm`` plays these one after the other, each on a pair of hosts as in
-``tests/spanning_hosts.py``. The first two need ``ray[default]``, and ``slurm`` Slurm's daemons (Debian: ``slurm-wlm``).
+As root: ``python tests/job_hosts.py submitted scraped stored slurm`` plays these one after the other, each on a pair of hosts as
+in ``tests/spanning_hosts.py``. The first two need ``ray[default]``, and ``slurm`` Slurm's daemons (Debian: ``slurm-wlm``).
 """
 
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -15,10 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from sqlite3 import OperationalError
 
+from far_run import FarRun
 from spanning_hosts import Stage
 from two_nodes import SHARED, RayCluster, hosts
 
-from asyncrl.run.measures.summary import Status
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.learners.tiny import ensure_tiny_model
+from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.tracking.further_trackers import exported_name
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "how-to" / "scaling" / "slurm.sh"
@@ -51,6 +55,24 @@ ray.init(address="auto", log_to_driver=False)
 print(",".join(f"{each['NodeManagerAddress']}:{each['MetricsExportPort']}" for each in ray.nodes()))
 """
 _GAUGE = re.compile(r'^(ray_asyncrl_\w+)\{[^}]*run="[^}]*\} (\S+)$', re.MULTILINE)
+_PUT = """
+import sys, pathlib
+from pyarrow.fs import S3FileSystem
+import os
+files = S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"], allow_bucket_creation=True)
+files.create_dir("bucket")
+for file in pathlib.Path(sys.argv[1]).iterdir():
+    with files.open_output_stream(f"bucket/models/tiny/{file.name}") as out:
+        out.write(file.read_bytes())
+"""
+_LIST = """
+import os
+from pyarrow.fs import FileSelector, S3FileSystem
+files = S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"])
+print(*(each.path for each in files.get_file_info(FileSelector("bucket", recursive=True))))
+"""
+PROJECT = Path("/tmp/project")
+STORED_STEPS = 12
 SPREAD = ["generators.count=2", "generators.placement.strategy=spread", "checkpoint.every=4"]
 STEPS, STOPPED_AT = 60, 8
 
@@ -158,10 +180,86 @@ def _stage(name: str) -> Iterator[tuple[Stage, Callable[..., str]]]:
         yield stage, call
 
 
+def stored() -> None:
+    """A run whose all is in an object store: both of its hosts are switched off, and it goes on on two new ones to its end."""
+    began = time.monotonic()
+
+    def say(*words: object) -> None:
+        print(f"[{time.monotonic() - began:6.1f}]", *words, flush=True)
+
+    with tempfile.TemporaryDirectory() as folder, hosts(3, Path(folder)) as made:
+        head, far, store = made
+        vllm_cache = os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm"))
+        server = [sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"]
+        store.popen(server, {}, os.open(os.devnull, os.O_WRONLY))
+        cluster = RayCluster(
+            (head, far),
+            cpus=2,
+            variables={
+                "AWS_ENDPOINT_URL": f"http://{store.address}:5000",
+                "AWS_ACCESS_KEY_ID": "tester",
+                "AWS_SECRET_ACCESS_KEY": "secret",
+                "AWS_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "VLLM_CACHE_ROOT": vllm_cache,
+                "PYTHONPATH": ":".join(filter(None, sys.path)),
+            },
+        )
+
+        def begin() -> None:
+            cluster.start()
+            cluster.wait_for(2)
+            head.seen_from_outside(PROJECT).mkdir()
+
+        def names() -> list[str]:
+            return head.call([sys.executable, "-c", _LIST], cluster.environment, 60).split()
+
+        begin()
+        model = ensure_tiny_model({"": ClassEnvironmentConfig(name="calculator")}, 0, lambda progress: None)
+        head.call([sys.executable, "-c", _PUT, str(model)], cluster.environment, 60)
+        small = ["batch.groups_per_step=4", "batch.group_size=4", "tasks.train=100", "tasks.evaluation=8", "evaluation.every=100"]
+        few = ["generators.count=2", "generators.placement.strategy=spread", "checkpoint.every=4", f"steps={STORED_STEPS}"]
+        addresses = ["model.path=s3://bucket/models/tiny", "run_dir=s3://bucket/runs"]
+        run = FarRun(head, cluster, "launch", "quickstart", *small, *few, *addresses, there=PROJECT)
+        run.wait_for(r"training step \d+/", 400)
+        by = time.monotonic() + 300
+        while not any("version-000004.manifest.json" in name for name in names()):
+            assert time.monotonic() < by, run.output
+            assert run.process.poll() is None, run.output
+            time.sleep(0.5)
+        step = run.step
+        for host in (head, far):
+            host.power_off()
+            shutil.rmtree(Path(folder) / host.name)
+            host.boot()
+        say(
+            f"at step {step} of {STORED_STEPS}, with a checkpoint of step 4 in the store, both hosts are gone; two new ones are there"
+        )
+        begin()
+        (name,) = {name.split("/")[2] for name in names() if name.startswith("bucket/runs/quickstart")}
+        resuming = time.monotonic()
+        again = FarRun(head, cluster, "launch", "--resume", f"s3://bucket/runs/{name}", there=PROJECT)
+        again.wait_for(r"training step \d+/", 400)
+        say(f"trains again {time.monotonic() - resuming:.1f} s after it was resumed")
+        assert again.process.wait(400) == 0, again.output
+        summary = Summary.read(head.seen_from_outside(PROJECT / "runs" / name / "summary.json"))
+        say(summary.status, summary.steps, summary.resumes, summary.ledger)
+        ledger = summary.ledger
+        assert (summary.status, summary.steps, summary.resumes) == (Status.COMPLETED, STORED_STEPS, 1)
+        assert ledger.trained == STORED_STEPS * 4
+        left = ledger.committed + ledger.running + ledger.failed + ledger.filtered + ledger.expired
+        assert ledger.issued == ledger.trained + left, ledger
+        assert f"bucket/runs/{name}/summary.json" in names()
+        assert not any((Path(folder) / SHARED.name).iterdir()), "no folder is shared"
+
+
 SCENARIOS = {each.__name__: each for each in (submitted, scraped, slurm)}
 
 if __name__ == "__main__":
     for each in sys.argv[1:]:
+        if each == stored.__name__:
+            stored()
+            continue
         with _stage(each) as (stage, call):
             stage.say(f"{each}: {SCENARIOS[each].__doc__}")
             SCENARIOS[each](stage, call)
