@@ -232,9 +232,7 @@ def stored() -> None:
             host.power_off()
             shutil.rmtree(Path(folder) / host.name)
             host.boot()
-        say(
-            f"at step {step} of {STORED_STEPS}, with a checkpoint of step 4 in the store, both hosts are gone; two new ones are there"
-        )
+        say(f"at step {step} of {STORED_STEPS}, with a checkpoint in the store, both hosts are gone; two new ones are there")
         begin()
         (name,) = {name.split("/")[2] for name in names() if name.startswith("bucket/runs/quickstart")}
         resuming = time.monotonic()
