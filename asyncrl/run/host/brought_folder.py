@@ -24,6 +24,7 @@ MOST_BYTES, MOST_FILES = 500 << 20, 20_000
 """What is brought at most. Ray keeps packages in the memory of the cluster's head, and takes none above 512 MiB."""
 NEVER = (".?*", "venv", "__pycache__")
 """What does not go with a folder, as Ray's patterns. A dot begins the names of caches, and of files with secrets."""
+_BOOT, _MOUNTS = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/mnt"
 _BESIDE_RUNS = ("mlflow.db", "mlflow-artifacts")
 
 
@@ -128,16 +129,11 @@ def _as_here(brought: bool) -> Callable[[], None]:
     Args:
         brought: the process begins in Ray's copy of the current folder.
     """
-    folder, places = os.getcwd(), list(sys.path)
+    folder, places, here = os.getcwd(), list(sys.path), file_system()
 
-    # Nothing of asyncrl may be used in here: it would be imported before it is known from where.
-    def file_system() -> tuple[str, str]:
-        """What tells which files a process sees: the boot of the machine, and the name space of mounts."""
-        return Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/mnt")
-
-    def begin() -> None:
-        copy = os.getcwd()
-        if os.path.isdir(folder) and not (brought and file_system() != here):
+    def begin() -> None:  # uses no function of asyncrl, which would be imported before it is known from where
+        copy, there = os.getcwd(), (Path(_BOOT).read_text(), os.readlink(_MOUNTS))
+        if os.path.isdir(folder) and not (brought and there != here):
             os.chdir(folder)
             if brought and copy != folder:
                 sys.path[:] = [place for place in sys.path if place != copy]
@@ -145,5 +141,9 @@ def _as_here(brought: bool) -> Callable[[], None]:
                 os.environ["PYTHONPATH"] = os.pathsep.join(place for place in own if place != copy)
         sys.path.extend(place for place in places if place not in sys.path)
 
-    here = file_system()
     return begin
+
+
+def file_system() -> tuple[str, str]:
+    """Return what tells which files a process sees: the boot of its machine, and its name space of mounts."""
+    return Path(_BOOT).read_text(), os.readlink(_MOUNTS)

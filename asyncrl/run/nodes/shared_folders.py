@@ -26,7 +26,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
 from asyncrl.core.storage.address import is_address, local_run_dir
 from asyncrl.learners.tiny.cache import default_cache_root
-from asyncrl.run.host.brought_folder import folder_to_bring
+from asyncrl.run.host.brought_folder import file_system, folder_to_bring
 from asyncrl.run.models.model_identity import ModelFile, model_files
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.nodes.cluster_nodes import Nodes
@@ -34,7 +34,7 @@ from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, TEACHER
 
 LOOK_S = 120.0
 """How long the nodes may take to look, in seconds; each starts a process for it."""
-_RUN, _WEIGHTS, _MODEL = "run folder", "folder of weights", "model"
+_CURRENT, _RUN, _WEIGHTS, _MODEL = "current folder", "run folder", "folder of weights", "model"
 
 
 class FolderOnNodes(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class FolderOnNodes(msgspec.Struct, frozen=True):
     Attributes:
         name: what it is for.
         path: where it lies, or will lie, on this machine.
-        blind: hosts of the run that do not see it; all others, for the current folder, of which they get a copy.
+        blind: hosts of the run that do not see it.
         instead: what is done for these.
     """
 
@@ -54,9 +54,14 @@ class FolderOnNodes(msgspec.Struct, frozen=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """What nodes are asked: files that they may see, and models that they may hold, each by the name of its folder."""
+    """What nodes are asked: files that they may see, and models that they may hold, each by the name of its folder.
+
+    Attributes:
+        from_here: the file system of who asks.
+    """
 
     nodes: Sequence[str]
+    from_here: tuple[str, str]
     marks: Mapping[str, str]
     models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]
 
@@ -90,24 +95,18 @@ def look_at_folders(
     to_come = {name: path for name, path in caches.items() if os.access(_existing(path), os.W_OK)}
     with ExitStack() as stack:
         marks = {name: _mark(path, stack) for name, path in (wanted | to_come).items()}
-        looks = _Look(others, marks, {name: (str(path), model_files(path)) for name, path in here.items()})
+        looks = _Look(others, file_system(), marks, {name: (str(path), model_files(path)) for name, path in here.items()})
         seen = _ask(looks)
     hosts = {node.id: node.host for node in nodes.alive}
-    blind = {name: {node for node in others if name not in seen[node]} for name in (*marks, *here)}
+    blind = {name: {node for node in others if name not in seen[node]} for name in (_CURRENT, *marks, *here)}
     refuse_blind(recipe, runs, hosts, blind[_RUN], placed)
     if blind.get(_WEIGHTS):
         raise _not_shared("weights.folder", wanted[_WEIGHTS], hosts, blind[_WEIGHTS], "weights go through it")
-    seen_or_not = (
+    described = _described(wanted, here | to_come)
+    return tuple(
         FolderOnNodes(name, path, tuple(sorted(hosts[node] for node in blind[name])), instead)
-        for name, path, instead in _described(wanted, here | to_come)
+        for name, path, instead in described
     )
-    return (_current_folder(tuple(sorted(hosts[node] for node in others))), *seen_or_not)
-
-
-def _current_folder(others: tuple[str, ...]) -> FolderOnNodes:
-    folder = folder_to_bring(Path.cwd())
-    instead = f"not brought, {folder.problem}" if folder.problem else f"Ray brings a copy of {memory(folder.size)}"
-    return FolderOnNodes("current folder", folder.path, others, instead)
 
 
 def refuse_blind(
@@ -135,6 +134,9 @@ def _not_shared(key: str, path: Path, hosts: Mapping[str, str], blind: Collectio
 
 
 def _described(wanted: Mapping[str, Path], models: Mapping[str, Path]) -> Iterator[tuple[str, Path, str]]:
+    current = folder_to_bring(Path.cwd())
+    copied = f"Ray brings a copy of {memory(current.size)}"
+    yield _CURRENT, current.path, f"not brought, {current.problem}" if current.problem else copied
     yield _RUN, wanted[_RUN], "logs and kept episodes of processes there are brought to it"
     if _WEIGHTS in wanted:
         yield _WEIGHTS, wanted[_WEIGHTS], ""
@@ -188,10 +190,13 @@ def _ask(look: _Look) -> dict[str, list[str]]:
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, list[str]])
 
 
-def _seen(marks: Mapping[str, str], models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]) -> list[str]:
+def _seen(
+    from_here: tuple[str, str], marks: Mapping[str, str], models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]
+) -> list[str]:
     """Return the names of what is seen on this node."""
     seen = [name for name, path in marks.items() if Path(path).exists()]
-    return seen + [name for name, (path, files) in models.items() if model_files(Path(path)) == files]
+    seen += [name for name, (path, files) in models.items() if model_files(Path(path)) == files]
+    return [_CURRENT, *seen] if from_here == file_system() else seen
 
 
 def _main() -> None:
@@ -204,7 +209,9 @@ def _main() -> None:
     ray.init(log_to_driver=False, logging_level=logging.ERROR)  # RAY_ADDRESS says which cluster
     looking = ray.remote(num_cpus=0)(_seen)
     answers = [
-        looking.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(look.marks, look.models)
+        looking.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            look.from_here, look.marks, look.models
+        )
         for node in look.nodes
     ]
     seen = dict(zip(look.nodes, ray.get(answers, timeout=LOOK_S), strict=True))

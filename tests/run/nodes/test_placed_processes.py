@@ -60,7 +60,8 @@ async def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
     console.print(plan_view(plan, recipe))
     shown = console.export_text()
     assert "1 of evaluation" in shown
-    assert {folder.name: folder.blind for folder in plan.folders} == {"run folder": (), "model": ()}, "one machine has both nodes"
+    seen = {"current folder": (), "run folder": (), "model": ()}
+    assert {folder.name: folder.blind for folder in plan.folders} == seen, "one machine has both nodes"
     assert "shm from ranks beside them" in shown or "object store to" in shown
 
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
