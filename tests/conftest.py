@@ -14,13 +14,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from asyncrl.core.process.long_import import long_import
 
-# No test is about time: on a machine with other work an example may take any number of milliseconds.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# No test is about time: on a machine with other work an example may take any number of milliseconds. What passed once
+# passes again, as each run has the same examples; `--hypothesis-profile=exploring` looks for others.
+UNTIMED = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+settings.register_profile("exploring", UNTIMED)
+settings.register_profile("repeated", UNTIMED, derandomize=True)
+settings.load_profile("repeated")
 
 # Shells have what they start in the background ignore interrupts, and its children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -92,6 +95,13 @@ def pytest_collection_finish() -> None:
     """Have torch use one thread: two processes run tests side by side, and threads that wait for each other spin."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Have each test get the same random numbers from torch, whatever ran before it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 class TrialHere:
