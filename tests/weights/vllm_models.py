@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -33,8 +34,10 @@ def vllm_model(
     # A class that is not registered is first looked at in a process of its own, which takes as long as importing vLLM.
     ModelRegistry.register_model(architecture, getattr(import_module(f"vllm.model_executor.models.{module}"), name))
     config.save_pretrained(folder)
-    arguments = EngineArgs(model=str(folder), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64)
-    settings = arguments.create_engine_config()
+    wanted: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 64}
+    if hasattr(config, "kv_lora_rank"):  # as engines have it: with AMX, vLLM would take another, which packs these weights
+        wanted["attention_backend"] = "CPU_MLA"
+    settings = EngineArgs(model=str(folder), **wanted).create_engine_config()
     settings.parallel_config.tensor_parallel_size = tensor
     settings.parallel_config.data_parallel_size = data
     settings.parallel_config.enable_expert_parallel = whole_experts
