@@ -33,11 +33,11 @@ from asyncrl.learners.algorithm.losses import policy_loss
 from asyncrl.learners.algorithm.overlong import overlong_penalties
 from asyncrl.learners.algorithm.teacher import with_teacher
 from asyncrl.learners.algorithm.value_loss import value_loss
+from asyncrl.learners.batches.metric_tallies import Tally
 from asyncrl.learners.batches.micro_batch import MicroBatch, unsampled
 from asyncrl.learners.batches.mini_batches import order
 from asyncrl.learners.batches.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
 from asyncrl.learners.batches.single_row import single_row
-from asyncrl.learners.batches.tally import Tally
 from asyncrl.learners.batches.token_records import TokenRecords
 from asyncrl.learners.checkpointing.checkpoint_manifest import Progress
 from asyncrl.learners.megatron.cpu import compat

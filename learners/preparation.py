@@ -37,7 +37,7 @@ from asyncrl.learners.batches.micro_batch import MicroBatch, check_sampling, pac
 from asyncrl.learners.batches.mini_batches import mini_batches
 from asyncrl.learners.batches.packing import plan, token_multiple
 from asyncrl.learners.batches.prefixes import families
-from asyncrl.learners.batches.taught_rows import with_teachers
+from asyncrl.learners.batches.teacher_log_probabilities import with_teachers
 from asyncrl.learners.rank import RankSpec
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.authoring.episode_checks import EpisodeChecks, EpisodeFigures
 from asyncrl.authoring.findings import Finding, Findings, Severity
 from asyncrl.authoring.loop_watch import LoopWatch
-from asyncrl.authoring.played import Played, calling, play
+from asyncrl.authoring.scripted_episode import Played, calling, play
 from asyncrl.authoring.source_checks import check_source, place_of
 from asyncrl.authoring.subject import TASKS, Subject, has_task_files, subjects_of, tasks_of
 from asyncrl.core.episode import FINAL_REWARD

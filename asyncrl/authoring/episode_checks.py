@@ -19,7 +19,7 @@ import psutil
 from asyncrl.authoring.calls import hostile_calls, made_call
 from asyncrl.authoring.findings import Findings
 from asyncrl.authoring.loop_watch import LoopWatch
-from asyncrl.authoring.played import Played, Script, answering, calling, play, saying
+from asyncrl.authoring.scripted_episode import Played, Script, answering, calling, play, saying
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, ToolCall, ToolSpec
 from asyncrl.core.task import Task

@@ -272,7 +272,7 @@ def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached 
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:
-    from asyncrl.planning.dry_run import expected
+    from asyncrl.planning.similar_runs import expected
     from asyncrl.run.folder.config_yaml import resolved_yaml
     from asyncrl.run.plan.plan_view import plan_view
 

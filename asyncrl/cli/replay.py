@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from asyncrl.cli.arguments import Commands
-    from asyncrl.replay.legs import Row
     from asyncrl.replay.replay import Replay
+    from asyncrl.replay.replay_plan import Row
 
 _DESCRIPTION = """\
 Compute training steps of a run again, from its journal and checkpoints, without
@@ -115,7 +115,7 @@ def steps_of(text: str) -> tuple[int, int]:
 
 
 def _rows(text: str) -> tuple[Row, ...]:
-    from asyncrl.replay.legs import Row
+    from asyncrl.replay.replay_plan import Row
 
     return tuple(Row(*map(whole_number, _parts(row))) for row in text.split(","))
 

@@ -20,9 +20,9 @@ from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
 from asyncrl.replay.file_groups import is_file_of_episodes, read_files
 from asyncrl.replay.job import Answer, Job, Replayed, record_of
 from asyncrl.replay.kept_steps import KeptSteps
-from asyncrl.replay.legs import fitted, trained_by
 from asyncrl.replay.rank_group import run_ranks
 from asyncrl.replay.recorded_groups import Best, Recorded
+from asyncrl.replay.replay_plan import fitted, trained_by
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.folder.step_log import Launched, StepLog

@@ -21,10 +21,10 @@ from asyncrl.learners.metrics import MOST_LOAD, gap_evidence
 from asyncrl.replay.comparison import Comparison, compare
 from asyncrl.replay.job import Answer, CarriedRow, CarriedToken, Job, Replayed, Stopped, record_of
 from asyncrl.replay.kept_steps import KeptSteps, Start
-from asyncrl.replay.legs import Leg, Row, check_rows, is_about_computing, legs, trained_by, version_after, without
 from asyncrl.replay.odd_rewards import odd_rewards
 from asyncrl.replay.rank_group import run_ranks
 from asyncrl.replay.rank_process import hook_of
+from asyncrl.replay.replay_plan import Leg, Row, check_rows, is_about_computing, legs, trained_by, version_after, without
 from asyncrl.replay.watching import most_first, or_infinite
 from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.folder.step_log import StepRecord

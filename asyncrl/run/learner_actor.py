@@ -30,7 +30,7 @@ from asyncrl.learners.rank import FileMeeting, RankSpec, TcpMeeting
 from asyncrl.learners.step_report import StepReport
 from asyncrl.run.buffer.payload import PayloadSource
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.once import Once
+from asyncrl.run.host.exactly_once import ExactlyOnce
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN, this_node
 from asyncrl.run.kept.trained_episodes import TrainedEpisodes
@@ -84,7 +84,7 @@ class LearnerActor:
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
         self._kept: TrainedEpisodes | None = None
-        self._once = Once()
+        self._once = ExactlyOnce()
 
     @ray.method(max_task_retries=AGAIN)
     def call(self, number: int, method: str, *arguments: Any) -> Any:

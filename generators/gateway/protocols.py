@@ -13,7 +13,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.generators.chat_format import ChatFormat
-from asyncrl.generators.gateway import heard
+from asyncrl.generators.gateway import answer_messages
 from asyncrl.generators.gateway.episode import GatewayEpisode, GatewayLimits, GatewayTurn, rendered, spec_of
 from asyncrl.generators.gateway.matching import Turn
 from asyncrl.generators.gateway.messages import ChatMessage, calls_of, text_of
@@ -60,8 +60,8 @@ class _Way(msgspec.Struct, frozen=True):
 
     request: Any
     serve: Callable[[Any, None], Awaitable[Any]]
-    heard: Callable[[Mapping[str, Any]], ChatMessage]
-    heard_stream: Callable[[list[str]], ChatMessage]
+    message_of: Callable[[Mapping[str, Any]], ChatMessage]
+    message_of_stream: Callable[[list[str]], ChatMessage]
     omit_none: bool
     no_calls: Any
 
@@ -101,21 +101,36 @@ class Protocols:
         self._count_request = AnthropicCountTokensRequest
         self._ways = {
             Protocol.CHAT: _Way(
-                ChatCompletionRequest, serving.chat.create_chat_completion, heard.of_chat, heard.of_chat_stream, False, "none"
+                ChatCompletionRequest,
+                serving.chat.create_chat_completion,
+                answer_messages.of_chat,
+                answer_messages.of_chat_stream,
+                False,
+                "none",
             ),
             Protocol.MESSAGES: _Way(
                 AnthropicMessagesRequest,
                 serving.messages.create_messages,
-                heard.of_messages,
-                heard.of_messages_stream,
+                answer_messages.of_messages,
+                answer_messages.of_messages_stream,
                 True,
                 {"type": "none"},
             ),
             Protocol.RESPONSES: _Way(
-                ResponsesRequest, serving.responses.create_responses, heard.of_responses, heard.of_responses_stream, True, "none"
+                ResponsesRequest,
+                serving.responses.create_responses,
+                answer_messages.of_responses,
+                answer_messages.of_responses_stream,
+                True,
+                "none",
             ),
             Protocol.GENERATE: _Way(
-                GenerateRequest, serving.tokens.serve_tokens, heard.of_generate, heard.of_generate_stream, False, "none"
+                GenerateRequest,
+                serving.tokens.serve_tokens,
+                answer_messages.of_generate,
+                answer_messages.of_generate_stream,
+                False,
+                "none",
             ),
         }
 
@@ -197,7 +212,7 @@ class Protocols:
                 chunks = [_named_in_stream(chunk) for chunk in chunks]
             if turn.failure is not None:  # vLLM has made an event of it
                 raise turn.failure
-            message = way.heard_stream(chunks)
+            message = way.message_of_stream(chunks)
             _check_said(turn, message, body)
             return Answer(tuple(chunk.encode() for chunk in chunks), True, turn.finish(message))
         if turn.protocol is Protocol.RESPONSES:
@@ -205,7 +220,7 @@ class Protocols:
         written = result.model_dump_json(exclude_none=way.omit_none)
         if turn.protocol is Protocol.GENERATE:
             written = _named(written)
-        message = way.heard(msgspec.json.decode(written))
+        message = way.message_of(msgspec.json.decode(written))
         _check_said(turn, message, body)
         return Answer((written.encode(),), turn=turn.finish(message))
 
@@ -251,7 +266,7 @@ def _check_said(turn: GatewayTurn, message: ChatMessage, body: Mapping[str, Any]
     """
     says = text_of(message.get("content")).strip() or calls_of(message)
     if turn.text.strip() and not says and body.get("tool_choice") not in _NO_CALLS:
-        raise heard.Unreadable("nothing is left of what the policy said")
+        raise answer_messages.Unreadable("nothing is left of what the policy said")
 
 
 class _Counted:

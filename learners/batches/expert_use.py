@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.learners import metrics
+from asyncrl.learners.batches.metric_tallies import Tally
 from asyncrl.learners.batches.observations import staleness_buckets
-from asyncrl.learners.batches.tally import Tally
 
 
 class ExpertUse:

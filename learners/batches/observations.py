@@ -13,8 +13,8 @@ from asyncrl.learners.algorithm.corrections import held_ratio
 from asyncrl.learners.algorithm.kl import divergence, guarded
 from asyncrl.learners.algorithm.losses import Outcome
 from asyncrl.learners.algorithm.value_loss import ValueOutcome
+from asyncrl.learners.batches.metric_tallies import Tally, add_to, tally_count, tally_means, tally_total
 from asyncrl.learners.batches.micro_batch import MicroBatch
-from asyncrl.learners.batches.tally import Tally, add_to, tally_count, tally_means, tally_total
 
 
 def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome, correction: CorrectionConfig) -> Tally:

@@ -17,9 +17,9 @@ from asyncrl.core.recipe.algorithm import AlgorithmConfig, NoKlConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.device.pinning import HostArena
+from asyncrl.learners.batches.metric_tallies import Tally, add_to, summed
 from asyncrl.learners.batches.micro_batch import MicroBatch, unsampled
 from asyncrl.learners.batches.packing import token_multiple
-from asyncrl.learners.batches.tally import Tally, add_to, summed
 from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointShape, Progress
 from asyncrl.learners.flops import peak_flops
 from asyncrl.learners.megatron import hugging_face, lora, parallel, placement

@@ -12,9 +12,9 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS, STEP_SECONDS
 from asyncrl.replay.comparison import compare
 from asyncrl.replay.kept_steps import Start
-from asyncrl.replay.legs import is_about_computing
 from asyncrl.replay.odd_rewards import odd_rewards
 from asyncrl.replay.replay import Replay, ReplayedStep
+from asyncrl.replay.replay_plan import is_about_computing
 from asyncrl.replay.view import replay_view
 from asyncrl.run.folder.step_log import StepRecord
 

@@ -15,9 +15,9 @@ from asyncrl.run.measures.summary import EvaluationEnds, StalenessTotals, Status
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recipe.sweep_axes import Axis
 from asyncrl.run.tracking.tracker import Tracker
+from asyncrl.sweeps.parent_run import TrackedSweep
 from asyncrl.sweeps.sweep import Point
 from asyncrl.sweeps.sweep_folder import SweepFolder
-from asyncrl.sweeps.tracked import TrackedSweep
 
 STEPS = 6
 HOSTILE = "</script><script>alert(1)</script><img src=http://x/y onerror=alert(1)>"

@@ -79,7 +79,7 @@ def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.authoring.agents.agent_check import check_agents
     from asyncrl.authoring.agents.agent_check_view import agent_check_view
     from asyncrl.authoring.agents.scripted_policy import calling_each_tool, reading
-    from asyncrl.authoring.playing import all_turns_of
+    from asyncrl.authoring.env_play import all_turns_of
     from asyncrl.run.recipe.compose import compose
 
     recipe = compose(arguments.recipe, arguments.overrides)

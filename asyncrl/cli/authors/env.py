@@ -88,7 +88,7 @@ def _refusing(run: Run, arguments: argparse.Namespace, console: Console) -> Exit
 
 def run_init(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Write the files of a new environment."""
-    from asyncrl.authoring.starting import start
+    from asyncrl.authoring.env_init import start
 
     folder: Path = arguments.name
     files = start(folder)
@@ -122,14 +122,14 @@ def run_play(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Let a person play an episode."""
     import readline  # noqa: F401, so that arrow keys move within a line and bring earlier lines back
 
-    from asyncrl.authoring import playing
+    from asyncrl.authoring import env_play
     from asyncrl.authoring.subject import compose_for_author, subject_named
 
     named, overrides = arguments.environment, arguments.overrides
     subject = subject_named(compose_for_author(named, overrides), arguments.member)
-    task = playing.find_task(subject, arguments.split, arguments.task)
-    turns = playing.turns_of_terminal(input) if arguments.script is None else playing.turns_of_file(arguments.script)
-    return ExitCode.COMPLETED if playing.play(subject, task, turns, console) is not None else ExitCode.FAILED
+    task = env_play.find_task(subject, arguments.split, arguments.task)
+    turns = env_play.turns_of_terminal(input) if arguments.script is None else env_play.turns_of_file(arguments.script)
+    return ExitCode.COMPLETED if env_play.play(subject, task, turns, console) is not None else ExitCode.FAILED
 
 
 def run_eval(arguments: argparse.Namespace, console: Console) -> ExitCode:

@@ -134,10 +134,10 @@ def _run(folder: SweepFolder, sweep: Sweep, parallel: int, console: Console) -> 
 
     from asyncrl.run.host.open_files import allow_open_files
     from asyncrl.run.views.end_view import near, place
+    from asyncrl.sweeps.parent_run import TrackedSweep
     from asyncrl.sweeps.prepared import devices
     from asyncrl.sweeps.sweep_folder import PointState
     from asyncrl.sweeps.sweeping import Sweeping
-    from asyncrl.sweeps.tracked import TrackedSweep
     from asyncrl.sweeps.view import outcome_view
 
     allow_open_files()

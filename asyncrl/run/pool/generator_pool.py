@@ -43,10 +43,10 @@ from asyncrl.generators.first_error import first_error
 from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool.evaluation import Evaluation, PoolEvaluation
+from asyncrl.run.pool.generator_remarks import GeneratorRemarks
 from asyncrl.run.pool.growth import PoolGrowth
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.pool.probe_scores import EngineScores
-from asyncrl.run.pool.remarks import GeneratorRemarks
 from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
 from asyncrl.run.pool.successors import FindRoom, Successors
 from asyncrl.run.pool.weight_delivery import WeightDelivery

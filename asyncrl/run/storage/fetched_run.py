@@ -35,7 +35,7 @@ from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.storage import stored_checkpoints
 from asyncrl.run.storage.driver_mark import NAME as DRIVER
 from asyncrl.run.storage.driver_mark import read_mark, wait_for_silence
-from asyncrl.run.storage.here import Here, read_here, write_here
+from asyncrl.run.storage.known_copies import KnownCopies, read_known_copies, write_known_copies
 
 _RECIPE = "recipe.yaml"
 _WEIGHTS = (f"{stored_checkpoints.FOLDER}/", "model/")
@@ -91,7 +91,7 @@ def fetch_run(address: str, note: Callable[[str], None], parent: Path | None = N
         name = last_name(address)
         where = local_run_dir(str(recipe.get("run_dir", "runs"))) if parent is None else parent
         mark, last = read_mark(storage), RunFolder(where / name)
-        if mark is not None and read_here(last).drivers.get(address) == mark.token and last.recipe.is_file():
+        if mark is not None and read_known_copies(last).drivers.get(address) == mark.token and last.recipe.is_file():
             note(f"This machine has driven the run last: it goes on in {last.path}")
             return last, False
         from_there = _checkpoint_storage(storage, recipe, name)
@@ -109,7 +109,7 @@ def fetch_run(address: str, note: Callable[[str], None], parent: Path | None = N
             _forget_how_it_ended(folder)
             if folder.database.parent != folder.path and not _tracked_elsewhere(recipe):
                 folder.tracked_as.unlink(missing_ok=True)  # the database that knows it is on another machine
-            write_here(folder, Here(name, unsettled=max(versions)))
+            write_known_copies(folder, KnownCopies(name, unsettled=max(versions)))
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -130,13 +130,13 @@ def settle(recipe: Recipe, folder: RunFolder) -> None:
     Raises:
         AsyncRLError: the journal cannot be used.
     """
-    here = read_here(folder)
-    if here.unsettled is None or not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
+    known = read_known_copies(folder)
+    if known.unsettled is None or not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         return
     tasks = make_task_stream(recipe)
     buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
-    give_up_payload(journal_of(folder.path), recipe.buffer.journal, buffer, Identity.of(recipe, tasks), here.unsettled)
-    write_here(folder, msgspec.structs.replace(here, unsettled=None))
+    give_up_payload(journal_of(folder.path), recipe.buffer.journal, buffer, Identity.of(recipe, tasks), known.unsettled)
+    write_known_copies(folder, msgspec.structs.replace(known, unsettled=None))
 
 
 def copy_of(address: str, *, weights: bool = False) -> Path:

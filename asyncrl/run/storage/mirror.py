@@ -24,7 +24,7 @@ from asyncrl.core.storage.storage import Storage
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.storage import stored_checkpoints
 from asyncrl.run.storage.driver_mark import BEAT_S, Driver, RunTakenOver
-from asyncrl.run.storage.here import with_driver
+from asyncrl.run.storage.known_copies import with_driver
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from asyncrl.core.storage.errors import StorageError
 from asyncrl.core.storage.storage import Storage
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.storage.driver_mark import read_mark
-from asyncrl.run.storage.here import read_here
+from asyncrl.run.storage.known_copies import read_known_copies
 from asyncrl.run.storage.mirror import Mirror, Wanted
 
 
@@ -65,14 +65,14 @@ def check_not_elsewhere(recipe: Recipe, folder: RunFolder) -> None:
     Raises:
         RecipeError: it was, or a store refuses.
     """
-    here = read_here(folder)
+    known = read_known_copies(folder)
     for key, address in addresses(recipe).items():
-        at = joined(address, here.name)
+        at = joined(address, known.name)
         try:
             mark = read_mark(Storage(at))
         except StorageError as error:
             raise error.of_key(key) from error
-        if at in here.drivers and mark is not None and mark.token != here.drivers[at]:
+        if at in known.drivers and mark is not None and mark.token != known.drivers[at]:
             problem = f"the run in {folder.path} was gone on with by process {mark.process} on {mark.machine.partition(' ')[0]}"
             raise RecipeError("", problem, f"resume it from where that one has put it: --resume {at}")
 
@@ -81,7 +81,7 @@ class Mirrors:
     """All uploads of one run; none, where its recipe names no address."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, note: Callable[[str], None]) -> None:
-        name, named = read_here(folder).name, addresses(recipe)
+        name, named = read_known_copies(folder).name, addresses(recipe)
         self._mirrors = [
             Mirror(folder, Storage(joined(address, name)), _wanted(key, tuple(named)), recipe.checkpoint.keep, note)
             for key, address in named.items()

@@ -6,7 +6,7 @@ from learner_samples import make_batch, needed, row_of
 
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.learners.batches.micro_batch import check_sampling, pack, trajectory_of
-from asyncrl.learners.batches.taught_rows import with_teachers
+from asyncrl.learners.batches.teacher_log_probabilities import with_teachers
 
 TEMPERATURE = 0.8
 

@@ -13,8 +13,8 @@ from asyncrl.core.measures.gap_sums import GapSums
 from asyncrl.core.measures.metrics import Reduction
 from asyncrl.core.recipe.correction import MaskBoundConfig, RejectRatioConfig
 from asyncrl.learners.algorithm.losses import policy_loss
+from asyncrl.learners.batches.metric_tallies import add_to
 from asyncrl.learners.batches.observations import observe, readings_of, staleness_buckets
-from asyncrl.learners.batches.tally import add_to
 from asyncrl.learners.metrics import gap_evidence
 
 

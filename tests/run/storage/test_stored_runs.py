@@ -30,7 +30,7 @@ from asyncrl.run.resume import check_resumable
 from asyncrl.run.storage import mirror
 from asyncrl.run.storage.driver_mark import Driver, RunTakenOver, ask_to_end, read_mark, wait_for_silence
 from asyncrl.run.storage.fetched_run import copy_of, fetch_run, resumed_run, settle
-from asyncrl.run.storage.here import read_here
+from asyncrl.run.storage.known_copies import read_known_copies
 from asyncrl.run.storage.mirrors import Mirrors, check_addresses, check_not_elsewhere
 from asyncrl.run.storage.stored_checkpoints import journal_copy_of
 
@@ -137,7 +137,7 @@ def test_the_machine_that_drove_a_run_last_goes_on_with_its_own_folder(bucket: s
     again, fetched = fetch_run(at, Notes())
     assert fetched
     assert again.path.name == f"{run.folder.path.name}-2"
-    assert read_here(again).name == run.folder.path.name
+    assert read_known_copies(again).name == run.folder.path.name
 
 
 def test_checkpoints_and_episodes_go_where_the_recipe_says(store: ObjectStore, bucket: str, tmp_path: Path):

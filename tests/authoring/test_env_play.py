@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from terminal import terminal
 
-from asyncrl.authoring import playing
+from asyncrl.authoring import env_play
 from asyncrl.authoring.calls import hostile_calls, made_call, read_turn
 from asyncrl.authoring.subject import compose_for_author, subject_named
 from asyncrl.cli.outcome import ExitCode
@@ -22,15 +22,15 @@ from asyncrl.envs.builtin.calculator import Calculator
 TOOLS = [each.spec for each in Calculator.tools.values()]
 
 
-def play(turns: playing.Turns, *overrides: str) -> tuple[float | None, str]:
+def play(turns: env_play.Turns, *overrides: str) -> tuple[float | None, str]:
     subject = subject_named(compose_for_author("calculator", overrides), None)
-    task = playing.find_task(subject, "train", "2")
+    task = env_play.find_task(subject, "train", "2")
     console = Console(file=io.StringIO(), width=200)
-    reward = playing.play(subject, task, turns, console)
+    reward = env_play.play(subject, task, turns, console)
     return reward, console.file.getvalue()
 
 
-def typed(*lines: str) -> playing.Turns:
+def typed(*lines: str) -> env_play.Turns:
     left = list(lines)
 
     def ask(prompt: str) -> str:
@@ -38,7 +38,7 @@ def typed(*lines: str) -> playing.Turns:
             raise EOFError
         return left.pop(0)
 
-    return playing.turns_of_terminal(ask)
+    return env_play.turns_of_terminal(ask)
 
 
 def test_calls_are_answered_and_the_answer_is_rewarded(tmp_path: Path):
@@ -49,7 +49,7 @@ def test_calls_are_answered_and_the_answer_is_rewarded(tmp_path: Path):
     assert "end: done after 3 turns\n  reward of all turns: 0 (tool_calls 2, tool_errors 0, malformed_calls 0)" in shown
     script = tmp_path / "turns.txt"
     script.write_text('calculator("2*3") \\\ncalculator("4*5")\nmul(2, 3)\n42\n')
-    reward, shown = play(playing.turns_of_file(script))
+    reward, shown = play(env_play.turns_of_file(script))
     assert shown.index("tool: 6") < shown.index("tool: 20") < shown.index("no tool 'mul'")
     assert reward == 0.0
 
@@ -69,12 +69,12 @@ def test_an_episode_can_be_left_and_has_its_limits():
 
 def test_tasks_are_found_by_number_and_id():
     subject = subject_named(compose_for_author("calculator"), None)
-    task = playing.find_task(subject, "evaluation", "1")
-    assert playing.find_task(subject, "evaluation", task.id) == task
+    task = env_play.find_task(subject, "evaluation", "1")
+    assert env_play.find_task(subject, "evaluation", task.id) == task
     with pytest.raises(RecipeError, match="a number below 200"):
-        playing.find_task(subject, "evaluation", "200")
+        env_play.find_task(subject, "evaluation", "200")
     with pytest.raises(RecipeError, match="cannot be read"):
-        playing.turns_of_file(Path("nowhere.txt"))
+        env_play.turns_of_file(Path("nowhere.txt"))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def asked(lines: list[str]) -> bool:
 def test_a_person_plays_in_a_terminal(columns):
     with terminal(["-m", "asyncrl.cli.main", "env", "play", "calculator"], columns) as screen:
         shown = screen.wait_for(asked)
-        assert " ".join(playing.HELP.split()) in " ".join(" ".join(shown).split())
+        assert " ".join(env_play.HELP.split()) in " ".join(" ".join(shown).split())
         screen.press('calculator("2*3")\n')
         screen.wait_for(lambda lines: "tool: 6" in lines and asked(lines))
         screen.press("\x1b[A")  # the arrow brings the line back, and it can be changed

@@ -9,7 +9,7 @@ from asyncrl.run.folder.whole_file import write_whole
 _NAME = ".storage.json"
 
 
-class Here(msgspec.Struct, frozen=True):
+class KnownCopies(msgspec.Struct, frozen=True):
     """What is known.
 
     Attributes:
@@ -23,24 +23,24 @@ class Here(msgspec.Struct, frozen=True):
     unsettled: PolicyVersion | None = None
 
 
-def read_here(folder: RunFolder) -> Here:
+def read_known_copies(folder: RunFolder) -> KnownCopies:
     """Return what ``folder`` knows."""
     try:
-        return msgspec.json.decode((folder.path / _NAME).read_bytes(), type=Here)
+        return msgspec.json.decode((folder.path / _NAME).read_bytes(), type=KnownCopies)
     except (OSError, ValueError):
-        return Here(folder.path.name)
+        return KnownCopies(folder.path.name)
 
 
-def write_here(folder: RunFolder, here: Here) -> None:
+def write_known_copies(folder: RunFolder, known: KnownCopies) -> None:
     """Have ``folder`` know it.
 
     Raises:
         OSError: the disk refuses.
     """
-    write_whole(folder.path / _NAME, msgspec.json.encode(here))
+    write_whole(folder.path / _NAME, msgspec.json.encode(known))
 
 
 def with_driver(folder: RunFolder, address: str, token: str) -> None:
     """Note that the driver with this token writes to ``address``."""
-    here = read_here(folder)
-    write_here(folder, msgspec.structs.replace(here, drivers={**here.drivers, address: token}))
+    known = read_known_copies(folder)
+    write_known_copies(folder, msgspec.structs.replace(known, drivers={**known.drivers, address: token}))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from asyncrl.run.host.once import KEPT, Once
+from asyncrl.run.host.exactly_once import KEPT, ExactlyOnce
 
 
 def test_a_call_that_comes_again_has_its_first_outcome_and_no_effect() -> None:
-    once, made = Once(), list[str]()
+    once, made = ExactlyOnce(), list[str]()
 
     def work(name: str) -> int:
         made.append(name)
@@ -23,7 +23,7 @@ def test_a_call_that_comes_again_has_its_first_outcome_and_no_effect() -> None:
 
 
 def test_only_the_last_outcomes_are_kept() -> None:
-    once, made = Once(), list[int]()
+    once, made = ExactlyOnce(), list[int]()
     for number in range(2 * KEPT):
         once.do(number, lambda number=number: made.append(number))
     for number in range(KEPT, 2 * KEPT):

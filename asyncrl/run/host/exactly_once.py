@@ -13,7 +13,7 @@ KEPT = 32
 """Outcomes that are kept: more than calls that one caller ever has under way at once."""
 
 
-class Once:
+class ExactlyOnce:
     """Remembers the outcomes of calls. Calls must be made one at a time."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.authoring.check import check
-from asyncrl.authoring.starting import start
+from asyncrl.authoring.env_init import start
 from asyncrl.authoring.subject import compose_for_author
 from asyncrl.core.errors import RecipeError
 

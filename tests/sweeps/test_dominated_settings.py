@@ -5,7 +5,7 @@ import pytest
 from asyncrl.planning.prediction import Figure, Prediction
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recipe.sweep_axes import Axis
-from asyncrl.sweeps.planned import without_dominated
+from asyncrl.sweeps.dominated_settings import without_dominated
 from asyncrl.sweeps.sweep import settings_of
 
 
