@@ -1,39 +1,11 @@
 """Which recipes a plan compares, and which of them are worth choosing."""
 
 import pytest
+from made_predictions import made_prediction
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.planning.grid import front, points, read_axis, splits, verdict
-from asyncrl.planning.prediction import Figure, Prediction
 from asyncrl.run.recipe.compose import compose
-
-
-def prediction(name: str, speed: float, staleness: float) -> Prediction:
-    def figure(value: float, reach: float = 0.0) -> Figure:
-        return Figure(value, value - reach, value + reach)
-
-    none = figure(0.0)
-    return Prediction(
-        name=name,
-        overrides=(),
-        gpus=0,
-        trajectories_per_s=figure(speed, 0.01 * speed),
-        trained_tokens_per_s=none,
-        step_s=none,
-        idle_generators=none,
-        idle_learner=none,
-        staleness_mean=figure(staleness),
-        staleness_max=1,
-        histogram={},
-        masked=none,
-        dropped=none,
-        length_bias=none,
-        depth=1,
-        memory={},
-        bottleneck="",
-        start_s=0.0,
-        notes=(),
-    )
 
 
 @pytest.mark.parametrize(
@@ -74,11 +46,16 @@ def test_a_budget_is_divided_without_remainder_where_it_can_be():
 
 
 def test_the_front_has_what_nothing_else_beats_in_both():
-    predictions = [prediction("a", 10, 2.0), prediction("b", 8, 1.0), prediction("c", 7, 1.5), prediction("d", 10.1, 3.0)]
+    predictions = [
+        made_prediction(10, 2.0, name="a"),
+        made_prediction(8, 1.0, name="b"),
+        made_prediction(7, 1.5, name="c"),
+        made_prediction(10.1, 3.0, name="d"),
+    ]
     assert [predictions[place].name for place in front(predictions)] == ["b", "a"]
 
 
 def test_synchronous_training_is_named_where_it_is_as_fast():
-    fast = [prediction("a", 10, 2.0)]
-    assert verdict(fast, prediction("s", 9.95, 0.0)).startswith("synchronous is better")
-    assert "synchronous training would be slower" in verdict(fast, prediction("s", 6, 0.0))
+    fast = [made_prediction(10, 2.0, name="a")]
+    assert verdict(fast, made_prediction(9.95, 0.0, name="s")).startswith("synchronous is better")
+    assert "synchronous training would be slower" in verdict(fast, made_prediction(6, 0.0, name="s"))

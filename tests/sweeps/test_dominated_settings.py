@@ -1,40 +1,13 @@
 """Which settings a plan drops."""
 
 import pytest
+from made_predictions import made_prediction
 
-from asyncrl.planning.prediction import Figure, Prediction
+from asyncrl.planning.prediction import Prediction
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recipe.sweep_axes import Axis
 from asyncrl.sweeps.dominated_settings import without_dominated
 from asyncrl.sweeps.sweep import settings_of
-
-
-def foreseen(speed: float, age: float, gpus: int = 0, wide: float = 0.01) -> Prediction:
-    def figure(mean: float) -> Figure:
-        return Figure(mean, mean * (1 - wide), mean * (1 + wide))
-
-    nothing = figure(0.0)
-    return Prediction(
-        name="",
-        overrides=(),
-        gpus=gpus,
-        trajectories_per_s=figure(speed),
-        trained_tokens_per_s=nothing,
-        step_s=nothing,
-        idle_generators=nothing,
-        idle_learner=nothing,
-        staleness_mean=figure(age),
-        staleness_max=4,
-        histogram={},
-        masked=nothing,
-        dropped=nothing,
-        length_bias=nothing,
-        depth=1,
-        memory={},
-        bottleneck="",
-        start_s=0.0,
-        notes=(),
-    )
 
 
 def dropped(axis: Axis, *predictions: Prediction | None) -> list[str]:
@@ -49,26 +22,28 @@ COUNTS = Axis("generators.count", ("1", "2"))
 
 
 def test_what_is_slower_and_no_fresher_is_dropped_and_says_why():
-    first, second = dropped(COUNTS, foreseen(5.0, 1.0), foreseen(8.0, 1.0))
+    first, second = dropped(COUNTS, made_prediction(5.0, 1.0), made_prediction(8.0, 1.0))
     assert second == ""
     assert first == "count=2 is foreseen to be faster and no staler (8 against 5 trajectories/s, staleness 1.00 against 1.00)"
 
 
 def test_what_is_staler_and_no_faster_is_dropped():
     axis = Axis("buffer.pipeline_depth", ("1", "3"))
-    assert dropped(axis, foreseen(8.0, 1.0), foreseen(8.0, 2.5))[1].startswith("pipeline_depth=1 is foreseen to be fresher")
+    assert dropped(axis, made_prediction(8.0, 1.0), made_prediction(8.0, 2.5))[1].startswith(
+        "pipeline_depth=1 is foreseen to be fresher"
+    )
 
 
 @pytest.mark.parametrize(
     ("axis", "one", "other"),
     [
-        (COUNTS, foreseen(5.0, 0.5), foreseen(8.0, 1.0)),  # each is better in one
-        (COUNTS, foreseen(8.0, 1.0), foreseen(8.1, 1.0)),  # within the intervals
-        (COUNTS, foreseen(5.0, 1.0, wide=0.5), foreseen(8.0, 1.0, wide=0.5)),
-        (COUNTS, foreseen(5.0, 1.0, gpus=2), foreseen(8.0, 1.0, gpus=3)),  # the other takes more
-        (COUNTS, None, foreseen(8.0, 1.0)),
-        (Axis("learner.lr", ("1e-4", "1e-5")), foreseen(5.0, 1.0), foreseen(8.0, 1.0)),  # they learn differently
-        (Axis("batch.group_size", ("4", "8")), foreseen(5.0, 1.0), foreseen(8.0, 1.0)),
+        (COUNTS, made_prediction(5.0, 0.5), made_prediction(8.0, 1.0)),  # each is better in one
+        (COUNTS, made_prediction(8.0, 1.0), made_prediction(8.1, 1.0)),  # within the intervals
+        (COUNTS, made_prediction(5.0, 1.0, wide=0.5), made_prediction(8.0, 1.0, wide=0.5)),
+        (COUNTS, made_prediction(5.0, 1.0, gpus=2), made_prediction(8.0, 1.0, gpus=3)),  # the other takes more
+        (COUNTS, None, made_prediction(8.0, 1.0)),
+        (Axis("learner.lr", ("1e-4", "1e-5")), made_prediction(5.0, 1.0), made_prediction(8.0, 1.0)),  # they learn differently
+        (Axis("batch.group_size", ("4", "8")), made_prediction(5.0, 1.0), made_prediction(8.0, 1.0)),
     ],
 )
 def test_what_cannot_be_told_or_learns_differently_is_kept(axis, one, other):
@@ -77,5 +52,5 @@ def test_what_cannot_be_told_or_learns_differently_is_kept(axis, one, other):
 
 def test_of_two_that_would_drop_each_other_one_is_run():
     exact = 1e-6
-    found = dropped(COUNTS, foreseen(8.0, 1.03, wide=exact), foreseen(7.9, 1.0, wide=exact))
+    found = dropped(COUNTS, made_prediction(8.0, 1.03, wide=exact), made_prediction(7.9, 1.0, wide=exact))
     assert found.count("") == 1
