@@ -198,8 +198,15 @@ class ChatFormat:
     def written_turn(
         self, before: Sequence[Mapping[str, Any]], turn: Mapping[str, Any], tools: Sequence[ToolSpec] = ()
     ) -> list[int] | None:
-        """Return the token ids of a turn of the assistant as the template writes it, from after the start that it gives for
-        sampling one to the token that ends it; None if it begins the turn in another way.
+        """Return the token ids of :meth:`rendered_turn`."""
+        rendered = self.rendered_turn(before, turn, tools)
+        return None if rendered is None else self._control.encode(rendered)
+
+    def rendered_turn(
+        self, before: Sequence[Mapping[str, Any]], turn: Mapping[str, Any], tools: Sequence[ToolSpec] = ()
+    ) -> str | None:
+        """Return a turn of the assistant as the template writes it, from after the start that it gives for sampling one to the
+        token that ends it, control tokens under their private names; None if it begins the turn in another way.
 
         Args:
             before, turn: messages as chat templates take them.
@@ -209,7 +216,15 @@ class ChatFormat:
         if not written.startswith(start):
             return None
         said, end, _ = written[len(start) :].partition(self._of(tools).end_name)
-        return self._control.encode(said + end)
+        return said + end
+
+    def spelt_control_token(self, text: str) -> str:
+        """Return the first control token that the templates write and ``text`` spells; empty if there is none.
+
+        In a message it is ordinary text, and so has other token ids.
+        """
+        written = {token for source in self.templates.values() for token in self._control.spelt_in(source)}
+        return next((token for token in self._control.spelt_in(text) if token in written), "")
 
     def encode(self, rendered: str) -> list[int]:
         """Return the token ids of a text rendered with private names."""

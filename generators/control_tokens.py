@@ -61,6 +61,11 @@ class ControlTokens:
         """Return ``rendered`` with control tokens in place of private names, to be shown to users."""
         return self._names.sub(lambda match: self._token_of[match[0]], rendered)
 
+    def spelt_in(self, text: str) -> list[str]:
+        """Return the control tokens that ``text`` spells, in order. In a message they are ordinary text."""
+        found: list[str] = self._tokens.findall(text)
+        return found
+
     def first_name(self, rendered: str) -> str:
         """Return the private name that ``rendered`` begins with; empty if it begins with ordinary text."""
         match = self._names.match(rendered)

@@ -21,13 +21,13 @@ _KNOWN = ("role", "content", "from", "value", "tool_calls", "tool_call_id", "nam
 """Keys that a message may have. ``weight`` says whether another trainer learns from it; a prompt is never trained."""
 
 
-class _Misfit(Exception):
+class _Misfit(ValueError):
     """What is wrong with a message; reads well after its number."""
 
 
 def chat_prompt(messages: Sequence[object]) -> tuple[Message, ...]:
     """Make a prompt of chat messages as a file holds them, for which :func:`why_no_chat` is empty."""
-    return tuple(map(_message, messages))
+    return tuple(map(read_message, messages))
 
 
 def why_no_chat(messages: Sequence[object]) -> str:
@@ -37,7 +37,7 @@ def why_no_chat(messages: Sequence[object]) -> str:
     before: list[Message] = []
     for number, message in enumerate(messages, start=1):
         try:
-            read = _message(message)
+            read = read_message(message)
             _check_place(read, before)
         except _Misfit as misfit:
             return f"has a prompt whose message {number} {misfit}"
@@ -53,17 +53,17 @@ def why_no_chat(messages: Sequence[object]) -> str:
 def closing_turn(messages: Sequence[object]) -> tuple[Sequence[object], Message | None]:
     """Part a conversation before its last message, if that is the assistant's; None if it is not, or is no message at all."""
     try:
-        last = _message(messages[-1]) if messages else None
+        last = read_message(messages[-1]) if messages else None
     except _Misfit:
         return messages, None
     return (messages[:-1], last) if last is not None and last.role == "assistant" else (messages, None)
 
 
-def _message(message: object) -> Message:
+def read_message(message: object) -> Message:
     """Read one message.
 
     Raises:
-        _Misfit: it is none that a prompt may have.
+        ValueError: it is none that a conversation may have; the text reads well after its number.
     """
     if isinstance(message, Message):
         plain: Mapping[str, Any] = msgspec.to_builtins(message)
@@ -84,7 +84,7 @@ def _message(message: object) -> Message:
             only = "" if had == "null as" else f", only {', '.join(map(repr, plain)) or 'nothing'}"
             raise _Misfit(f"has {had} {key!r}{only}; write it as {{role: user, content: TEXT}}")
     if role not in ROLES:
-        raise _Misfit(f"has role {short(role)}; a prompt's roles are {', '.join(ROLES)}")
+        raise _Misfit(f"has role {short(role)}; known are {', '.join(ROLES)}")
     if other := sorted(key for key in plain if key not in _KNOWN):
         raise _Misfit(f"has {other[0]!r}, which would not reach the model; write it into content, or take it out")
     if calls and role != "assistant":

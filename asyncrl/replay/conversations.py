@@ -1,76 +1,29 @@
 """Conversations that others have written, as episodes: messages alone, tokenised by the model's own template.
 
 What always holds: an episode is what the policy would have played, had it said what the assistant says, token for token, since it
-is put together by the same code. Nobody knows with what probability it was said: its log-probabilities are 0.
+is put together by the same code; what the template would leave out, or write in other tokens, is refused. Nobody knows with what
+probability it was said: its log-probabilities are 0.
 """
 
 import asyncio
-import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from asyncrl.core.episode import Episode
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.control_tokens import spelt_out
+from asyncrl.replay.conversation_rows import ASSISTANT, Conversation, Said, read_conversations
 
-MESSAGES = "messages"
-"""The column, or the key, that conversations are known by."""
-_ASSISTANT = "assistant"
-
-
-class Conversation(msgspec.Struct, frozen=True):
-    """One conversation.
-
-    Attributes:
-        messages: as chat templates take them, each with a ``role`` and a ``content``, and perhaps with ``tool_calls``.
-        tools: as requests describe them: ``{"type": "function", "function": {"name": ..., "parameters": ...}}``.
-        reward: how good it is.
-        group: conversations with the same one are compared with each other; by default each is alone.
-    """
-
-    messages: tuple[dict[str, Any], ...]
-    tools: tuple[dict[str, Any], ...] | None = None
-    reward: float = 1.0
-    group: str | int | None = None
-
-
-def read_conversations(file: Path) -> Iterator[tuple[str, Conversation]]:
-    """Yield the conversations of a ``.jsonl`` or ``.parquet`` file, each with the name of its place.
-
-    Raises:
-        RecipeError: one of them is none.
-    """
-    for place, row in _rows(file):
-        try:
-            yield place, msgspec.convert({key: value for key, value in row.items() if value is not None}, Conversation)
-        except msgspec.ValidationError as error:
-            raise RecipeError("--from", f"{place} is no conversation: {error}", "see docs/how-to/replay.md") from error
-
-
-def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if file.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        columns = [name for name in Conversation.__struct_fields__ if name in pq.read_schema(file).names]
-        for number, row in enumerate(pq.read_table(file, columns=columns).to_pylist(), 1):
-            yield f"row {number} of {file}", row
-        return
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise RecipeError("--from", f"line {number} of {file} is no JSON: {error}", "correct it") from error
-                yield f"line {number} of {file}", row if isinstance(row, dict) else {}
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+"""The text of a turn that begins with what was thought, as many data sets have it."""
 
 
 def episodes_of_conversations(file: Path, chat: ChatFormat, temperature: float) -> list[Episode]:
@@ -87,20 +40,22 @@ def episodes_of_conversations(file: Path, chat: ChatFormat, temperature: float) 
 
 
 async def _episodes(file: Path, chat: ChatFormat, temperature: float) -> list[Episode]:
+    from jinja2 import TemplateError  # comes with transformers
+
     groups: dict[object, int] = {}
     members: dict[int, int] = {}
     found = []
-    for place, told in read_conversations(file):
-        group = groups.setdefault(place if told.group is None else told.group, len(groups))
+    for told in read_conversations(file):
+        group = groups.setdefault(told.place if told.group is None else told.group, len(groups))
         sample = members[group] = members.get(group, -1) + 1
         try:
             trajectory = await _trajectory(told, chat)
-        except (AsyncRLError, ValueError, TypeError, KeyError) as error:
-            problem = f"{place} cannot be told with the model's chat template: {error}"
+        except (AsyncRLError, TemplateError, ValueError, TypeError) as error:
+            problem = f"{told.place} cannot be told with the model's chat template: {error}"
             raise RecipeError("--from", problem, "correct it, or name another template (model.chat_template)") from error
         found.append(
             Episode(
-                task_id=TaskId(place),
+                task_id=TaskId(told.place),
                 group_id=GroupId(group),
                 sample_index=sample,
                 attempt=0,
@@ -114,25 +69,32 @@ async def _episodes(file: Path, chat: ChatFormat, temperature: float) -> list[Ep
 
 
 async def _trajectory(told: Conversation, chat: ChatFormat) -> Trajectory:
-    """Put a conversation's tokens together, up to the last turn of the assistant."""
-    messages, tools = [_plain(each) for each in told.messages], [_tool(each) for each in told.tools or ()]
-    places = [number for number, each in enumerate(messages) if each["role"] == _ASSISTANT]
-    if not places or places[0] == 0:
-        raise ValueError("it has no message before the assistant's, or none of the assistant")
+    """Put a conversation's tokens together, up to the last turn of the assistant that is trained."""
+    said, tools = told.said, told.tools
+    places = [number for number, each in enumerate(said) if each.message.role == ASSISTANT]
+    last = max((place for place in places if said[place].trained), default=None)
+    if last is None or places[0] == 0:
+        raise ValueError("it has no message before the assistant's, or none of the assistant that is trained")
     if any(after - before == 1 for before, after in pairwise(places)):
         raise ValueError("two messages of the assistant follow each other")
     tokens, turns = list[int](), list[Turn]()
-    before = 0
-    for place in places:
-        given = [msgspec.convert({key: each[key] for key in ("role", "content")}, Message) for each in messages[before:place]]
-        tokens += await (chat.delta(given, tools) if turns else chat.prompt(given, tools))
-        said = chat.written_turn(messages[:place], messages[place], tools)
-        if said is None:
-            raise ValueError("the template writes a turn without the start that it gives for sampling one")
-        reward = told.reward if place == places[-1] else 0.0
-        turns.append(Turn(len(tokens), len(tokens) + len(said), reward))
-        tokens += said
+    before, shown = 0, list[dict[str, Any]]()
+    for place in (each for each in places if each <= last):
+        given = [each.message for each in said[before:place]]
+        shown += [each.as_template_input() for each in given]
+        tokens += await (chat.delta(given, tools) if before else chat.prompt(given, tools))
+        shown_turn, rendered = _rendered(said[place], shown, told, chat)
+        ids = chat.encode(rendered)
+        if said[place].trained:
+            turns.append(Turn(len(tokens), len(tokens) + len(ids), told.reward if place == last else 0.0))
+        tokens += ids
+        shown.append(shown_turn)
         before = place + 1
+    return _sampled(tokens, turns)
+
+
+def _sampled(tokens: Sequence[int], turns: Sequence[Turn]) -> Trajectory:
+    """Make a trajectory of which the turns, and nothing else, are as if they were sampled."""
     mask = np.zeros(len(tokens), bool)
     spans, end = list[VersionSpan](), 0
     for turn in turns:
@@ -148,19 +110,38 @@ async def _trajectory(told: Conversation, chat: ChatFormat) -> Trajectory:
     )
 
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates take it: without what is null, and with the arguments of calls as objects."""
-    plain = {key: value for key, value in message.items() if value is not None}
-    plain.setdefault("content", "")
-    if not isinstance(plain.get("role"), str) or not isinstance(plain["content"], str):
-        raise ValueError(f"a message needs a role and a text as content, and one has {sorted(message)}")
-    for call in plain.get("tool_calls", ()):
-        function = call.get("function", call)
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = json.loads(function["arguments"])
-    return plain
+def _rendered(said: Said, before: Sequence[dict[str, Any]], told: Conversation, chat: ChatFormat) -> tuple[dict[str, Any], str]:
+    """Return a turn of the assistant as templates take it, and as the model's writes it.
+
+    Raises:
+        ValueError: the template leaves out a part of it, or writes one in other tokens than the model's own.
+    """
+    problem = ""
+    for thought, text in _ways(said):
+        turn = said.message.as_template_input() | {"content": text}
+        if thought:
+            turn |= dict.fromkeys(("reasoning_content", "thinking"), thought)  # templates know it by one of these
+        rendered = chat.rendered_turn(before, turn, told.tools)
+        if rendered is None:
+            raise ValueError("the template writes a turn without the start that it gives for sampling one")
+        named = {call.name: "a call" for call in said.message.tool_calls}
+        parts = {thought: "what was thought", text: "the text", **named}
+        left_out = [what for part, what in parts.items() if spelt_out(part.strip()) not in rendered]
+        spelt = next(filter(None, map(chat.spelt_control_token, (thought, text))), "")
+        if not left_out and not spelt:
+            return turn, rendered
+        problem = problem or (
+            f"it leaves out {left_out[0]} of a turn of the assistant"
+            if left_out
+            else f"{spelt!r} in the assistant's text would be trained as ordinary text, and the model has a token for it: "
+            "write calls as tool_calls, thoughts as reasoning_content, and leave others out"
+        )
+    raise ValueError(problem)
 
 
-def _tool(described: dict[str, Any]) -> ToolSpec:
-    function = described.get("function", described)
-    return ToolSpec(function["name"], function.get("description") or "", function["parameters"])
+def _ways(said: Said) -> Iterator[tuple[str, str]]:
+    """Yield the ways to give a template what the assistant thought and said: a thought in the text, apart or as it stands."""
+    parted = None if said.thought else _THOUGHT.fullmatch(said.message.content)
+    if parted is not None and parted[1].strip():
+        yield parted[1].strip("\n"), parted[2].lstrip("\n")
+    yield said.thought, said.message.content

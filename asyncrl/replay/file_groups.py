@@ -18,8 +18,9 @@ from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.episodes.writer import decoder
 from asyncrl.generators.chat_format import ChatFormat
-from asyncrl.replay.conversations import MESSAGES, episodes_of_conversations
-from asyncrl.replay.kept_files import kept_episodes_of
+from asyncrl.replay.conversation_rows import are_conversations
+from asyncrl.replay.conversations import episodes_of_conversations
+from asyncrl.replay.kept_files import TOKENS, kept_episodes_of
 
 SUFFIXES = (".parquet", ".jsonl")
 _SEGMENT_BYTES = 1 << 30
@@ -34,7 +35,7 @@ class FileGroups(msgspec.Struct, frozen=True):
 
 def is_file_of_episodes(path: Path) -> bool:
     """Whether a path is that of a file of episodes, not of a run's folder."""
-    return path.suffix in SUFFIXES
+    return path.suffix in SUFFIXES or path.is_file()
 
 
 def has_messages(file: Path) -> bool:
@@ -45,15 +46,22 @@ def has_messages(file: Path) -> bool:
     """
     if not file.is_file():
         raise RecipeError("--from", f"there is no {file}", "name a run's folder, or a file of episodes")
+    if file.suffix not in SUFFIXES:
+        problem = f"{file} is neither {' nor '.join(SUFFIXES)}"
+        raise RecipeError("--from", problem, "write conversations as lines of JSON, or name a run's folder")
     if file.suffix == ".jsonl":
         return True
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return MESSAGES in pq.read_schema(file).names
+        names = pq.read_schema(file).names
     except (OSError, pa.ArrowException) as error:
         raise RecipeError("--from", f"{file} cannot be read: {error}", "name a file of Parquet") from error
+    if not are_conversations(names) and TOKENS not in names:
+        problem = f"{file} holds neither conversations nor kept trajectories: its columns are {', '.join(names)}"
+        raise RecipeError("--from", problem, "give it a column of messages (docs/how-to/replay.md)")
+    return are_conversations(names)
 
 
 def read_files(

@@ -20,10 +20,12 @@ from asyncrl.core.trajectory import Sampling, StartReason, StopReason, Trajector
 from asyncrl.episodes.schema import Kind
 from asyncrl.episodes.writer import Decode
 
+TOKENS = "token_ids"
+"""A column that files of kept trajectories have."""
 _COLUMNS = (
     *("kind", "step", "task_id", "group_id", "sample_index", "attempt", "part", "parts", "role", "parent", "shared", "why"),
     *("trained", "temperature", "top_p", "top_k", "min_p", "stop_reason", "reward", "role_rewards", "metrics", "prompt", "turns"),
-    *("turn_rewards", "token_ids", "versions", "logprobs"),
+    *("turn_rewards", TOKENS, "versions", "logprobs"),
 )
 _TEACHER = "teacher_logprobs"
 """A column that files of earlier releases lack."""

@@ -66,7 +66,7 @@ class ArrowTable:
         needed = [name for name in self._columns.needed() if name in self._types]
         for batch in self._batches:
             for row in batch.select(needed).to_pylist(maps_as_pydicts="lossy"):
-                yield Row({name: _own(value, self._types[name]) for name, value in row.items()})
+                yield Row({name: without_absent(value, self._types[name]) for name, value in row.items()})
 
     def has(self, path: str) -> bool:
         """Whether the table has a column, or an object in one has the field that the path leads to."""
@@ -98,7 +98,7 @@ class ArrowTable:
         batch = self._batches[index]
         first = self._ends[index] - batch.num_rows
         row: dict[str, Any] = batch.slice(position - first, 1).to_pylist(maps_as_pydicts="lossy")[0]
-        return {name: _own(value, self._types[name]) for name, value in row.items()}
+        return {name: without_absent(value, self._types[name]) for name, value in row.items()}
 
     def _plain(self, table: pa.Table, place: str) -> pa.Table:
         """Cast every column to a type that JSON has."""
@@ -122,20 +122,20 @@ class ArrowTable:
         return table.cast(pa.schema(fields))
 
 
-def _own(value: Any, found: pa.DataType) -> Any:
+def without_absent(value: Any, found: pa.DataType) -> Any:
     """Return a value of type ``found`` without the fields that its objects do not have."""
     if isinstance(found, pa.BaseExtensionType):
-        return _own(value, found.storage_type)
+        return without_absent(value, found.storage_type)
     if types.is_dictionary(found):
-        return _own(value, found.value_type)
+        return without_absent(value, found.value_type)
     if isinstance(value, list):
-        return [_own(each, found.value_type) for each in value]
+        return [without_absent(each, found.value_type) for each in value]
     if isinstance(value, dict) and types.is_struct(found):
         kinds = {found.field(index).name: found.field(index).type for index in range(found.num_fields)}
         own = {name for name, each in value.items() if each is not None or types.is_null(kinds[name])}
-        return {name: _own(each, kinds[name]) for name, each in value.items() if name in own}
+        return {name: without_absent(each, kinds[name]) for name, each in value.items() if name in own}
     if isinstance(value, dict):
-        return {name: _own(each, found.item_type) for name, each in value.items()}
+        return {name: without_absent(each, found.item_type) for name, each in value.items()}
     return value
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from learner_samples import edited, make_episode, make_several
@@ -154,7 +155,7 @@ def test_tokens_of_another_tokenizer_are_told(model: Path, tmp_path: Path):
 
 async def test_a_conversation_is_what_the_policy_would_have_said(model: Path, tmp_path: Path):
     chat = ChatFormat.load(str(model))
-    tool = ToolSpec("calculator", "Adds.", {"type": "object"})
+    tool = ToolSpec("calculator", "Adds.", {"type": "object", "properties": {}})
     call = {**CALL, "content": "", "tool_calls": [{"function": {"name": "calculator", "arguments": {"a": 1}}}]}
     user, answer = {"role": "user", "content": "1+1"}, {"role": "tool", "content": "2"}
     prompt = await chat.prompt([Message("user", "1+1")], [tool])
@@ -193,7 +194,12 @@ def test_conversations_are_imitated_and_only_that(model: Path, tmp_path: Path):
         ({"messages": [{"role": "user", "content": "1"}]}, "none of the assistant"),
         ({"messages": [{"role": "assistant", "content": "1"}]}, "no message before the assistant's"),
         ({"messages": [MESSAGES[0], MESSAGES[-1], MESSAGES[-1]]}, "two messages of the assistant follow each other"),
-        ({"messages": [{"role": "user", "content": ["1"]}, MESSAGES[-1]]}, "a text as content"),
+        ({"messages": [{"role": "user", "content": ["1"]}, MESSAGES[-1]]}, r"message 1 that has content \['1'\]; give one text"),
+        ({"messages": [MESSAGES[0], {**CALL, "tool_calls": ["add"]}]}, "message 2 that has the call 'add'"),
+        ({"messages": [MESSAGES[0], {**MESSAGES[-1], "weight": 0}]}, "none of the assistant that is trained"),
+        ({"messages": "[1"}, r"has messages '\[1', which is no JSON"),
+        ({"prompt": 1, "completion": "2"}, "has prompt .*; give a list of messages"),
+        ({"messages": MESSAGES[:1], "reward": "1"}, "another reward or group than is known: Expected `float`, got `str`"),
     ],
 )
 def test_what_is_no_conversation_is_told_by_its_place(model: Path, tmp_path: Path, row: object, problem: str):
@@ -201,6 +207,15 @@ def test_what_is_no_conversation_is_told_by_its_place(model: Path, tmp_path: Pat
         planned([lines(tmp_path / "told.jsonl", row)], model, tmp_path, *IMITATE)
 
 
-def test_a_file_that_is_not_there_is_told(model: Path, tmp_path: Path):
+def test_a_file_that_is_not_there_or_of_another_kind_is_told(model: Path, tmp_path: Path):
     with pytest.raises(RecipeError, match=r"--from: there is no .*gone\.parquet"):
         planned([tmp_path / "gone.parquet"], model, tmp_path)
+    lines(tmp_path / "told.json", MESSAGES)
+    with pytest.raises(RecipeError, match=r"--from: .*told\.json is neither \.parquet nor \.jsonl"):
+        planned([tmp_path / "told.json"], model, tmp_path)
+    lines(tmp_path / "none.jsonl")
+    with pytest.raises(RecipeError, match=r"none\.jsonl is empty"):
+        planned([tmp_path / "none.jsonl"], model, tmp_path, *IMITATE)
+    pq.write_table(pa.table({"question": ["1+1"], "answer": ["2"]}), tmp_path / "other.parquet")
+    with pytest.raises(RecipeError, match=r"other\.parquet holds neither .* its columns are question, answer"):
+        planned([tmp_path / "other.parquet"], model, tmp_path, *IMITATE)

@@ -290,7 +290,7 @@ MALFORMED = {
     '{"prompt": ["a"]}': "has a prompt whose message 1 is 'a'; write it as {role: user, content: TEXT}",
     '{"prompt": [{"role": "user"}]}': "whose message 1 has no 'content', only 'role'",
     '{"prompt": [{"role": "tool", "content": "a"}]}': "message 1 has role 'tool', and follows no turn of",
-    '{"prompt": [{"role": "critic", "content": "a"}]}': "has role 'critic'; a prompt's roles are system, user, assistant, tool",
+    '{"prompt": [{"role": "critic", "content": "a"}]}': "has role 'critic'; known are system, user, assistant, tool",
     '{"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}': "give one text, or parts",
     '{"prompt": [{"role": "user", "content": []}]}': "has content []; give one text",
     '{"prompt": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}': "message 2 has role 'system', which",

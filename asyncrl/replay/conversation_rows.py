@@ -1,0 +1,172 @@
+"""Reads conversations that others have written, from lines of JSON or from rows of Parquet.
+
+What always holds: every row is a conversation, or is refused by its place; nothing of a message is left out without a word.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.buffers.tasks.arrow_table import without_absent
+from asyncrl.core.chat_prompt import read_message
+from asyncrl.core.described_tools import described_tools
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.text import short
+
+MESSAGES, SHARED, ASKED, ANSWERED = "messages", "conversations", "prompt", "completion"
+"""Keys that conversations are known by: the first, the second, or the last two together."""
+_TOOLS = "tools"
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys under which others have what the assistant thought."""
+ASSISTANT = "assistant"
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A message of a conversation.
+
+    Attributes:
+        thought: what the assistant thought before it, if that stands apart.
+        trained: false if the row says, with ``weight: 0``, that nobody should learn from it.
+    """
+
+    message: Message
+    thought: str = ""
+    trained: bool = True
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """One conversation.
+
+    Attributes:
+        place: where it is, for messages.
+        reward: how good it is.
+        group: conversations with the same one are compared with each other; None if it is alone.
+    """
+
+    place: str
+    said: tuple[Said, ...]
+    tools: tuple[ToolSpec, ...]
+    reward: float = 1.0
+    group: str | int | None = None
+
+
+class _Others(msgspec.Struct, frozen=True):
+    """The keys of a row beside the messages."""
+
+    reward: float = 1.0
+    group: str | int | None = None
+
+
+def are_conversations(names: list[str]) -> bool:
+    """Whether rows with keys of these names are conversations."""
+    return MESSAGES in names or SHARED in names or {ASKED, ANSWERED} <= {*names}
+
+
+def read_conversations(file: Path) -> Iterator[Conversation]:
+    """Yield the conversations of a ``.jsonl`` or ``.parquet`` file.
+
+    Raises:
+        RecipeError: one of them is none, or the file holds none.
+    """
+    empty = True
+    for place, row in _rows(file):
+        empty = False
+        try:
+            yield _conversation(place, row)
+        except (msgspec.ValidationError, ValueError) as error:
+            problem = f"{place} is no conversation: it {error}"
+            raise RecipeError("--from", problem, "correct it, or leave it out (docs/how-to/replay.md)") from error
+    if empty:
+        raise RecipeError("--from", f"{file} is empty", "name a file of conversations")
+
+
+def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if file.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        schema = pq.read_schema(file)
+        known = (MESSAGES, SHARED, ASKED, ANSWERED, _TOOLS, *_Others.__struct_fields__)
+        table = pq.read_table(file, columns=[name for name in known if name in schema.names])
+        for number, row in enumerate(table.to_pylist(maps_as_pydicts="lossy"), 1):
+            yield f"row {number} of {file}", {name: without_absent(each, schema.field(name).type) for name, each in row.items()}
+        return
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise RecipeError("--from", f"line {number} of {file} is no JSON: {error}", "correct it") from error
+                yield f"line {number} of {file}", row if isinstance(row, dict) else {}
+
+
+def _conversation(place: str, row: Mapping[str, Any]) -> Conversation:
+    """Read one row.
+
+    Raises:
+        ValueError, msgspec.ValidationError: it is no conversation; the text reads well after "it".
+    """
+    plain = {key: value for key, value in row.items() if value is not None}
+    said = list[Said]()
+    for number, message in enumerate(_messages(plain), 1):
+        try:
+            said.append(_said(message))
+        except ValueError as error:
+            raise ValueError(f"has a message {number} that {error}") from error
+    try:
+        tools = described_tools(_decoded(plain, _TOOLS))
+    except ValueError as error:
+        raise ValueError(f"has {error}") from error
+    try:
+        others = msgspec.convert({key: plain[key] for key in _Others.__struct_fields__ if key in plain}, _Others)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"has another reward or group than is known: {error}") from error
+    return Conversation(place, tuple(said), tools, others.reward, others.group)
+
+
+def _messages(row: Mapping[str, Any]) -> list[object]:
+    """Return the messages of a row in any of the forms in which data sets have them."""
+    for key in (MESSAGES, SHARED):
+        if key in row:
+            return _listed(key, _decoded(row, key))
+    if ASKED in row and ANSWERED in row:
+        return [*_part(row, ASKED, "user"), *_part(row, ANSWERED, ASSISTANT)]
+    raise ValueError(f"has no {MESSAGES!r}, only {', '.join(map(repr, row)) or 'nothing'}")
+
+
+def _part(row: Mapping[str, Any], key: str, role: str) -> list[object]:
+    """Return the messages that a row has under ``key``, or the one of ``role`` whose text is there."""
+    return [{"role": role, "content": row[key]}] if isinstance(row[key], str) else _listed(key, row[key])
+
+
+def _listed(key: str, found: object) -> list[object]:
+    if not isinstance(found, list):
+        raise ValueError(f"has {key} {short(found)}; give a list of messages")
+    return found
+
+
+def _decoded(row: Mapping[str, Any], key: str) -> Any:
+    """Return a list that a row has, or that is written there as JSON text; None if it has none."""
+    found = row.get(key)
+    if not isinstance(found, str):
+        return found
+    try:
+        return json.loads(found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"has {key} {short(found)}, which is no JSON ({error})") from error
+
+
+def _said(message: object) -> Said:
+    if not isinstance(message, Mapping):
+        return Said(read_message(message))
+    own = {key: value for key, value in message.items() if value is not None}
+    thoughts = [own.pop(key, "") for key in _THOUGHTS if own.get("role") == ASSISTANT]
+    thought = next(filter(None, thoughts), "")
+    if not isinstance(thought, str):
+        raise ValueError(f"has the thought {short(thought)}; give a text")
+    read = read_message(own)
+    return Said(read, thought, trained=bool(own.get("weight", 1)))

@@ -1,0 +1,142 @@
+"""Conversations as others have them: every form is read as the same messages, and what a model would not be told is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from model_folders import write_tokenizer
+from transformers import AddedToken, AutoTokenizer
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.trajectory import Trajectory
+from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.replay.conversations import episodes_of_conversations
+
+ASKED, SAID = {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Does it.", "parameters": {"type": "object", "properties": own}},
+    }
+    for name, own in (("add", {"a": {"type": "integer"}}), ("say", {"text": {"type": "string"}}))
+]
+THINKS = (
+    "'<|im_start|>assistant\\n' + ('<think>\\n' + message.reasoning_content + '\\n</think>' if message.reasoning_content else '')"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write_tokenizer(folder := tmp_path_factory.mktemp("model"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat(folder: Path) -> ChatFormat:
+    return ChatFormat.load(str(folder))
+
+
+@pytest.fixture(scope="module")
+def thinking(folder: Path) -> ChatFormat:
+    """The chat format of a model that thinks, with tokens of its own around what it thinks."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("<think>", "</think>")])
+    plain = "'<|im_start|>assistant\\n'"
+    assert plain in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(plain, THINKS, 1)
+    return ChatFormat(tokenizer)
+
+
+def told(file: Path, chat: ChatFormat) -> list[Trajectory]:
+    return [episode.trajectories[0] for episode in episodes_of_conversations(file, chat, 1.0)]
+
+
+def of_row(folder: Path, chat: ChatFormat, row: dict[str, Any]) -> Trajectory:
+    file = folder / "told.jsonl"
+    file.write_text(json.dumps(row))
+    (found,) = told(file, chat)
+    return found
+
+
+def spoken(trajectory: Trajectory, chat: ChatFormat) -> list[str]:
+    return [chat.decode(trajectory.token_ids[turn.start : turn.end].tolist()) for turn in trajectory.turns]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": json.dumps([ASKED, SAID])},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "1+1"}]}, {**SAID, "tool_calls": [], "name": None}]},
+        {"conversations": [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}]},
+        {"conversations": [ASKED, SAID]},
+        {"prompt": "1+1", "completion": "2"},
+        {"prompt": [ASKED], "completion": [SAID]},
+    ],
+)
+def test_every_form_is_read_as_the_same_messages(tmp_path: Path, chat: ChatFormat, row: dict[str, Any]):
+    usual = of_row(tmp_path, chat, {"messages": [ASKED, SAID]})
+    assert of_row(tmp_path, chat, row).token_ids.tolist() == usual.token_ids.tolist()
+    assert spoken(usual, chat) == ["2<|im_end|>"]
+
+
+def test_a_table_does_not_add_what_only_other_rows_have(tmp_path: Path, chat: ChatFormat):
+    """In a table every object has the keys of all: without care, calls would be trained with arguments that nobody gave."""
+    calls = [{"name": "add", "arguments": {"a": 1}}, {"name": "say", "arguments": {"text": "2"}}]
+    rows = [
+        {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}], "tools": TOOLS}
+        for call in calls
+    ]
+    (tmp_path / "told.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "told.parquet")
+    lines, table = told(tmp_path / "told.jsonl", chat), told(tmp_path / "told.parquet", chat)
+    assert [each.token_ids.tolist() for each in table] == [each.token_ids.tolist() for each in lines]
+    assert ['"arguments": {"a": 1}' in text for each in table for text in spoken(each, chat)] == [True, False]
+
+
+def test_what_has_no_weight_is_shown_and_not_trained(tmp_path: Path, chat: ChatFormat):
+    bad = {"role": "assistant", "content": "3", "weight": 0}
+    found = of_row(tmp_path, chat, {"messages": [ASKED, bad, ASKED, SAID, ASKED, bad]})
+    assert spoken(found, chat) == ["2<|im_end|>"]
+    assert chat.decode(found.token_ids.tolist()).count("3") == 1
+    assert found.loss_mask.sum() == found.turns[0].end - found.turns[0].start
+
+
+@pytest.mark.parametrize("turn", [{"content": "2", "reasoning_content": "So 2."}, {"content": "<think>\nSo 2.\n</think>\n\n2"}])
+def test_thoughts_are_written_with_the_models_own_tokens(tmp_path: Path, thinking: ChatFormat, turn: dict[str, str]):
+    found = of_row(tmp_path, thinking, {"messages": [ASKED, {"role": "assistant", **turn}]})
+    assert spoken(found, thinking) == ["<think>\nSo 2.\n</think>2<|im_end|>"]
+    marks = thinking.tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    assert [token for token in found.token_ids.tolist() if token in marks] == marks
+
+
+def test_thoughts_in_the_text_stay_there_for_a_model_that_has_no_tokens_for_them(tmp_path: Path, chat: ChatFormat):
+    text = "<think>So 2.</think>2"
+    found = of_row(tmp_path, chat, {"messages": [ASKED, {"role": "assistant", "content": text}]})
+    assert spoken(found, chat) == [f"{text}<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "problem"),
+    [
+        ({"content": "2", "reasoning_content": "So 2."}, "it leaves out what was thought of a turn"),
+        (
+            {"content": '<tool_call>{"name": "add"}</tool_call>'},
+            "'<tool_call>' in the assistant's text would be trained as ordinary",
+        ),
+        ({"content": "2<|im_end|>"}, r"'<\|im_end\|>' in the assistant's text"),
+    ],
+)
+def test_what_the_model_would_say_otherwise_is_refused(tmp_path: Path, chat: ChatFormat, turn: dict[str, str], problem: str):
+    with pytest.raises(RecipeError, match=problem):
+        of_row(tmp_path, chat, {"messages": [ASKED, {"role": "assistant", **turn}]})
+
+
+def test_a_template_without_calls_refuses_them(tmp_path: Path, folder: Path):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = tokenizer.chat_template.replace("message.tool_calls or []", "[]")
+    row = {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}]}
+    with pytest.raises(RecipeError, match="it leaves out a call of a turn"):
+        of_row(tmp_path, ChatFormat(tokenizer), row)
