@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.measures.gap_cause import likely_cause
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
@@ -22,7 +23,7 @@ from asyncrl.replay.comparison import Comparison, compare
 from asyncrl.replay.job import Answer, CarriedRow, CarriedToken, Job, Replayed, Stopped, record_of
 from asyncrl.replay.kept_steps import KeptSteps, Start
 from asyncrl.replay.odd_rewards import odd_rewards
-from asyncrl.replay.rank_group import run_ranks
+from asyncrl.replay.rank_group import ReplayFailed, run_ranks
 from asyncrl.replay.rank_process import hook_of
 from asyncrl.replay.replay_plan import Leg, Row, check_rows, is_about_computing, legs, trained_by, version_after, without
 from asyncrl.replay.watching import most_first, or_infinite
@@ -233,8 +234,24 @@ class _Group:
                 if answer.step >= request.first:
                     found.append(self._step(leg, batch, of_step, changed=bool(what)))
 
-        self.stopped = run_ranks(job, folder, seen)
+        try:
+            self.stopped = run_ranks(job, folder, seen)
+        except (ReplayFailed, ComponentFailed) as error:
+            if gone := self._gone(leg, begin):
+                remedy = "a run that goes on removes what it no longer keeps; ask for a newer step"
+                raise ReplayFailed(f"{gone}: {remedy}") from error
+            raise
         return found
+
+    def _gone(self, leg: Leg, begin: Path | None) -> str:
+        """Say what a leg needs and has been removed since it was planned; empty if all is there."""
+        if begin is not None and not begin.is_dir():
+            return f"{begin} is no longer there"
+        try:
+            self._kept.check_payload([batch.version for batch in leg.batches], "--step")
+        except RecipeError as error:
+            return error.problem
+        return ""
 
     def _threads(self, leg: Leg) -> int:
         """As many threads as in the run where the layout is the run's, because sums depend on them; else a share of the cores."""

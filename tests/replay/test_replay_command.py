@@ -1,15 +1,22 @@
 """``asyncrl replay`` as a user runs it, on the folder of a run, with the ranks as processes of their own."""
 
+import io
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 from made_run import make_run, small_recipe
+from rich.console import Console
 
 from asyncrl.cli.main import main
 from asyncrl.core.episode import Episode
+from asyncrl.replay.job import Job
+from asyncrl.replay.rank_group import ReplayFailed
+from asyncrl.replay.replay import Request, replay
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.views.live_view import LiveView
 
 pytestmark = pytest.mark.timeout(900)  # each command starts processes that import Megatron
 
@@ -81,3 +88,21 @@ def test_a_hook_sees_every_token_and_may_stop(run: RunFolder, tmp_path: Path, ca
 )
 def test_what_cannot_be_replayed_is_refused(run: RunFolder, capsys, arguments: list[str], problem: str):
     assert problem in printed(capsys, str(run.path), *arguments, code=2)
+
+
+def test_what_a_run_that_goes_on_has_removed_meanwhile_is_told(run: RunFolder, tmp_path: Path, monkeypatch):
+    """The run keeps its newest checkpoints, and the replay began when there was an older one."""
+    copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / run.path.name)))
+
+    def lost(job: Job, folder: Path, seen: object) -> None:
+        assert job.checkpoint is not None
+        shutil.rmtree(job.checkpoint)
+        raise ReplayFailed("rank 0 failed: there is no such file")
+
+    monkeypatch.setattr("asyncrl.replay.replay.run_ranks", lost)
+    asked = Request(run=copy.path, first=3, last=3)
+    with (
+        LiveView(Console(file=io.StringIO()), "replay") as view,
+        pytest.raises(ReplayFailed, match=r"version-000002 is no longer"),
+    ):
+        replay(asked, view)
