@@ -1,4 +1,4 @@
-"""A run with a teacher on the real engines, killed on the way, and computed again."""
+"""A run with a teacher and adapters on the real engines, killed on the way, and computed again."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_taught_run_goes_on_after_a_kill_and_is_replayed_to_the_bit(
 ):
     teacher = make_teacher(tmp_path / "teacher", tiny_model)
     taught = f"+algorithm.teacher={{path: {teacher}, dtype: float32, engines: 2}}"
-    kept = ["checkpoint.every=2", "buffer.journal.keep=100", "evaluation.every=100"]
+    kept = ["checkpoint.every=2", "buffer.journal.keep=100", "evaluation.every=100", "learner.lora={rank: 4}"]
     run = Run.launch(tiny_model, tmp_path, f"steps={STEPS}", taught, *kept)
     run.wait_for(lambda: bool([*tmp_path.glob("quickstart-*")]) and steps_of(run.folder).last >= 3, 600, "three steps")
     run.kill()
