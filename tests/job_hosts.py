@@ -141,7 +141,7 @@ def slurm(stage: Stage, call: Callable[..., str]) -> None:
 
 def _wait_for_step(stage: Stage) -> None:
     """Until the run trains. While MLflow makes its database, metrics cannot be read."""
-    by = time.monotonic() + 300
+    by = time.monotonic() + 600
     while True:
         assert time.monotonic() < by, "the run does not train"
         with suppress(OperationalError):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -34,6 +35,12 @@ class Collector:
     def seen(self) -> dict[str, float]:
         """How long each span lasted, in seconds, by its name."""
         return {span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in self.spans}
+
+
+def use(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have spans sent to a collector, which may take as long as it likes: the machine may be busy."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from made_measure import measure
-from otlp_collector import collector
+from otlp_collector import collector, use
 from played_episodes import episode, words
 
 from asyncrl.episodes.files import evaluation_file
@@ -16,7 +16,7 @@ from asyncrl.run.tracking.opentelemetry_spans import AGAIN_S, OpenTelemetrySpans
 
 def test_a_step_is_a_trace_whose_spans_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     with collector() as (got, address):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        use(address, monkeypatch)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
         for _ in range(2):  # as a resumed run does
             OpenTelemetrySpans("run-1", "0123").step(measure(3), ended_s=1_700_000_008.0)
@@ -49,7 +49,7 @@ def test_an_episode_is_a_trace_without_its_texts(tmp_path: Path, monkeypatch: py
     kept = untrained(episode(prompt=3, turns=2), 0, Kind.EVALUATION, step=None, version=5, source=None)
     write(table([kept], lambda source: "w", words), file)
     with collector() as (got, address):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        use(address, monkeypatch)
         OpenTelemetrySpans("run-1", "0123").log(file, 8)
     assert got.seen() == {
         "evaluation task-0": 6.75,
@@ -70,7 +70,7 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_asked_a_minute_later
 ) -> None:
     now = 0.0
     with collector() as (got, address), caplog.at_level(logging.WARNING, "asyncrl"):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        use(address, monkeypatch)
         spans = OpenTelemetrySpans("run-1", "0123", clock=lambda: now)
         got.refuses = True
         for step in (1, 2):

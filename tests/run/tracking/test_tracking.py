@@ -13,7 +13,7 @@ import pytest
 import tracking_side
 from fork_server import WITH_MLFLOW
 from made_measure import measure
-from otlp_collector import collector
+from otlp_collector import collector, use
 from played_episodes import episode, words
 
 from asyncrl.core.errors import DeadlineExceeded, RecipeError
@@ -59,7 +59,7 @@ def beside_others(tmp_path, empty_database):
 def got(monkeypatch):
     """What comes to a collector of OpenTelemetry."""
     with collector() as (made, address):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        use(address, monkeypatch)
         yield made
 
 
