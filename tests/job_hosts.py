@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import isnan
 from pathlib import Path
 from sqlite3 import OperationalError
 
@@ -56,11 +57,17 @@ print(",".join(f"{each['NodeManagerAddress']}:{each['MetricsExportPort']}" for e
 """
 _GAUGE = re.compile(r'^(ray_asyncrl_\w+)\{[^}]*run="[^}]*\} (\S+)$', re.MULTILINE)
 _PUT = """
-import sys, pathlib
+import os, pathlib, sys, time
 from pyarrow.fs import S3FileSystem
-import os
 files = S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"], allow_bucket_creation=True)
-files.create_dir("bucket")
+for left in range(30, -1, -1):
+    try:
+        files.create_dir("bucket")
+        break
+    except OSError:  # the server is not up yet
+        if not left:
+            raise
+        time.sleep(1)
 for file in pathlib.Path(sys.argv[1]).iterdir():
     with files.open_output_stream(f"bucket/models/tiny/{file.name}") as out:
         out.write(file.read_bytes())
@@ -113,7 +120,7 @@ def scraped(stage: Stage, call: Callable[..., str]) -> None:
     recorded = {f"ray_{exported_name(name)}": stage.values(name) for name in stage.metrics()}
     # A scrape may come while the values of a step are handed over one after the other.
     near = {name: [values.get(int(step) + by) for by in (-1, 0, 1)] for name, values in recorded.items()}
-    other = {name: (value, near[name]) for name, value in given.items() if value not in near[name]}
+    other = {name: (value, near[name]) for name, value in given.items() if value not in near[name] and not isnan(value)}
     stage.say(f"step {step:g}: {len(given)} gauges, {len(given) - len(other)} of them with the run's values; others: {other}")
     assert len(given) > 50
     assert all("evaluation" in name for name in other), "evaluations come rarely, and keep their values"
