@@ -1,6 +1,6 @@
 """Compares two tensor-parallel ranks on two hosts with two on one, by hand and as root: they must train the same bits.
 
-``PYTHONPATH=tests:tests/learners python tests/learners/megatron/ranks_apart.py`` makes the hosts of namespaces of this machine.
+``PYTHONPATH=tests:tests/learners python tests/run/nodes/ranks_apart.py`` makes the hosts of namespaces of this machine.
 """
 
 import argparse
