@@ -29,7 +29,7 @@ def run_ranks(
     function: Callable[..., Any],
     *arguments: Any,
     over_tcp: bool = False,
-    deadline: float = 120.0,
+    deadline: float = 270.0,
     **dimensions: int,
 ) -> list[Any]:
     """Call ``function(spec, *arguments)`` in one process for each rank of the layout with ``dimensions``; what they return, in
