@@ -176,7 +176,7 @@ class ChatTemplate:
             raise self._unsuitable(f"it does not render a turn of each of user and assistant ({first_line(error)})") from error
         name = self._control.first_name(ending)
         ids = self._control.encode(name)
-        if not ids or ids[0] not in {*self._tokenizer.all_special_ids, self._tokenizer.eos_token_id}:
+        if not ids or ids[0] not in self._special_ids:
             shown = self._shown(ending)
             raise self._unsuitable(f"an assistant turn is followed by {shown}, which does not begin with a special token")
         return name, ids[0]
@@ -216,6 +216,13 @@ class ChatTemplate:
                 problem = f"only ordinary text, {between!r}, separates a message from the assistant's turn"
                 return f"{problem}, and a message may contain the same text"
         return ""
+
+    @property
+    def _special_ids(self) -> set[int]:
+        """The special tokens, also those that the tokenizer has no role for."""
+        added = self._tokenizer.added_tokens_decoder
+        marked = {number for number, token in added.items() if token.special}
+        return {*self._tokenizer.all_special_ids, self._tokenizer.eos_token_id, *marked}
 
     @cached_property
     def _shows_tools(self) -> bool:

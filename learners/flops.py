@@ -10,6 +10,7 @@ Divided by the time and the device's peak, this is the model FLOPs utilisation o
 arXiv:2204.02311, appendix B), except for attention: PaLM counts it as if every token saw its whole row.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import repeat
 
@@ -38,6 +39,7 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
         feed_forward: for each layer, how many weights of its feed-forward block a token is multiplied with; in a layer
             with experts, the router's weights and those of the token's own experts.
         outputs: the vocabulary, or 1 for a critic.
+        windows: for each layer, how many keys a token sees at most, 0 for all; empty if all layers see all.
         projections: weights of a layer's attention that a token is multiplied with; 0 if they follow from the other sizes.
         value_dim: channels of a head's values; 0 if they are as many as those of its keys.
         adapters: number of weights in the low-rank adapters of all layers; if there are any, all other weights are
@@ -50,6 +52,7 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     feed_forward: tuple[int, ...]
     outputs: int
+    windows: tuple[int, ...] = ()
     projections: int = 0
     value_dim: int = 0
     adapters: int = 0
@@ -77,14 +80,24 @@ def backward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int
 def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int, before: Iterable[int]) -> tuple[int, int]:
     """Count the operations with the model's own weights, and all other operations."""
     tokens = pairs = 0
+    windows = shapes.windows or (0,) * len(shapes.feed_forward)
     for length, earlier in zip(lengths, before, strict=False):
         tokens += length
-        pairs += length * (length + 1) // 2 + length * earlier
+        pairs += sum(count * _pairs(length, earlier, window) for window, count in Counter(windows).items())
     projections = shapes.projections or 2 * shapes.hidden * shapes.head_dim * (shapes.heads + shapes.query_groups)
     weights = sum(projections + of_layer for of_layer in shapes.feed_forward)
     # Products of a query with a key, and of their attention weight with the value.
-    attention = len(shapes.feed_forward) * shapes.heads * (shapes.head_dim + (shapes.value_dim or shapes.head_dim))
+    attention = shapes.heads * (shapes.head_dim + (shapes.value_dim or shapes.head_dim))
     return 2 * (tokens * weights + predicted * shapes.hidden * shapes.outputs), 2 * (pairs * attention + tokens * shapes.adapters)
+
+
+def _pairs(length: int, earlier: int, window: int) -> int:
+    """How many pairs of a query and a key that it sees a segment has in a layer."""
+    seen = length * (length + 1) // 2 + length * earlier
+    out_of_sight = min(max(0, earlier + length - window), length) if window else 0
+    # The last query does not see `earlier + length - window` keys, the one before it one fewer, and so on.
+    fewest, most = earlier + length - window - out_of_sight + 1, earlier + length - window
+    return seen - out_of_sight * (fewest + most) // 2
 
 
 def peak_flops(device_name: str) -> float | None:

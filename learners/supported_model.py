@@ -7,7 +7,7 @@ import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.core.architectures.description import Description
+from asyncrl.core.architectures.description import GATE_LIMIT, GATE_SLOPE, Description
 from asyncrl.core.architectures.known import KNOWN
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.learner import LearnerConfig
@@ -112,11 +112,11 @@ def _variants(source: "PreTrainedConfig", description: Description) -> dict[str,
     """For each variant that engines compute and the learner does not, whether the configuration asks for it."""
     rope = source.rope_parameters.get("rope_type", "default")
     rotary = source.rope_parameters.get("partial_rotary_factor", 1.0)
-    layers = set(getattr(source, "layer_types", None) or ()) - {"full_attention"}
+    layers = set() if description.sinks else set(getattr(source, "layer_types", None) or ()) - {"full_attention"}
     scale, groups = getattr(source, "logit_scale", 1.0), getattr(source, "n_group", 1)
     mixture, architecture = description.mixture(source), description.architecture(source)
     windows = bool(getattr(source, "use_sliding_window", False))
-    window = 0 if windows else getattr(source, "sliding_window", None) or 0
+    window = 0 if windows or description.sinks else getattr(source, "sliding_window", None) or 0
     return {
         f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
         "attention_bias": not architecture.biases and bool(getattr(source, "attention_bias", False)),
@@ -136,6 +136,7 @@ def _variants(source: "PreTrainedConfig", description: Description) -> dict[str,
         "shared_expert_intermediate_size": not mixture.shared and bool(getattr(source, "shared_expert_intermediate_size", 0)),
         f"n_group {groups}": mixture.sigmoid and groups not in (None, mixture.groups),
         **_latent_variants(source, description),
+        **_sink_variants(source, description),
         "norm_topk_prob false": mixture.sigmoid and not mixture.normalised,
         # The weight of the one expert would be 1 whatever the router computes, so the router would not learn.
         "norm_topk_prob with a single expert per token": any(mixture.layers) and mixture.normalised and mixture.per_token == 1,
@@ -153,6 +154,24 @@ def _latent_variants(source: "PreTrainedConfig", description: Description) -> di
         f"scoring_func {scores}": scores != "sigmoid",
         f"num_key_value_heads {keys} of {heads}": keys != heads,
         "rope_interleave false": not getattr(source, "rope_interleave", True),
+    }
+
+
+def _sink_variants(source: "PreTrainedConfig", description: Description) -> dict[str, bool]:
+    """As :func:`_variants`, of attention with sinks. vLLM reads none of this: it has one number for each."""
+    if not description.sinks:
+        return {}
+    rope, layers = source.rope_parameters, source.num_hidden_layers
+    alternating = (["sliding_attention", "full_attention"] * layers)[:layers]
+    return {
+        f"layer_types {', '.join(source.layer_types)}": source.layer_types != alternating,
+        f"sliding_window {source.sliding_window}": (source.sliding_window or 0) < 1,
+        "attention_bias false": not source.attention_bias,
+        f"rms_norm_eps {source.rms_norm_eps}": source.rms_norm_eps != 1e-5,
+        f"swiglu_limit {source.swiglu_limit}": source.swiglu_limit != GATE_LIMIT,
+        f"swiglu_alpha {source.swiglu_alpha}": source.swiglu_alpha != GATE_SLOPE,
+        f"rope_type {rope.get('rope_type')} beside sinks": rope.get("rope_type") != "yarn",
+        **{f"{key} {rope.get(key)}": rope.get(key) is not None for key in ("attention_factor", "mscale", "mscale_all_dim")},
     }
 
 

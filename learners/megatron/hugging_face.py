@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from asyncrl.core.architectures.joint_experts import stored_in
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.weight_files import check_tensor, stored_tensors
 from asyncrl.core.publication import Shard
@@ -46,7 +47,7 @@ class HuggingFaceTensors(contextlib.ExitStack):
         self._open: dict[Path, safe_open] = {}
 
     def rectangle(self, name: str, shape: Sequence[int], start: Sequence[int], extent: Sequence[int]) -> Tensor:
-        """Read one rectangle of tensor ``name``, which must have ``shape``.
+        """Read one rectangle of tensor ``name``, which must have ``shape``; see :func:`.stored_in` for those of experts.
 
         Raises:
             RecipeError: see :func:`asyncrl.core.files.weight_files.check_tensor`.
@@ -54,8 +55,10 @@ class HuggingFaceTensors(contextlib.ExitStack):
         file = check_tensor(self._stored, name, shape, self._folder, "model.path").file
         if file not in self._open:
             self._open[file] = self.enter_context(safe_open(file, "pt"))
-        stored = self._open[file].get_slice(name)
-        read: Tensor = stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
+        there = stored_in(name)
+        stored = self._open[file].get_slice(there.name)
+        window = tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))
+        read: Tensor = stored[window if there.expert is None else (there.expert, *window)]
         return read
 
 
@@ -124,46 +127,59 @@ def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path, adapter
     dist.barrier()
 
 
+_Holders = dict[str, dict[str, list[_Held]]]
+"""Who holds the parts of each tensor of a folder, by the names of the shards: one, or one for each expert."""
+
+
 def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tensor]], list[int]], None]) -> None:
-    """Have rank 0 call ``write`` with the whole tensors, one by one, and with the number of tensors in each file.
+    """Have rank 0 call ``write`` with the whole tensors of the folder, one by one, and with the number of tensors in each file.
     Collective."""
     mine = {shard.name: shard for shard in shards}
     rank = dist.get_rank()
     gathered: list[dict[str, _Held]] = [{}] * dist.get_world_size()
     dist.all_gather_object(gathered, {s.name: _Held(rank, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()})
-    holders: dict[str, list[_Held]] = {}
+    holders: _Holders = {}
     for held_by_name in gathered:
         for name, held in held_by_name.items():
-            holders.setdefault(name, []).append(held)
+            holders.setdefault(stored_in(name).name, {}).setdefault(name, []).append(held)
     if rank == 0:
         write(_assembled(holders, mine), _planned(holders, mine))
     else:
-        for name in holders:
+        for name in (name for of_stored in holders.values() for name in of_stored):
             if name in mine:
                 dist.send(mine[name].tensor, 0)
 
 
-def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
+def _assembled(holders: _Holders, mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
     """On rank 0, yield the whole tensors, in the order in which the other ranks send their parts."""
     like = next(iter(mine.values())).tensor
-    for name, parts in holders.items():
-        whole = torch.empty(parts[0].shape, dtype=like.dtype)
-        for part in parts:
-            if part.rank == 0:
-                values = mine[name].tensor
-            else:
-                values = torch.empty(part.extent, dtype=like.dtype, device=like.device)
-                dist.recv(values, part.rank)
-            whole[tuple(slice(begin, begin + size) for begin, size in zip(part.start, part.extent, strict=True))] = values
-        yield name, whole
+    for stored, of_stored in holders.items():
+        whole = torch.empty(_stored_shape(of_stored), dtype=like.dtype)
+        for name, parts in of_stored.items():
+            expert = stored_in(name).expert
+            into = whole if expert is None else whole[expert]
+            for part in parts:
+                if part.rank == 0:
+                    values = mine[name].tensor
+                else:
+                    values = torch.empty(part.extent, dtype=like.dtype, device=like.device)
+                    dist.recv(values, part.rank)
+                into[tuple(slice(begin, begin + size) for begin, size in zip(part.start, part.extent, strict=True))] = values
+        yield stored, whole
 
 
-def _planned(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> list[int]:
+def _stored_shape(of_stored: dict[str, list[_Held]]) -> tuple[int, ...]:
+    """The shape of a tensor of a folder."""
+    (name, (part, *_)), *_ = of_stored.items()
+    return part.shape if stored_in(name).expert is None else (len(of_stored), *part.shape)
+
+
+def _planned(holders: _Holders, mine: dict[str, Shard]) -> list[int]:
     """How many tensors go into each file, file by file."""
     item = next(iter(mine.values())).tensor.element_size()
     counts, size = [0], 0
-    for parts in holders.values():
-        bytes_ = item * torch.Size(parts[0].shape).numel()
+    for of_stored in holders.values():
+        bytes_ = item * torch.Size(_stored_shape(of_stored)).numel()
         if counts[-1] and size + bytes_ > _FILE_BYTES:
             counts.append(0)
             size = 0

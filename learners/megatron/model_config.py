@@ -63,6 +63,7 @@ def product_shapes(config: PolicyConfig) -> ProductShapes:
         query_groups=transformer.num_query_groups,
         feed_forward=tuple(mixture if has_experts(transformer, layer) else dense for layer in range(transformer.num_layers)),
         outputs=config.architecture.vocabulary,
+        windows=transformer.windows,
         **{"head_dim": transformer.kv_channels, **_latent_products(config.architecture)},
     )
 
@@ -107,7 +108,7 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
 
 def _transformer_config(source: PreTrainedConfig, architecture: Architecture, learner: LearnerConfig) -> PolicyTransformerConfig:
     dtype = _DTYPES[learner.dtype]
-    on_engine = architecture.latent is None and engine_layers(dtype, learner.context_parallel)
+    on_engine = architecture.latent is None and not architecture.sinks and engine_layers(dtype, learner.context_parallel)
     return PolicyTransformerConfig(
         latent=architecture.latent,
         latent_scale=None if architecture.latent is None else _latent_scale(source, architecture.latent),
@@ -121,7 +122,9 @@ def _transformer_config(source: PreTrainedConfig, architecture: Architecture, le
         layernorm_epsilon=source.rms_norm_eps,
         gated_linear_unit=True,
         activation_func=F.silu,
-        add_bias_linear=False,
+        sinks=architecture.sinks,
+        windows=_windows(source) if architecture.sinks else (),
+        add_bias_linear=architecture.output_bias,
         add_qkv_bias=architecture.biases,
         qk_layernorm=architecture.head_norms,
         hidden_dropout=0.0,
@@ -203,6 +206,11 @@ def _expert_options(
         "expert_model_parallel_size": learner.expert_parallel,
         "expert_tensor_parallel_size": learner.expert_tensor_parallel,
     }
+
+
+def _windows(source: PreTrainedConfig) -> tuple[int, ...]:
+    """How many keys each layer's attention sees at most; 0 for all."""
+    return tuple(source.sliding_window if kind == "sliding_attention" else 0 for kind in source.layer_types)
 
 
 def _latent_scale(source: PreTrainedConfig, latent: LatentSizes) -> float:

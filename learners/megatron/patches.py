@@ -57,6 +57,7 @@ MEGATRON = (
         files=(
             *("learners/megatron/layers/layer_spec.py", "learners/megatron/lora.py"),
             *("learners/megatron/layers/norm.py", "learners/megatron/layers/latent_attention.py"),
+            "learners/megatron/layers/experts.py",
         ),
         names=(
             *(".core_attention", ".sequence_parallel", "torch.nn.Parameter.sequence_parallel"),
@@ -154,7 +155,7 @@ TORCH = (
         needless="torch's checkpoint offers both by themselves",
     ),
     Reach(
-        files=("asyncrl/weights/vllm/load_plan.py",),
+        files=("asyncrl/weights/vllm/load_plan.py", "asyncrl/weights/vllm/loader_copies.py"),
         names=(
             *("torch.utils._python_dispatch.TorchDispatchMode", "torch.nn.Module._parameters", ".[_parameters]"),
             *("._cdata", "._schema"),

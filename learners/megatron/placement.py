@@ -89,6 +89,8 @@ _LAYER_RULES: dict[str, _Rule] = {
     ],
     "self_attention.k_layernorm.weight": _all_of("self_attn.k_norm.weight"),
     "self_attention.linear_proj.weight": _all_of("self_attn.o_proj.weight"),
+    "self_attention.linear_proj.bias": _all_of("self_attn.o_proj.bias"),
+    "self_attention.core_attention.softmax_offset": _all_of("self_attn.sinks"),
     "self_attention.linear_q_proj.weight": _all_of("self_attn.q_proj.weight"),
     "self_attention.linear_q_down_proj.weight": _all_of("self_attn.q_a_proj.weight"),
     "self_attention.linear_q_up_proj.weight": _all_of("self_attn.q_b_proj.weight"),
@@ -102,9 +104,17 @@ _LAYER_RULES: dict[str, _Rule] = {
     "self_attention.linear_qkv.layer_norm_weight": _all_of("input_layernorm.weight"),
     "mlp.linear_fc1.layer_norm_weight": _all_of("post_attention_layernorm.weight"),
 }
-_ROUTER, _CHOICE_BIAS, _SHARED = "mlp.router.weight", "mlp.router.expert_bias", "mlp.shared_experts."
+_JOINT_RULES: dict[str, _Rule] = {
+    "linear_fc1.weight": lambda local, _: [TensorPart("gate_up_proj", local.unflatten(0, (2, -1)).permute(2, 1, 0))],
+    "linear_fc1.bias": lambda local, _: [TensorPart("gate_up_proj_bias", local.unflatten(0, (2, -1)).t())],
+    "linear_fc2.weight": lambda local, _: [TensorPart("down_proj", local.t())],
+    "linear_fc2.bias": _all_of("down_proj_bias"),
+}
+"""An expert whose gate and up are one matrix; see :mod:`asyncrl.core.architectures.joint_experts`."""
+_ROUTER, _ROUTER_BIAS, _CHOICE_BIAS = "mlp.router.weight", "mlp.router.bias", "mlp.router.expert_bias"
+_SHARED = "mlp.shared_experts."
 _EXPERT_NAME = re.compile(
-    r"mlp\.experts\.(?:local_experts\.(?P<alone>\d+)\.(?P<layer>linear_fc[12])\.weight"
+    r"mlp\.experts\.(?:local_experts\.(?P<alone>\d+)\.(?P<layer>linear_fc[12])\.(?P<kind>weight|bias)"
     # TransformerEngine's grouped layer has a weight for each of the rank's experts.
     r"|(?P<grouped_layer>linear_fc[12])\.weight(?P<grouped>\d+))"
 )
@@ -173,9 +183,13 @@ def _parts(model: PolicyModel, spec: RankSpec) -> Iterator[TensorPart]:
             number = spec.expert_rank * (model.config.num_moe_experts // spec.layout.expert) + place
             first = (expert["layer"] or expert["grouped_layer"]) == "linear_fc1"
             of_expert = _halves(names.gate, names.up) if first else _all_of(f"{names.down}.weight")
+            if names.joint:
+                of_expert = _JOINT_RULES[f"{expert['layer']}.{expert['kind']}"]
             rule = _within(f"{names.block}.experts.{number}.", of_expert)
         elif layer and layer[2] == _ROUTER:
-            rule = _all_of(f"{names.block}.gate.weight")
+            rule = _all_of(f"{names.block}.{names.router}.weight")
+        elif layer and layer[2] == _ROUTER_BIAS:
+            rule = _all_of(f"{names.block}.{names.router}.bias")
         elif layer and layer[2] == _CHOICE_BIAS:
             rule = _all_of(names.choice_bias)
         elif layer and layer[2].startswith(_SHARED):

@@ -14,7 +14,11 @@ class PolicyTransformerConfig(TransformerConfig):
     Attributes:
         latent: the sizes of attention if it is multi-head latent attention.
         latent_scale: the factor of its products of queries and keys.
+        sinks: whether each head has a sink.
+        windows: how many keys each layer's attention sees at most, 0 for all; empty if all layers see all.
     """
 
     latent: LatentSizes | None = None
     latent_scale: float | None = None
+    sinks: bool = False
+    windows: tuple[int, ...] = ()

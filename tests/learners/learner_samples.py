@@ -13,6 +13,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -94,6 +96,17 @@ DEEPSEEK = {
 """A group has two experts, and a token's three are from two groups of three: one of these is left out."""
 
 
+OSS_ROPE = YARN_ROPE | {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+OSS = {
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "rope_parameters": OSS_ROPE,
+}
+"""Rows are longer than the window, and than the contexts of the training."""
+
+
 def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overrides: Any) -> Path:
     """A random model of 4 layers, saved as Hugging Face does."""
     config_class, model_class, special = {
@@ -106,6 +119,7 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
         "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
         "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM),
         "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK),
+        "gpt_oss": (GptOssConfig, GptOssForCausalLM, OSS),
         "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, EXPERTS | {"shared_expert_intermediate_size": 40}),
     }[architecture]
     torch.manual_seed(seed)
@@ -123,6 +137,9 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
         # Norm weights and biases start at ones and zeros, which would hide a mistake in where they go.
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, parameter in model.named_parameters():
+            if name.endswith("gate_up_proj_bias"):
+                parameter.mul_(60)  # so that gates are clamped
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(0.1 * torch.randn_like(buffer))
@@ -151,6 +168,9 @@ def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarr
             found[name] = values
             continue
         for number, expert in enumerate(values):
+            if isinstance(model, GptOssForCausalLM):
+                found[f"{place}.{number}.{projection}"] = expert
+                continue
             parts = np.split(expert, 2) if projection == "gate_up_proj" else [expert]
             names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
             if of_mixtral:

@@ -39,6 +39,7 @@ MODELS = {
     "mistral": ("mistral", COMMON),
     "mixtral": ("mixtral", COMMON),
     "glm4-moe": ("glm4_moe", COMMON | {"moe_intermediate_size": 64}),
+    "gpt-oss": ("gpt_oss", COMMON),
     "deepseek-v3": (
         "deepseek_v3",
         {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 200, "moe_intermediate_size": 64}
@@ -50,7 +51,7 @@ MODELS = {
         | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
     ),
 }
-WITH_EXPERTS = ("qwen3-moe", "mixtral", "glm4-moe", "deepseek-v3", "qwen2-moe")
+WITH_EXPERTS = ("qwen3-moe", "mixtral", "glm4-moe", "gpt-oss", "deepseek-v3", "qwen2-moe")
 LAYOUTS: dict[str, dict[str, int]] = {
     "tp2-pp2": {"tensor": 2, "pipeline": 2},
     "ep2": {"data": 2, "expert": 2},

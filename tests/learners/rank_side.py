@@ -414,6 +414,18 @@ def both_prefix_attentions(_: RankSpec, groups: int, preamble: int) -> tuple[np.
     return of_cpu.numpy(), continue_prefixes(query, key, value, packed, None).numpy()
 
 
+def both_sink_attentions(_: RankSpec, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Attention with sinks over rows, shared prefixes and a preamble, as a CPU computes it and as a GPU does."""
+    from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+    from asyncrl.learners.megatron.layers.sink_attention import attention_by_flexible_kernel, attention_with_sinks
+
+    packed = PackedRows.of((30, 40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"), (range(3), range(3, 5)), 30)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(sum(packed.lengths), heads, 16, generator=random) for heads in (4, 2, 2))
+    arguments = query, key, value, packed, torch.randn(4, generator=random), window
+    return attention_with_sinks(*arguments).numpy(), attention_by_flexible_kernel(*arguments).numpy()
+
+
 def both_row_attentions(_: RankSpec) -> list[list[np.ndarray]]:
     """Attention over rows, and its gradients, as a CPU computes it and as a GPU does without TransformerEngine."""
     from asyncrl.learners.megatron.cpu.attention import attention_on_cpu
@@ -436,11 +448,10 @@ def both_row_attentions(_: RankSpec) -> list[list[np.ndarray]]:
 
 def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, ...]) -> list[np.ndarray]:
     """Attention of tensors of ``dtype``, which are as they would be in bfloat16, and its gradients."""
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
     from asyncrl.learners.megatron.kernels import kernels_of
     from asyncrl.learners.megatron.layers.attention import PackedAttention
     from asyncrl.learners.megatron.layers.packed_rows import PackedRows
+    from asyncrl.learners.megatron.transformer import PolicyTransformerConfig
 
     packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"), prefixes)
     random = torch.Generator().manual_seed(0)
@@ -450,7 +461,7 @@ def attention_on_a_cpu(_: RankSpec, dtype: torch.dtype, prefixes: tuple[range, .
     for tensor in operands:
         tensor.requires_grad_()
     packed.rotation = torch.ones(tokens, 1, dim // 2, dtype=dtype), torch.zeros(tokens, 1, dim // 2, dtype=dtype)
-    config = TransformerConfig(num_layers=1, hidden_size=4 * dim, num_attention_heads=4, params_dtype=dtype)
+    config = PolicyTransformerConfig(num_layers=1, hidden_size=4 * dim, num_attention_heads=4, params_dtype=dtype)
     attention = PackedAttention(config)
     attention.kernels = kernels_of(torch.device("cpu"), config)
     output = attention(*operands, packed_seq_params=packed)

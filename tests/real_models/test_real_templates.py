@@ -3,8 +3,11 @@
 import asyncio
 
 import pytest
+from real_tokenizers import tokenizer_of
 from templates_table import PAGE, REAL, chat_format, row
+from transformers import AutoTokenizer
 
+from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.chat_template import TemplateUnsuitable
 from asyncrl.generators.template_trial import Outcome, try_template
 
@@ -34,3 +37,14 @@ def test_only_what_the_template_itself_refuses_is_refused(name: str) -> None:
 def test_harmony_ends_a_turn_in_two_ways_and_is_refused() -> None:
     with pytest.raises(TemplateUnsuitable, match="only where the conversation ends"):
         chat_format(*REAL["gpt-oss"])
+
+
+def test_the_template_for_gpt_oss_in_the_docs_is_continued_token_for_token_without_tools() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of("gptoss"))
+    tokenizer.chat_template = PAGE.read_text().partition("```jinja\n")[2].partition("```")[0]
+    chat = ChatFormat(tokenizer)
+    assert [chat.decode([end]) for end in chat.ends_of_turn] == ["<|end|>", "<|return|>"]
+    trials = asyncio.run(try_template(chat))
+    assert [trial.outcome for trial in trials].count(Outcome.EQUAL) == 6
+    refused = {trial.detail for trial in trials if trial.outcome is not Outcome.EQUAL}
+    assert refused == {"it leaves out the tools, so the model would never see them"}

@@ -36,6 +36,31 @@ QWEN3_30B_A3B = {
     "num_experts_per_tok": 8,
 }
 
+GPT_OSS = {
+    "hidden_size": 2880,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 4,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+}
+
 MOONLIGHT = {
     "hidden_size": 2048,
     "num_hidden_layers": 27,

@@ -18,6 +18,8 @@ _DIVIDED = {
     **dict.fromkeys(("q_b_proj", "kv_b_proj"), 0),
     **dict.fromkeys(("o_proj", "down_proj", "w2"), 1),
 }
+_DIVIDED_ALONE = {"sinks": 0, "gate_up_proj": 1, "gate_up_proj_bias": 0, "down_proj": 0}
+"""Tensors that have a name of their own, and not that of a module."""
 
 
 def divided_dimension(name: str) -> int | None:
@@ -26,7 +28,11 @@ def divided_dimension(name: str) -> int | None:
     Args:
         name: Hugging Face name, of the model or within a layer.
     """
-    return _DIVIDED.get(name.split(".")[-2])
+    *_, module, kind = name.split(".")
+    if kind not in ("weight", "bias"):
+        return _DIVIDED_ALONE.get(kind)
+    divided = _DIVIDED.get(module)
+    return None if kind == "bias" and divided == 1 else divided
 
 
 class ModelTensor(NamedTuple):
@@ -49,20 +55,25 @@ class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
     """What the tensors of a mixture of experts are called within a layer.
 
     Attributes:
-        block: where its router is (``BLOCK.gate``), and its experts (``BLOCK.experts.NUMBER.PROJECTION``).
+        block: where its router is (``BLOCK.ROUTER``), and its experts (``BLOCK.experts.NUMBER.PROJECTION``).
+        router: what its router is called.
         gate, up, down: an expert's projections.
         shared: where the projections of the expert are that every token goes to; they are called as in a layer without experts.
         shared_gate: the gate of that expert; empty if it has none.
         choice_bias: what is added to the router's scores for choosing experts, and not for weighing them; empty if nothing is.
+        joint: whether router and experts have biases, and an expert's gate and up are one matrix, column by column, as
+            :mod:`.joint_experts` says.
     """
 
     block: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate.weight"
     choice_bias: str = ""
+    joint: bool = False
 
 
 class LatentSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +109,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         vocabulary: entries of the embedding.
         tied: whether the output layer is the embedding.
         biases: whether queries, keys and values have biases.
+        output_bias: whether what attention gives has a bias.
+        sinks: whether each head has a sink: a score that takes a part of attention, and has no value.
         head_norms: whether each head's queries and keys are normalised.
         with_experts: for each layer, whether it is a mixture of experts.
         experts: experts of such a layer.
@@ -117,6 +130,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     biases: bool
     head_norms: bool
     with_experts: tuple[bool, ...]
+    output_bias: bool = False
+    sinks: bool = False
     experts: int = 0
     expert_size: int = 0
     expert_names: ExpertNames = ExpertNames()
@@ -152,7 +167,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
             shapes |= _feed_forward("mlp.", names, hidden, self.intermediate_size)
         else:
             names = self.expert_names
-            shapes[f"{names.block}.gate.weight"] = (self.experts, hidden)
+            shapes[f"{names.block}.{names.router}.weight"] = (self.experts, hidden)
+            if names.joint:
+                shapes[f"{names.block}.{names.router}.bias"] = (self.experts,)
             if names.choice_bias:
                 shapes[names.choice_bias] = (self.experts,)
             if self.shared_size:
@@ -161,8 +178,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
                 shapes[names.shared_gate] = (1, hidden)
         for name, shape in shapes.items():
             yield ModelTensor(prefix + name, shape, layer)
+        made = _joint if names.joint else _feed_forward
         for expert in range(self.experts if self.with_experts[layer] else 0):
-            for name, shape in _feed_forward(f"{names.block}.experts.{expert}.", names, hidden, self.expert_size).items():
+            for name, shape in made(f"{names.block}.experts.{expert}.", names, hidden, self.expert_size).items():
                 yield ModelTensor(prefix + name, shape, layer, expert)
 
     def _of_attention(self) -> dict[str, tuple[int, ...]]:
@@ -178,7 +196,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
                 shapes[f"self_attn.{letter}_proj.bias"] = (rows,)
         if self.head_norms:
             shapes |= dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (self.head_size,))
-        return shapes | {"self_attn.o_proj.weight": (hidden, queries)}
+        shapes["self_attn.o_proj.weight"] = (hidden, queries)
+        if self.output_bias:
+            shapes["self_attn.o_proj.bias"] = (hidden,)
+        if self.sinks:
+            shapes["self_attn.sinks"] = (self.heads,)
+        return shapes
 
     def _latent_attention(self, sizes: LatentSizes) -> dict[str, tuple[int, ...]]:
         hidden, queries, rank = self.hidden_size, self.heads * sizes.query, sizes.key_value_rank
@@ -200,4 +223,14 @@ def _feed_forward(prefix: str, names: ExpertNames, hidden: int, channels: int) -
         f"{prefix}{names.gate}.weight": (channels, hidden),
         f"{prefix}{names.up}.weight": (channels, hidden),
         f"{prefix}{names.down}.weight": (hidden, channels),
+    }
+
+
+def _joint(prefix: str, names: ExpertNames, hidden: int, channels: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of an expert with biases, whose matrices are transposed, and whose gate and up are one."""
+    return {
+        f"{prefix}gate_up_proj": (hidden, 2 * channels),
+        f"{prefix}gate_up_proj_bias": (2 * channels,),
+        f"{prefix}{names.down}": (channels, hidden),
+        f"{prefix}{names.down}_bias": (hidden,),
     }

@@ -35,6 +35,10 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
     chosen_groups: int = 1
 
 
+GATE_LIMIT, GATE_SLOPE = 7.0, 1.702
+"""What gate and up are clamped to, and the gate is multiplied by in its sigmoid, where they are clamped: vLLM knows no others."""
+
+
 class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Where a ``config.json`` has the sizes of a mixture of experts, and what its tensors are called.
 
@@ -49,6 +53,7 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
         sigmoid: whether scores are sigmoids, and their weights scaled by ``routed_scaling_factor``.
         grouped: whether a token's experts are from ``topk_group`` of ``n_group`` groups: those whose two best scores add up to
             most.
+        clamped: whether gate and up are clamped, and what they give is ``gate * sigmoid(1.702 * gate) * (up + 1)``.
         names: what the tensors are called.
     """
 
@@ -61,6 +66,7 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
     shared_experts: str = ""
     sigmoid: bool = False
     grouped: bool = False
+    clamped: bool = False
     names: ExpertNames = ExpertNames()
 
 
@@ -72,6 +78,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         model_type: what it has in ``model_type``.
         biases: whether queries, keys and values have biases, or the key that says so.
         head_norms: whether each head's queries and keys are normalised, or the key that says so.
+        output_bias: whether what attention gives has a bias.
+        sinks: whether attention has sinks, and every second layer, beginning with the first, sees ``sliding_window`` keys alone.
         partial_rotation: whether the rotary embedding may be that of a part of each head only.
         latent: whether attention is multi-head latent attention.
         engine_ties: whether vLLM's class takes the embedding for its output layer where ``tie_word_embeddings`` says so. One that
@@ -84,6 +92,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     model_type: str
     biases: bool | str = False
     head_norms: bool | str = False
+    output_bias: bool = False
+    sinks: bool = False
     partial_rotation: bool = False
     latent: bool = False
     engine_ties: bool = True
@@ -137,6 +147,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             tied=config.tie_word_embeddings,
             biases=_says(config, self.biases),
             head_norms=_says(config, self.head_norms),
+            output_bias=self.output_bias,
+            sinks=self.sinks,
             with_experts=mixture.layers,
             experts=mixture.experts,
             expert_size=mixture.channels,

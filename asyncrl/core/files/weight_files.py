@@ -14,6 +14,7 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, ModelTensor
+from asyncrl.core.architectures.joint_experts import names_in
 from asyncrl.core.errors import RecipeError
 
 _SINGLE = "model.safetensors"
@@ -30,7 +31,8 @@ _PIECE_BYTES = 2**24
 
 
 class StoredTensor(NamedTuple):
-    """One tensor as the header of its ``file`` describes it; ``dtype`` is safetensors' name of the type."""
+    """One tensor as the header of its ``file`` describes it; ``dtype`` is safetensors' name of the type. An expert's part of a
+    tensor that all experts of a layer share is a tensor of its own here; see :mod:`asyncrl.core.architectures.joint_experts`."""
 
     file: Path
     shape: tuple[int, ...]
@@ -138,7 +140,12 @@ def pickles(model: str | Path, file: str, folder: str | Path, kind: str = "AutoM
 
 
 def _needed(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith(_COMPUTED)}
+    return {
+        name: tensor if name == stored else tensor._replace(shape=tensor.shape[1:])
+        for stored, tensor in tensors.items()
+        if not stored.endswith(_COMPUTED)
+        for name in names_in(stored, next(iter(tensor.shape), 0))
+    }
 
 
 def _refuse_another_output(output: StoredTensor, embedding: StoredTensor, folder: Path, place: str) -> None:

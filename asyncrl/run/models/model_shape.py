@@ -259,9 +259,20 @@ def check_ranks(with_experts: bool, place: str, pool: GeneratorsConfig) -> None:
         )
 
 
-def check_attention(shape: ModelShape, learner: LearnerConfig) -> None:
-    """Check that engines on a CPU can compute the model's attention, and say the experts that they chose if they are asked to."""
-    latent = shape.architecture.latent
+def check_attention(shape: ModelShape, learner: LearnerConfig, *, on_gpus: bool) -> None:
+    """Check that engines can compute the model's attention with new weights, and say which experts they chose if asked to."""
+    latent, sinks = shape.architecture.latent, shape.architecture.sinks
+    if sinks and on_gpus:
+        problem = (
+            f"on a GPU, publications do not reach vLLM's {shape.description.name}: it loads sinks and biases past the way by "
+            "which vLLM loads new weights into a model that it has"
+        )
+        raise RecipeError("model.path", problem, "run it on CPUs, or name another model")
+    if sinks and learner.experts.replay:
+        problem = "the experts that vLLM says it chose have not been compared for a model whose layers see windows"
+        raise RecipeError("learner.experts.replay", problem, "set it to false")
+    if on_gpus:
+        return
     if latent is not None and (sizes := (latent.key_value_rank, latent.rotated)) != CPU_LATENT_SIZES:
         raise RecipeError(
             "model.path",

@@ -179,6 +179,7 @@ def make_plan(
     placed, lacking = place_all(recipe)
     routes = _routes(recipe, machine, shape, placed, run)
     folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
+    check_attention(shape, recipe.learner, on_gpus=machine.gpus > 0)
     if not machine.gpus:
         _check_on_cpu(recipe, shape)
     greedy = recipe.algorithm.greedy_sample is not None
@@ -248,7 +249,6 @@ def _check_recipe(recipe: Recipe, *, resumed: bool) -> tuple[list[str], ModelSha
 def _check_on_cpu(recipe: Recipe, shape: ModelShape) -> None:
     if recipe.learner.fp8 != "none":
         raise fp8_refusal(recipe.learner.fp8, "there is no GPU here")
-    check_attention(shape, recipe.learner)
     if recipe.algorithm.teacher is not None:
         check_cpu_arguments(recipe.algorithm.teacher.engine, "algorithm.teacher")
     for name, pool in recipe.generators.by_pool.items():

@@ -36,6 +36,9 @@ def derived_weights(model: torch.nn.Module) -> set[str]:
 
 
 def kernels_keep_tensors(model: torch.nn.Module) -> bool:
-    """Return whether a layer's attention kernel has tensors of its own, which it may have made of weights."""
+    """Return whether a layer's attention kernel has tensors of its own, which it may have made of weights. Sinks, which are
+    parameters of the model, are none."""
+    own = set(model.parameters())
     kernels = (getattr(layer, "impl", None) for layer in model.modules())
-    return any(isinstance(held, torch.Tensor) for kernel in kernels for held in getattr(kernel, "__dict__", {}).values())
+    held = (each for kernel in kernels for each in getattr(kernel, "__dict__", {}).values())
+    return any(isinstance(each, torch.Tensor) and each not in own for each in held)

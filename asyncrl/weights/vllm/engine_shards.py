@@ -51,16 +51,22 @@ class Target(NamedTuple):
         source: the part.
         parameter: vLLM's name of the parameter.
         at: index of the part's first element in the parameter; for experts, the first number is the place of the expert.
+        transposed: whether the part's rows become columns there.
     """
 
     source: Rectangle
     parameter: str
     at: tuple[int, ...]
+    transposed: bool = False
 
     @property
     def extent(self) -> tuple[int, ...]:
         """How many elements of the parameter it takes along each dimension."""
-        return (1,) * (len(self.at) - len(self.source.extent)) + self.source.extent
+        return (1,) * (len(self.at) - len(self.source.extent)) + self.turned(self.source.extent)
+
+    def turned(self, of_source: tuple[int, ...]) -> tuple[int, ...]:
+        """Return numbers for the dimensions of the source, in the order of the parameter's."""
+        return of_source[::-1] if self.transposed else of_source
 
 
 def check_engine(architecture: Architecture, layout: EngineLayout) -> tuple[str, int] | None:
@@ -81,7 +87,8 @@ def check_engine(architecture: Architecture, layout: EngineLayout) -> tuple[str,
         if count % workers:
             return f"{count} {what}", workers
     keys = architecture.key_value_heads
-    return (f"{keys} key-value heads", layout.tensor) if keys % layout.tensor and layout.tensor % keys else None
+    shared = not architecture.sinks and layout.tensor % keys == 0  # vLLM's gpt-oss has each head on one worker
+    return (f"{keys} key-value heads", layout.tensor) if keys % layout.tensor and not shared else None
 
 
 def targets(architecture: Architecture, layout: EngineLayout, worker: int) -> Iterator[Target]:
@@ -94,7 +101,7 @@ def targets(architecture: Architecture, layout: EngineLayout, worker: int) -> It
             rows = _padded(architecture.vocabulary) // layout.tensor
             first, end = in_group * rows, min((in_group + 1) * rows, architecture.vocabulary)
             if first < end:
-                yield Target(_rows(tensor, first, end - first), tensor.name, (0, 0))
+                yield Target(_rows(tensor, first, end - first), _in_engine(architecture, tensor.name), (0, 0))
         else:
             yield _layer_target(architecture, layout, in_group, tensor)
 
@@ -107,8 +114,14 @@ def parameters(architecture: Architecture, layout: EngineLayout, worker: int) ->
         ends = tuple(map(sum, zip(target.at, target.extent, strict=True)))
         before = shapes.get(target.parameter, (0,) * len(ends))
         shapes[target.parameter] = tuple(map(max, before, ends))
+    if (
+        architecture.expert_names.joint
+    ):  # of workers that divide an expert, one has the bias of what it gives, and the others zeros
+        biases = {name: (shape[0], architecture.hidden_size) for name, shape in shapes.items() if name.endswith("w13_bias")}
+        shapes |= {name.replace("w13_bias", "w2_bias"): shape for name, shape in biases.items()}
     of_vocabulary = [EMBEDDING] if architecture.tied else [EMBEDDING, OUTPUT]
-    return shapes | dict.fromkeys(of_vocabulary, (vocabulary, architecture.hidden_size))
+    names = (_in_engine(architecture, name) for name in of_vocabulary)
+    return shapes | dict.fromkeys(names, (vocabulary, architecture.hidden_size))
 
 
 def padding(architecture: Architecture, layout: EngineLayout, worker: int) -> int:
@@ -119,6 +132,11 @@ def padding(architecture: Architecture, layout: EngineLayout, worker: int) -> in
 
 def _padded(vocabulary: int) -> int:
     return -(-vocabulary // _VOCABULARY_STEP) * _VOCABULARY_STEP
+
+
+def _in_engine(architecture: Architecture, name: str) -> str:
+    """Return vLLM's name for a parameter whose name is Hugging Face's but for that: its gpt-oss has names of its own."""
+    return name.replace(".self_attn.", ".attn.").replace("embed_tokens", "embedding") if architecture.sinks else name
 
 
 def _rows(tensor: ModelTensor, first: int, count: int) -> Rectangle:
@@ -133,7 +151,7 @@ def _layer_target(architecture: Architecture, layout: EngineLayout, worker: int,
     merged = "fused_qkv_a_proj" if module in before else _MERGED.get(module, module)
     if architecture.latent is not None and module == "q_proj":
         merged = module
-    parameter = ".".join([*prefix, merged, kind])
+    parameter = _in_engine(architecture, ".".join([*prefix, merged, kind]))
     dimension, rest = divided_dimension(tensor.name), (0,) * (len(tensor.shape) - 1)
     if dimension is None:
         return Target(Rectangle(tensor.name, (0, *rest), tensor.shape), parameter, (before.get(module, 0), *rest))
@@ -176,8 +194,26 @@ def _of_expert(architecture: Architecture, layout: EngineLayout, worker: int, te
             return
     layer, module, names = tensor.name.split(".experts.")[0], tensor.name.split(".")[-2], architecture.expert_names
     merged = f"{layer}.experts.routed_experts."
+    if names.joint:
+        yield from _of_joint_expert(tensor, merged, place, holder, size)
+        return
     if module == names.down:
         part = Rectangle(tensor.name, (0, holder * size), (tensor.shape[0], size))
         yield Target(part, merged + "w2_weight", (place, 0, 0))
     else:
         yield Target(_rows(tensor, holder * size, size), merged + "w13_weight", (place, size if module == names.up else 0, 0))
+
+
+def _of_joint_expert(tensor: ModelTensor, merged: str, place: int, holder: int, size: int) -> Iterator[Target]:
+    """As :func:`_of_expert`, of one whose gate and up are one matrix. ``holder`` has ``size`` channels of it."""
+    match tensor.name.rpartition(".")[2]:
+        case "gate_up_proj":
+            part = Rectangle(tensor.name, (0, 2 * holder * size), (tensor.shape[0], 2 * size))
+            yield Target(part, merged + "w13_weight", (place, 0, 0), transposed=True)
+        case "gate_up_proj_bias":
+            yield Target(_rows(tensor, 2 * holder * size, 2 * size), merged + "w13_bias", (place, 0))
+        case "down_proj":
+            yield Target(_rows(tensor, holder * size, size), merged + "w2_weight", (place, 0, 0), transposed=True)
+        case _:
+            if holder == 0:
+                yield Target(_rows(tensor, 0, tensor.shape[0]), merged + "w2_bias", (place, 0))

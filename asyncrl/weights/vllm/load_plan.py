@@ -8,8 +8,8 @@ parameters are, it is only for copying the new ones over the old ones.
 
 What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from rectangles of the
 checkpoint's tensors, none of them twice, and padding. Otherwise no plan is made, and vLLM's own way is taken, with whole tensors:
-for loaders that compute or transpose, for parameters that something other than their layer holds, and for quantized layers with
-layouts of their own.
+for loaders that compute, for matrices that something other than their layer holds, and for quantized layers with layouts of their
+own.
 """
 
 import copy
@@ -20,35 +20,13 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncrl.core.rectangle import Rectangle
 from asyncrl.weights.vllm.derived_weights import kernels_keep_tensors
 from asyncrl.weights.vllm.engine_shards import Target
+from asyncrl.weights.vllm.loader_copies import Copy, Padding, Recorder, Region
 
 logger = logging.getLogger(__name__)
-
-Region = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Size, stride and offset of a view, in elements, as ``torch.as_strided`` takes them."""
-
-
-class _Copy(NamedTuple):
-    """Copies region ``source`` of the checkpoint's tensor ``name`` to region ``target`` of a parameter."""
-
-    name: str
-    source: Region
-    target: Region
-
-
-class _Padding(NamedTuple):
-    """Fills region ``target`` of a parameter, for which the checkpoint has nothing, with ``value``."""
-
-    value: float
-    target: Region
-
-
-_Steps = dict[torch.nn.Module, dict[str, list[_Copy | _Padding]]]
-"""The steps that make each parameter, by layer and name."""
 
 
 class PreparedLayer(NamedTuple):
@@ -57,11 +35,18 @@ class PreparedLayer(NamedTuple):
     layer: torch.nn.Module
     parameters: dict[str, torch.nn.Parameter | None]
     attributes: dict[str, Any]
+    held: dict[str, torch.nn.Parameter | None]
 
+    @torch.no_grad()
     def exchange(self) -> None:
-        """Give the layer its new parameters."""
+        """Give the layer its new parameters. What kernels hold too stays where it is, and gets new values."""
         self.layer._parameters.update(self.parameters)
         self.layer.__dict__.update(self.attributes)
+        for name, values in self.held.items():
+            used = self.layer._parameters[name]
+            assert used is not None
+            assert values is not None
+            used.copy_(values)
 
 
 class LoadPlan:
@@ -75,12 +60,13 @@ class LoadPlan:
     def __init__(
         self,
         targets: Sequence[Target],
-        paddings: Mapping[str, Sequence[_Padding]],
+        paddings: Mapping[str, Sequence[Padding]],
         templates: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]],
         tied: Mapping[torch.nn.Module, torch.nn.Module],
         names: Mapping[torch.nn.Module, str],
+        held: Mapping[torch.nn.Module, set[str]],
     ) -> None:
-        self.targets = targets
+        self.targets, self._held = targets, held
         self.templates, self._paddings, self._tied, self._names = templates, paddings, tied, names
 
     @classmethod
@@ -103,7 +89,7 @@ class LoadPlan:
         try:
             plan = cls._recorded(model, shapes, tied, in_place)
             if in_place:
-                plan._check_layouts()
+                plan._check_layouts(plan.templates)
             return plan
         except _NoPlan as reason:
             logger.info("no load plan, so weights are loaded while the engine is paused: %s", reason)
@@ -120,14 +106,13 @@ class LoadPlan:
             raise _NoPlan("a layer does not pack its weights by itself")
         if kernels_keep_tensors(model):
             raise _NoPlan("an attention kernel holds tensors, which it may have made of weights")
-        if not in_place and _held_elsewhere(model, owners):
-            raise _NoPlan("something else than its layer holds a parameter")
+        held = {} if in_place else _held_elsewhere(model, layers)
         if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
             raise _NoPlan("a tied layer has other parameters than the layer before it")
         templates = {layer: _templates(layer) for layer in layers}
         in_use = {layer: dict(layer._parameters) for layer in model.modules()}
         sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        recorder = _Recorder(sources, templates)
+        recorder = Recorder(sources, templates)
         try:
             for layer, tensors in templates.items():
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
@@ -150,15 +135,17 @@ class LoadPlan:
         names = {layer: f"{name}." if name else "" for name, layer in model.named_modules()}
         made = {names[layer] + name: of_parameter for layer, each in steps.items() for name, of_parameter in each.items()}
         like = {names[layer] + name: tensor for layer, tensors in templates.items() for name, tensor in tensors.items()}
-        paddings = {name: [step for step in of_parameter if isinstance(step, _Padding)] for name, of_parameter in made.items()}
+        paddings = {name: [step for step in of_parameter if isinstance(step, Padding)] for name, of_parameter in made.items()}
         targets = [
             _target(step, shapes[step.name], name, like[name])
             for name, of_parameter in made.items()
             for step in of_parameter
-            if isinstance(step, _Copy)
+            if isinstance(step, Copy)
         ]
         _check_taken_once(targets)
-        return cls(targets, paddings, templates, tied_to, names)
+        plan = cls(targets, paddings, templates, tied_to, names, held)
+        plan._check_layouts(held)
+        return plan
 
     @torch.no_grad()
     def prepare(self, fill: Callable[[Mapping[str, torch.Tensor]], None]) -> list[PreparedLayer]:
@@ -175,7 +162,7 @@ class LoadPlan:
             made |= {name: _as_parameter(tensor, templates[name]) for name, tensor in tensors.items()}
             # Layers are packed one by one: unpacked parameters that a layer's kernels do not need are freed before the next one.
             of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
-            prepared += [_packed(each, made) for each in [layer, *of_owner]]
+            prepared += [_packed(each, made, self._held.get(each, set())) for each in [layer, *of_owner]]
             del tensors, made
         return prepared
 
@@ -189,11 +176,12 @@ class LoadPlan:
                 torch.as_strided(tensor, *padding.target).fill_(padding.value)
         fill(named)
 
-    def _check_layouts(self) -> None:
-        """Refuse a model whose parameters in use have another layout than the loaders write."""
-        for layer, templates in self.templates.items():
-            for name, like in templates.items():
-                used = layer._parameters[name]
+    def _check_layouts(self, copied: Mapping[torch.nn.Module, Iterable[str]]) -> None:
+        """Refuse a model whose parameters in use have another layout than the loaders write, of those that are to be copied over,
+        by layer and name."""
+        for layer, names in copied.items():
+            for name in names:
+                used, like = layer._parameters[name], self.templates[layer][name]
                 assert used is not None
                 if (used.size(), used.stride(), used.dtype) != (like.size(), like.stride(), like.dtype):
                     raise _NoPlan(f"{self._names[layer]}{name} is not in the layout in which it was loaded")
@@ -214,16 +202,32 @@ def _names(layer: torch.nn.Module) -> list[str]:
     return [name for name, parameter in layer._parameters.items() if parameter is not None]
 
 
-def _held_elsewhere(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether something other than its layer holds the data of a parameter; it would keep the old data."""
-    addresses = {parameter.data_ptr() for parameter in parameters if parameter.numel()}
+def _held_elsewhere(model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, set[str]]:
+    """Return, for each layer, which of its parameters something else holds too, and would keep if the layer had others: an
+    attention kernel the sinks, and one of experts their biases. A matrix, which may be packed, must be the layer's alone."""
+    there = {
+        parameter.data_ptr(): (layer, name)
+        for layer in layers
+        for name, parameter in layer._parameters.items()
+        if parameter is not None and parameter.numel()
+    }
+    held: defaultdict[torch.nn.Module, set[str]] = defaultdict(set)
     for module in model.modules():
         helpers = (each for each in vars(module).values() if hasattr(each, "__dict__"))  # such as routers and kernels
-        for owner in (module, *helpers):
-            for held in vars(owner).values():
-                if isinstance(held, torch.Tensor) and held.numel() and held.data_ptr() in addresses:
-                    return True
-    return False
+        for tensor in (each for owner in (module, *helpers) for each in vars(owner).values()):
+            if isinstance(tensor, torch.Tensor) and tensor.numel() and tensor.data_ptr() in there:
+                layer, name = there[tensor.data_ptr()]
+                if tensor.dim() > 1:
+                    raise _NoPlan(f"something else than its layer holds {name}")
+                held[layer].add(name)
+    for experts in filter(None, map(_experts, layers)):
+        for bias in (experts.w1_bias, experts.w2_bias):
+            if bias is not None:
+                if bias.data_ptr() not in there:
+                    raise _NoPlan("the kernel of experts has made biases of its own")
+                layer, name = there[bias.data_ptr()]
+                held[layer].add(name)
+    return held
 
 
 def _packs_by_itself(layer: torch.nn.Module, in_place: bool) -> bool:
@@ -235,7 +239,8 @@ def _packs_by_itself(layer: torch.nn.Module, in_place: bool) -> bool:
 
     method: Any = getattr(layer, "quant_method", None)
     if _experts(layer) is not None or (in_place and type(method) is UnquantizedFusedMoEMethod):
-        return not method.moe.has_bias  # the kernel gets weights with each call, but would keep old biases
+        # The kernel gets weights with each call, but keeps biases; on a GPU, it may have made others of them.
+        return not (in_place and method.moe.has_bias)
     if isinstance(method, QuantizeMethodBase):
         return type(method) in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
     return not hasattr(layer, "process_weights_after_loading")
@@ -275,7 +280,7 @@ def _as_parameter(tensor: torch.Tensor, template: torch.Tensor) -> torch.nn.Para
     return tensor  # type: ignore[return-value]
 
 
-def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None]) -> PreparedLayer:
+def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None], held: set[str]) -> PreparedLayer:
     """Do to new parameters what vLLM does to those of a layer that it has just loaded. The layer itself is not changed."""
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
@@ -288,10 +293,11 @@ def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | N
     elif isinstance(method, QuantizeMethodBase):
         method.process_weights_after_loading(shadow)
     attributes = {name: value for name, value in shadow.__dict__.items() if name not in before or before[name] is not value}
-    return PreparedLayer(layer, shadow._parameters, attributes)
+    made = {name: parameter for name, parameter in shadow._parameters.items() if name not in held}
+    return PreparedLayer(layer, made, attributes, {name: shadow._parameters[name] for name in held})
 
 
-def _fill_exactly_once(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> bool:
+def _fill_exactly_once(steps: list[Copy | Padding], tensor: torch.Tensor) -> bool:
     """Return whether the steps fill each element of ``tensor`` exactly once."""
     filled = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
     for step in steps:
@@ -300,11 +306,14 @@ def _fill_exactly_once(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> b
     return elements == tensor.numel() and bool(torch.as_strided(filled, tensor.size(), tensor.stride()).all())
 
 
-def _target(step: _Copy, shape: tuple[int, ...], parameter: str, template: torch.Tensor) -> Target:
+def _target(step: Copy, shape: tuple[int, ...], parameter: str, template: torch.Tensor) -> Target:
     """Return what is copied as rectangles of both sides."""
-    start, extent = _rectangle(step.source, shape, torch.empty(shape, device="meta").stride())
+    size, stride, offset = step.source
+    if transposed := len(stride) == 2 and stride[0] < stride[1]:
+        size, stride = size[::-1], stride[::-1]
+    start, extent = _rectangle((size, stride, offset), shape, torch.empty(shape, device="meta").stride())
     at, filled = _rectangle(step.target, tuple(template.shape), template.stride())
-    target = Target(Rectangle(step.name, start, extent), parameter, at)
+    target = Target(Rectangle(step.name, start, extent), parameter, at, transposed)
     if len(at) < len(start) or target.extent != filled:
         raise _NoPlan(f"{step.name}: {extent} become {filled} of {parameter}")
     return target
@@ -333,50 +342,3 @@ def _check_taken_once(targets: Iterable[Target]) -> None:
     for name, parts in of_tensor.items():
         if any(one.shared(other) is not None for one, other in combinations(parts, 2)):
             raise _NoPlan(f"a part of {name} is loaded twice")
-
-
-class _NotACopy(Exception):
-    """A loader did something that no plan can repeat."""
-
-
-class _Recorder(TorchDispatchMode):
-    """Notes every copy from one tensor without data to another, and every padding; refuses all other operations that write.
-
-    Args:
-        sources: tensors of the checkpoint, by name.
-        targets: parameters, by layer and name.
-    """
-
-    def __init__(
-        self, sources: Mapping[str, torch.Tensor], targets: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]]
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.sources = sources
-        self.steps: _Steps = {layer: {name: [] for name in tensors} for layer, tensors in targets.items()}
-        self._names = {_storage(tensor): name for name, tensor in sources.items()}
-        self._targets = {
-            _storage(tensor): self.steps[layer][name] for layer, tensors in targets.items() for name, tensor in tensors.items()
-        }
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
-            return func(*args, **(kwargs or {}))
-        if func not in (torch.ops.aten.fill_.Scalar, torch.ops.aten.copy_.default):
-            raise _NotACopy(str(func))
-        target, value = args[:2]
-        steps = self._targets[_storage(target)]
-        if func is torch.ops.aten.fill_.Scalar:
-            steps.append(_Padding(value, _region(target)))
-        elif value.shape == target.shape:
-            steps.append(_Copy(self._names[_storage(value)], _region(value), _region(target)))
-        else:
-            raise _NotACopy(f"{tuple(value.shape)} into {tuple(target.shape)}")
-        return target
-
-
-def _region(view: torch.Tensor) -> Region:
-    return tuple(view.size()), tuple(view.stride()), int(view.storage_offset())
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -25,7 +25,7 @@ class Slice(NamedTuple):
         rank: the learner rank that publishes the rectangle.
         worker: the worker of an engine that needs it.
         source: the rectangle.
-        parameter, at: where it goes; see :class:`asyncrl.weights.vllm.engine_shards.Target`.
+        parameter, at, transposed: where it goes; see :class:`asyncrl.weights.vllm.engine_shards.Target`.
     """
 
     rank: int
@@ -33,6 +33,7 @@ class Slice(NamedTuple):
     source: Rectangle
     parameter: str
     at: tuple[int, ...]
+    transposed: bool = False
 
 
 class Merge(NamedTuple):
@@ -65,7 +66,7 @@ def plan_slices(published: Mapping[int, Iterable[Rectangle]], workers: Sequence[
     for worker, needed in enumerate(workers):
         for target in needed:
             found = [
-                Slice(rank, worker, part, target.parameter, _moved(target, part))
+                Slice(rank, worker, part, target.parameter, _moved(target, part), target.transposed)
                 for rank, rectangle in sources[target.source.name]
                 if (part := rectangle.shared(target.source)) is not None
             ]
@@ -81,9 +82,8 @@ def plan_slices(published: Mapping[int, Iterable[Rectangle]], workers: Sequence[
 
 def _moved(target: Target, part: Rectangle) -> tuple[int, ...]:
     """Where in the parameter ``part`` of a target begins."""
-    inside = [begin - origin for begin, origin in zip(part.start, target.source.start, strict=True)]
-    inside = [0] * (len(target.at) - len(inside)) + inside
-    return tuple(map(sum, zip(target.at, inside, strict=True)))
+    inside = target.turned(tuple(begin - origin for begin, origin in zip(part.start, target.source.start, strict=True)))
+    return tuple(map(sum, zip(target.at, (0,) * (len(target.at) - len(inside)) + inside, strict=True)))
 
 
 def moved_elements(slices: Iterable[Slice]) -> Counter[tuple[int, int]]:

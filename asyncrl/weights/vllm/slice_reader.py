@@ -39,12 +39,21 @@ class _Move(NamedTuple):
         inside: which part of it.
         rectangle: the same, in the whole tensor.
         to: which part of the parameter it becomes; None if it is read for the proof alone.
+        transposed: whether its rows become columns there.
     """
 
     shard: int
     inside: tuple[slice, ...]
     rectangle: Rectangle
     to: tuple[slice, ...] | None
+    transposed: bool = False
+
+    def into(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return the part of the parameter that it becomes, in the rectangle's shape."""
+        if self.to is None:
+            return None
+        extent = self.rectangle.extent
+        return parameter[self.to].view(extent[::-1]).t() if self.transposed else parameter[self.to].view(extent)
 
 
 class SliceReader:
@@ -118,8 +127,8 @@ class Reading:
                     there[move.shard] = shard.tensor.to(parameter.device, non_blocking=True)
                     self._whole.append(move.shard)
                     self._fingerprints.add(Shard(shard.name, shard.shape, shard.start, there[move.shard]))
-                if move.to is not None:
-                    parameter[move.to].view(move.rectangle.extent).copy_(there[move.shard][move.inside])
+                if (into := move.into(parameter)) is not None:
+                    into.copy_(there[move.shard][move.inside])
 
     def _run(self, moves: "deque[tuple[_Move, torch.Tensor]]") -> None:
         fingerprints, done = Fingerprints(threads=1), []
@@ -129,8 +138,8 @@ class Reading:
             except IndexError:
                 break
             shard, rectangle = self._shards[move.shard], move.rectangle
-            into = None if move.to is None else parameter[move.to].view(rectangle.extent)
-            fingerprints.add(Shard(rectangle.name, shard.shape, rectangle.start, shard.tensor[move.inside]), into)
+            part = Shard(rectangle.name, shard.shape, rectangle.start, shard.tensor[move.inside])
+            fingerprints.add(part, move.into(parameter))
             done.append(move.shard)
         with self._adding:
             for number, found in zip(done, fingerprints.each(), strict=True):
@@ -169,20 +178,20 @@ def _plan(shards: Sequence[ShardRecord], targets: Sequence[Target], at_once: int
         shard, rest = rectangles[number], [rectangles[number]]
         for part in parts:
             rest = [left for each in rest for left in each.without(part.source)]
-            to = Target(part.source, part.parameter, part.at)
+            to = Target(part.source, part.parameter, part.at, part.transposed)
             moves[part.parameter] += [_move(number, shard, piece, to) for piece in part.source.pieces(at_once)]
         moves[parts[0].parameter] += [_move(number, shard, piece, None) for each in rest for piece in each.pieces(at_once)]
     return dict(moves)
 
 
 def _move(number: int, shard: Rectangle, piece: Rectangle, target: Target | None) -> _Move:
-    to = None
-    if target is not None:
-        moved = [begin - origin for begin, origin in zip(piece.start, target.source.start, strict=True)]
-        before = len(target.at) - len(moved)
-        to = _window(map(sum, zip(target.at, [0] * before + moved, strict=True)), (1,) * before + piece.extent)
     inside = _window((begin - origin for begin, origin in zip(piece.start, shard.start, strict=True)), piece.extent)
-    return _Move(number, inside, piece, to)
+    if target is None:
+        return _Move(number, inside, piece, None)
+    moved = target.turned(tuple(begin - origin for begin, origin in zip(piece.start, target.source.start, strict=True)))
+    before = (0,) * (len(target.at) - len(moved))
+    to = _window(map(sum, zip(target.at, before + moved, strict=True)), target._replace(source=piece).extent)
+    return _Move(number, inside, piece, to, target.transposed)
 
 
 def _window(start: Iterable[int], extent: tuple[int, ...]) -> tuple[slice, ...]:

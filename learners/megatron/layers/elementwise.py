@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asyncrl.core.architectures.description import GATE_LIMIT, GATE_SLOPE
+
 
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """``values / sqrt(mean(values**2) + epsilon) * weight`` over the last dimension, with the mean and the quotient in
@@ -35,6 +37,14 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     """
     gated: Tensor = _GatedSilu.apply(gate_up)
     return gated
+
+
+def clamped_glu(gate_up: Tensor) -> Tensor:
+    """``gate * sigmoid(1.702 * gate) * (up + 1)``, with the gate clamped from above and the other from both sides (OpenAI 2025,
+    arXiv:2508.10925); arguments and result as in :func:`gated_silu`."""
+    gate, up = gate_up.chunk(2, -1)
+    gate, up = gate.clamp(max=GATE_LIMIT), up.clamp(-GATE_LIMIT, GATE_LIMIT)
+    return gate * torch.sigmoid(gate * GATE_SLOPE) * (up + 1)
 
 
 def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

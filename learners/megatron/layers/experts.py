@@ -4,7 +4,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.router import TopKRouter
@@ -12,6 +16,7 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from asyncrl.learners.megatron.layers.elementwise import clamped_glu
 from asyncrl.learners.megatron.layers.kernels import UsesKernels
 
 
@@ -21,15 +26,20 @@ class Router(TopKRouter):
     def gating(self, tokens: Tensor) -> Tensor:
         """The router's logits, from [t, 1, hidden] to float32 [t, 1, experts]. Megatron's own method fails without
         TransformerEngine."""
-        return F.linear(tokens.float(), self.weight.float())
+        return F.linear(tokens.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 class Experts(UsesKernels, SequentialMLP):
-    """Megatron's experts, computed one after another, with gated SiLU and no biases."""
+    """Megatron's experts, computed one after another, with gated SiLU; those that have biases with a clamped gate."""
 
     def __init__(self, count: int, config: TransformerConfig, **options: Any) -> None:
         submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
         super().__init__(count, config, submodules, **options)
+        for bias in (expert.linear_fc2.bias for expert in self.local_experts if config.add_bias_linear):
+            # No rank divides experts with biases: the ranks of a tensor-parallel group have different ones, or share them as
+            # data-parallel ranks do. Megatron would sum their gradients, and leave them out of the norm on all but the first.
+            bias.sequence_parallel = False
+            set_tensor_model_parallel_attributes(bias, is_parallel=True, dim=0, stride=1)
 
     def forward(self, tokens: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor, None]:
         """Compute each expert's output for its tokens, times the weight that the router gave it.
@@ -45,8 +55,10 @@ class Experts(UsesKernels, SequentialMLP):
         sizes = counts.tolist()
         outputs = []
         for expert, mine, weight in zip(self.local_experts, tokens.split(sizes), weights.split(sizes), strict=True):
-            gate_up, _ = expert.linear_fc1(mine)
-            outputs.append(expert.linear_fc2((self.kernels.gated_silu(gate_up) * weight.unsqueeze(1)).to(tokens.dtype))[0])
+            gate_up, bias = expert.linear_fc1(mine)
+            gated = self.kernels.gated_silu(gate_up) if bias is None else clamped_glu(gate_up + bias)
+            output, bias = expert.linear_fc2((gated * weight.unsqueeze(1)).to(tokens.dtype))
+            outputs.append(output if bias is None else output + (weight.unsqueeze(1) * bias).to(tokens.dtype))
         return torch.cat(outputs), None
 
 

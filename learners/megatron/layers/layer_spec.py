@@ -54,7 +54,7 @@ def block_spec(config: PolicyTransformerConfig, chunk: int | None) -> Transforme
 
 def uses_transformer_engine(config: PolicyTransformerConfig) -> bool:
     """Whether the layers are TransformerEngine's; see :func:`.engine.engine_layers`."""
-    return config.latent is None and engine_layers(config.params_dtype, config.context_parallel_size)
+    return config.latent is None and not config.sinks and engine_layers(config.params_dtype, config.context_parallel_size)
 
 
 def check_fp8(config: PolicyTransformerConfig) -> None:

@@ -2,7 +2,7 @@
 prefixes, and the rows that continue them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,7 +77,8 @@ class PackedRows(PackedSeqParams):
         rotation: cosine and sine of the rotary embedding, see :meth:`rotate_by`; None if Megatron's layer applies it.
         predicting: int64 [n], the only tokens whose hidden states are needed from the last layer; None if the layer
             gives them all.
-        flexible_mask: the mask of FlexAttention, made by the first layer that needs it.
+        flexible_masks: the masks of FlexAttention by the window that a layer sees, 0 for all that is before a token; each is made
+            by the first layer that needs it.
         routing: what routers of experts are told, a :class:`.routing.TokenRouting`; None if the model has none.
     """
 
@@ -86,7 +87,7 @@ class PackedRows(PackedSeqParams):
     preamble: int = 0
     rotation: tuple[Tensor, Tensor] | None = None
     predicting: Tensor | None = None
-    flexible_mask: BlockMask | None = None
+    flexible_masks: dict[int, BlockMask] = field(default_factory=dict)
     routing: "TokenRouting | None" = None
 
     @classmethod

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import EXPERTS, assemble, make_batch, make_model
+from learner_samples import EXPERTS, OSS_ROPE, assemble, make_batch, make_model
 from ranks import run_ranks
 from safetensors.torch import save_file
 from test_experts import load_and_train, train_and_save
@@ -43,6 +43,9 @@ NEW = {
         {"n_group": 1, "topk_group": 1, "rope_parameters": DEEPSEEK_YARN},
         {"context": 2, "recompute": "selective"},
     ),
+    "gpt_oss": ({}, MIXED),
+    "gpt_oss-pipeline": ({}, DENSE),
+    "gpt_oss-context": ({}, {"context": 2, "recompute": "selective"}),
     "glm4_moe-without-biases": ({"attention_bias": False, "use_qk_norm": False}, {"tensor": 2, "expert_tensor": 2}),
     "qwen2_moe-some-dense": ({"mlp_only_layers": [1], "norm_topk_prob": False}, {"pipeline": 2, "data": 2, "expert": 2}),
 }
@@ -92,7 +95,7 @@ def test_another_layout_goes_on_from_a_checkpoint(case, tmp_path):
 
 
 def test_every_architecture_is_one_that_a_test_trains(tmp_path):
-    trained = {"qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "mixtral", "qwen2_moe", "glm4_moe", "deepseek_v3"}
+    trained = {"qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "mixtral", "qwen2_moe", "glm4_moe", "deepseek_v3", "gpt_oss"}
     assert {description.model_type for description in KNOWN.values()} == trained
 
 
@@ -138,12 +141,23 @@ def test_yarn_is_not_the_plain_embedding(tmp_path):
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave false"),
         ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob false"),
         ("qwen2_moe", {"qkv_bias": False}, "qkv_bias false"),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 4}, "layer_types full_attention"),
+        ("gpt_oss", {"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, r"swiglu_limit 5\.0"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, r"swiglu_alpha 1\.0"),
+        ("gpt_oss", {"rope_parameters": OSS_ROPE | {"attention_factor": 1.0}}, r"attention_factor 1\.0"),
     ],
 )
 def test_what_the_learner_does_not_compute_is_refused(tmp_path, architecture, overrides, text):
     folder = make_model(tmp_path, architecture, **overrides)
     with pytest.raises(RecipeError, match=text):
         supported_config(folder, LEARNER)
+
+
+def test_ranks_cannot_divide_experts_with_biases(tmp_path):
+    learner = msgspec.structs.replace(LEARNER, tensor_parallel=2, expert_tensor_parallel=2)
+    with pytest.raises(RecipeError, match=r"learner\.expert_tensor_parallel: 2 ranks cannot divide experts that have biases"):
+        supported_config(make_model(tmp_path, "gpt_oss"), learner)
 
 
 def test_a_window_that_no_row_is_longer_than_is_full_attention(tmp_path):

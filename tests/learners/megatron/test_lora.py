@@ -86,6 +86,7 @@ def with_adapters(model, adapters):
         ("qwen3_moe", {}, ATTENTION),
         ("qwen2_moe", {}, ATTENTION),
         ("glm4_moe", {}, ATTENTION),
+        ("gpt_oss", {}, ATTENTION),
         ("deepseek_v3", {}, LATENT),
         ("deepseek_v3", {"q_lora_rank": None}, WHOLE_QUERIES),
     ],

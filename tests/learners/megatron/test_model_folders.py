@@ -12,13 +12,20 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from asyncrl.core.architectures.joint_experts import names_in
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.models.model_weights import check_folder
 
 
 def stored(folder):
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    """The tensors of a folder, each expert's by itself."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            names = names_in(name, len(tensor))
+            found |= {name: tensor} if names == [name] else dict(zip(names, tensor, strict=True))
+    return found
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])

@@ -100,9 +100,8 @@ def test_attention_is_the_same_by_either_way(way, lengths):
 
 
 def configuration(heads, groups, dim, dtype=torch.float32):
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
-    return TransformerConfig(
+    return PolicyTransformerConfig(
         num_layers=1,
         hidden_size=heads * dim,
         num_attention_heads=heads,

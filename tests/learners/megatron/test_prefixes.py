@@ -163,9 +163,9 @@ def folder(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"), max_position_embeddings=512)
 
 
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("experts"), "qwen3_moe", max_position_embeddings=512)
+@pytest.fixture(scope="module", params=["qwen3_moe", "gpt_oss"])
+def experts(request, tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("experts"), request.param, max_position_embeddings=512)
 
 
 MIXED = [
@@ -231,8 +231,9 @@ def test_loss_and_gradients_are_those_without_sharing(folder, name):
 
 
 def test_experts_have_the_gradients_without_sharing(experts):
-    expected, expected_gradients, _ = gradients(experts, MIXED, share=False)
-    found, shared_gradients, _ = gradients(experts, MIXED, share=True)
+    """gpt-oss sees windows of 8 tokens in half of its layers, and has sinks."""
+    expected, expected_gradients, _ = gradients(experts, BATCHES["preamble"], share=False)
+    found, shared_gradients, _ = gradients(experts, BATCHES["preamble"], share=True)
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert_same_gradients(shared_gradients, expected_gradients)
 
@@ -262,6 +263,13 @@ def test_the_path_of_a_gpu_sees_what_that_of_a_cpu_does(groups, preamble):
     """Forward only: FlexAttention has no gradients on a CPU."""
     parts = run_ranks(rank_side.both_prefix_attentions, groups, preamble)
     ((of_cpu, of_gpu),) = parts
+    np.testing.assert_allclose(of_gpu, of_cpu, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_the_path_of_a_gpu_has_the_sinks_and_windows_of_that_of_a_cpu(window):
+    """Forward only, as above."""
+    ((of_cpu, of_gpu),) = run_ranks(rank_side.both_sink_attentions, window)
     np.testing.assert_allclose(of_gpu, of_cpu, atol=1e-5)
 
 

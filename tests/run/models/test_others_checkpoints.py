@@ -14,7 +14,16 @@ from model_folders import write_tokenizer
 from planned import ROOMY
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.models.dequantised import plain_folder
@@ -39,8 +48,10 @@ SIZES = {
 def saved(folder: Path, **changes: object) -> Path:
     """A model as transformers saves it in bfloat16, with the tokenizer of the tiny model, which has fewer tokens than it."""
     torch.manual_seed(0)
-    config = Qwen3Config(**(SIZES | {"tie_word_embeddings": True} | changes), dtype="bfloat16")
-    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+    of_experts = "num_local_experts" in changes
+    kind, model = (GptOssConfig, GptOssForCausalLM) if of_experts else (Qwen3Config, Qwen3ForCausalLM)
+    config = kind(**(SIZES | {"tie_word_embeddings": not of_experts} | changes), dtype="bfloat16")
+    model(config).bfloat16().save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
@@ -137,6 +148,19 @@ def by_block(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {name: stored, f"{name}_scale_inv": torch.full((1, 1), 0.001)}, stored.float() * 0.001
 
 
+FOUR_BITS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def by_microscale(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Any weights of the same shape: 32 of an output's follow each other, two to a byte, and have a power of 2 for a scale."""
+    experts, inputs, outputs = weight.shape
+    blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+    scales = torch.randint(118, 124, blocks.shape[:-1], dtype=torch.uint8)
+    both = torch.stack([FOUR_BITS[(blocks % 16).long()], FOUR_BITS[(blocks // 16).long()]], -1).flatten(-2)
+    found = both * torch.exp2(scales.float() - 127).unsqueeze(-1)
+    return {f"{name}_blocks": blocks, f"{name}_scales": scales}, found.flatten(2).transpose(1, 2)
+
+
 CHANNELS = {
     "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False,
 }  # fmt: skip
@@ -152,6 +176,7 @@ METHODS: dict[str, tuple[Quantise, dict[str, object]]] = {
         },
     ),
     "fp8": (by_block, {"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}),
+    "mxfp4": (by_microscale, {"modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]}),
 }
 
 
@@ -163,12 +188,13 @@ def test_quantised_weights_are_dequantised_into_a_folder_of_their_own(
     if method == "fp8":
         pytest.importorskip("accelerate", reason="transformers dequantises fp8 only with accelerate")
     monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
-    folder = saved(tmp_path / "model")
+    folder = saved(tmp_path / "model", **({"num_local_experts": 4, "num_experts_per_tok": 2} if method == "mxfp4" else {}))
+    endings = ("experts.gate_up_proj", "experts.down_proj") if method == "mxfp4" else ("_proj.weight",)
     quantise, how = METHODS[method]
     stored, expected = {}, load_file(folder / "model.safetensors")
     for name, weight in list(expected.items()):
         parts = {name: weight}
-        if name.endswith("_proj.weight"):
+        if name.endswith(endings):
             parts, expected[name] = quantise(name, weight)
         stored |= parts
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from model_folders import SMALL, write_model
-from planned import MOONLIGHT, QWEN3_0_6B, QWEN3_30B_A3B, ROOMY
+from planned import GPT_OSS, MOONLIGHT, QWEN3_0_6B, QWEN3_30B_A3B, ROOMY
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
@@ -230,6 +230,19 @@ def test_the_sizes_of_attention_heads_are_vllm_s():
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
+
+
+def test_gpt_oss_is_taken_on_cpus_without_replay(tmp_path):
+    write_model(tmp_path, GPT_OSS)
+    recipe, replayed = (
+        compose("quickstart", [f"model.path={tmp_path}", "model.max_context=512", f"learner.experts.replay={replay}"])
+        for replay in ("false", "true")
+    )
+    make_plan(recipe, ROOMY)
+    with pytest.raises(RecipeError, match=r"on a GPU, publications do not reach vLLM's GptOssForCausalLM"):
+        make_plan(recipe, msgspec.structs.replace(ROOMY, gpus=4))
+    with pytest.raises(RecipeError, match=r"learner\.experts\.replay: the experts that vLLM says it chose"):
+        make_plan(replayed, ROOMY)
 
 
 def test_latent_attention_is_taken_on_a_cpu_in_the_sizes_of_its_kernel(tmp_path):

@@ -142,7 +142,6 @@ def test_loaders_that_do_more_than_copying_have_no_plan(compute):
 @pytest.mark.parametrize(
     ("name", "shape", "loader"),
     [
-        pytest.param("down", (6, 4), {"down": torch.t}, id="transposes"),
         pytest.param("down", (2, 2, 6), {"down": lambda tensor: tensor.view(4, 6)}, id="joins dimensions"),
         pytest.param("down", (4, 12), {"down": lambda tensor: tensor[:, ::2]}, id="leaves out columns"),
         pytest.param("words", (5, 4), {"padding": slice(3)}, id="loads a part twice"),
@@ -159,10 +158,28 @@ def test_a_parameter_that_is_not_filled_has_no_plan():
     assert LoadPlan.of(model, shapes(tensors), [model.output]) is None
 
 
-def test_a_parameter_that_something_else_holds_too_has_no_plan():
+@pytest.mark.parametrize("make", [torch.t, lambda tensor: tensor.t().contiguous()])
+def test_a_loader_may_transpose(publish, make):
+    tensors, model = checkpoint() | {"down": torch.randn(6, 4)}, Loader(down=make)
+    plan = LoadPlan.of(model, shapes(tensors), [model.output])
+    publication = publish(tensors)
+    reading = SliceReader(plan.targets, at_once=5).read(publication)
+    for layer in plan.prepare(reading.fill):
+        layer.exchange()
+    assert reading.total() == publication.fingerprint
+    assert torch.equal(model.down.weight, tensors["down"].t())
+
+
+def test_a_vector_that_something_else_holds_too_stays_where_it_is_and_a_matrix_has_no_plan(publish):
     """The router of some models holds the biases of a layer, and would go on with the old ones."""
     tensors, model = checkpoint(), Loader()
     model.down.router = SimpleNamespace(bias=model.fused.bias)
+    plan = LoadPlan.of(model, shapes(tensors), [model.output])
+    for layer in plan.prepare(SliceReader(plan.targets).read(publish(tensors)).fill):
+        layer.exchange()
+    assert model.down.router.bias is model.fused.bias
+    assert torch.equal(model.fused.bias, tensors["bias"])
+    model.down.router.bias = model.fused.weight
     assert LoadPlan.of(model, shapes(tensors), [model.output]) is None
 
 

@@ -82,6 +82,11 @@ def check_layout(learner: LearnerConfig, model: Architecture) -> None:
     ):
         if count % ranks:
             raise RecipeError(f"learner.{key}", f"{ranks} does not divide {what}", f"choose a divisor of {count}")
+    if model.expert_names.joint and learner.expert_tensor_parallel > 1:
+        problem = f"{learner.expert_tensor_parallel} ranks cannot divide experts that have biases"
+        raise RecipeError(
+            "learner.expert_tensor_parallel", problem, "set it to 1, and share out experts by learner.expert_parallel"
+        )
     if learner.lora is not None:
         _check_adapters(learner.lora, model)
     of_stage = layers // learner.pipeline_parallel
