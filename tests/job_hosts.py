@@ -118,12 +118,12 @@ def scraped(stage: Stage, call: Callable[..., str]) -> None:
         step = given.pop("ray_asyncrl_training_step", 0.0)
     run.signal(signal.SIGINT)
     recorded = {f"ray_{exported_name(name)}": stage.values(name) for name in stage.metrics()}
-    # A scrape may come while the values of a step are handed over one after the other.
-    near = {name: [values.get(int(step) + by) for by in (-1, 0, 1)] for name, values in recorded.items()}
+    # A gauge has the newest value. A scrape may come while those of a step are handed over one after the other.
+    near = {name: [value for at, value in values.items() if at <= step + 1][-3:] for name, values in recorded.items()}
     other = {name: (value, near[name]) for name, value in given.items() if value not in near[name] and not isnan(value)}
-    stage.say(f"step {step:g}: {len(given)} gauges, {len(given) - len(other)} of them with the run's values; others: {other}")
+    stage.say(f"step {step:g}: {len(given)} gauges; those without the run's values: {other}")
     assert len(given) > 50
-    assert all("evaluation" in name for name in other), "evaluations come rarely, and keep their values"
+    assert not other
 
 
 def slurm(stage: Stage, call: Callable[..., str]) -> None:
