@@ -5,7 +5,7 @@ folder has the recipe, the record of its steps and checkpoints, from which its v
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,7 +66,9 @@ def plan_offline(offline: Offline, made: Path, view: LiveView | None = None) -> 
         RecipeError: it cannot be trained rightly.
     """
     recipe = offline.recipe
-    runs = [KeptSteps.of(RunFolder.find(path)) for path in offline.runs if path not in offline.files]
+    folders = [RunFolder.find(path) for path in offline.runs if path not in offline.files]
+    _check_once([folder.path for folder in folders], offline.files)
+    runs = [KeptSteps.of(folder) for folder in folders]
     for run in runs:
         known: dict[str, Recipe] = {}
         for version in run.batches_of(offline.first, offline.last):
@@ -86,6 +88,21 @@ def plan_offline(offline: Offline, made: Path, view: LiveView | None = None) -> 
             )
     chosen = recorded.chosen(recipe, offline.best)
     return chosen, (*remarks, *_remarks(recipe, chosen))
+
+
+def _check_once(folders: Sequence[Path], files: Sequence[Path]) -> None:
+    """Refuse a run that is named twice, or beside files of its own episodes: they would be trained twice."""
+    seen: set[Path] = set()
+    for folder in (path.resolve() for path in folders):
+        if folder in seen:
+            raise RecipeError(
+                "--from", f"{folder} is named twice, and each of its episodes would be trained twice", "name it once"
+            )
+        seen.add(folder)
+    for file in files:
+        if folder := next((each for each in seen if file.resolve().is_relative_to(each)), None):
+            problem = f"{file} has episodes of {folder}, which is named too, so that they would be trained twice"
+            raise RecipeError("--from", problem, "name the run or its files, not both")
 
 
 def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:

@@ -94,6 +94,15 @@ def test_what_other_hosts_have_is_refused_before_anything_is_trained(recorded: R
         plan_offline(msgspec.structs.replace(offline(recorded, tmp_path), runs=(copy,)), tmp_path)
 
 
+@pytest.mark.parametrize("further", ["", "trajectories/kept.parquet", "link.parquet"], ids=["a run", "its file", "a link to it"])
+def test_episodes_that_would_be_trained_twice_are_refused(recorded: RunFolder, tmp_path: Path, further: str):
+    (tmp_path / "link.parquet").symlink_to(recorded.path / "trajectories" / "kept.parquet")
+    where = tmp_path if further.startswith("link") else recorded.path
+    asked = msgspec.structs.replace(offline(recorded, tmp_path), runs=(recorded.path, where / further))
+    with pytest.raises(RecipeError, match="would be trained twice"):
+        plan_offline(asked, tmp_path)
+
+
 def relaunched(recorded: RunFolder, parent: Path, *recipes: Recipe) -> RunFolder:
     """A copy of a run whose steps these recipes have trained, in equal shares."""
     copy = RunFolder(Path(shutil.copytree(recorded.path, parent / recorded.path.name)))
