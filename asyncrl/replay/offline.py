@@ -100,8 +100,8 @@ def _check_once(folders: Sequence[Path], files: Sequence[Path]) -> None:
             )
         seen.add(folder)
     for file in files:
-        if folder := next((each for each in seen if file.resolve().is_relative_to(each)), None):
-            problem = f"{file} has episodes of {folder}, which is named too, so that they would be trained twice"
+        if of := next((folder for folder in seen if file.resolve().is_relative_to(folder)), None):
+            problem = f"{file} has episodes of {of}, which is named too, so that they would be trained twice"
             raise RecipeError("--from", problem, "name the run or its files, not both")
 
 
