@@ -1,8 +1,9 @@
 """Shows that what Megatron's ranks publish is what an engine samples with, whatever divides the model on either side.
 
 Ranks train five versions, publish each, and compute the log-probabilities of some rows with it. An engine installs the same five
-publications, and scores the same rows. ``PYTHONPATH=tests python tests/learners/publication_proof.py`` prints the table for all
-models, layouts and engines; the test takes one column of it.
+publications, in the table while it samples, and scores the same rows.
+``PYTHONPATH=tests:tests/learners python tests/learners/publication_proof.py`` prints the table for all models, layouts and
+engines; the test takes one column of it.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import ExpertsConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.trajectory import Sampling
+from asyncrl.generators.completion import Completion
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
@@ -99,11 +102,30 @@ def published(folder: Path, layout: dict[str, int], first: int, target: Path) ->
     return versions
 
 
-async def gaps(engine: VllmEngine, versions: list[Published]) -> list[tuple[float, float]]:
-    """Install each version, and return the mean and the largest difference of log-probabilities."""
+async def sampling(engine: VllmEngine) -> list["asyncio.Task[Completion]"]:
+    """Begin a request for each row, and wait until one runs."""
+    asked = [
+        asyncio.ensure_future(engine.generate(row, max_tokens=55, sampling=Sampling(temperature=1.0), stop_token_ids=()))
+        for row in ROWS
+    ]
+    while not (await engine.report_load()).running and not all(each.done() for each in asked):
+        pass
+    return asked
+
+
+async def gaps(engine: VllmEngine, versions: list[Published], going_on: list[int] | None = None) -> list[tuple[float, float]]:
+    """Install each version, and return the mean and the largest difference of log-probabilities.
+
+    Args:
+        going_on: gets, for each version, how many requests have tokens of it and of the one before. None to have no requests.
+    """
     found = []
     for publication, logprobs in versions:
+        asked = [] if going_on is None else await sampling(engine)
         assert await engine.load_publication(publication) == publication.fingerprint
+        if going_on is not None:
+            seen = [{span.version for span in each.spans} for each in await asyncio.gather(*asked)]
+            going_on.append(sum(publication.version in each and len(each) > 1 for each in seen))
         scored = await engine.score(ROWS)
         assert {row.version for row in scored} == {publication.version}
         distances = np.abs(np.concatenate([row.logprobs for row in scored]) - np.concatenate(logprobs))
@@ -131,9 +153,11 @@ async def table(chosen: list[str]) -> None:
                 engine = await started(folder, tensor_parallel, dtype)
                 try:
                     for key, each in versions.items():
-                        rows = await gaps(engine, each)
+                        going_on: list[int] = []
+                        rows = await gaps(engine, each, going_on)
                         told = "  ".join(f"{mean:.1e}/{worst:.1e}" for mean, worst in rows)
-                        sys.stdout.write(f"{name:11s} {key:9s} engine TP{tensor_parallel} {dtype:9s} mean/worst: {told}\n")
+                        sys.stdout.write(f"{name:11s} {key:9s} engine TP{tensor_parallel} {dtype:9s} mean/worst: {told}")
+                        sys.stdout.write(f"  went on, of {len(ROWS)}: {going_on}\n")
                         sys.stdout.flush()
                 finally:
                     await engine.close()
