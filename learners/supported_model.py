@@ -104,7 +104,7 @@ def _check_supported(source: "PreTrainedConfig", quantised: bool) -> None:
             f"{description.name} with {', '.join(found)} is not supported",
             "choose a model with hidden_act silu, no biases (except Qwen2's own), full attention everywhere, rope_type default, "
             f"{' or '.join(SCALED_ROPE)} over whole heads, and, if it has experts, several of them per token or norm_topk_prob "
-            "false",
+            "false; of gpt-oss, one with the numbers and layers of those published",
         )
 
 
@@ -164,7 +164,7 @@ def _sink_variants(source: "PreTrainedConfig", description: Description) -> dict
     rope, layers = source.rope_parameters, source.num_hidden_layers
     alternating = (["sliding_attention", "full_attention"] * layers)[:layers]
     return {
-        f"layer_types {', '.join(source.layer_types)}": source.layer_types != alternating,
+        "layer_types that do not alternate, beginning with sliding_attention": source.layer_types != alternating,
         f"sliding_window {source.sliding_window}": (source.sliding_window or 0) < 1,
         "attention_bias false": not source.attention_bias,
         f"rms_norm_eps {source.rms_norm_eps}": source.rms_norm_eps != 1e-5,

@@ -61,8 +61,8 @@ class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
         shared: where the projections of the expert are that every token goes to; they are called as in a layer without experts.
         shared_gate: the gate of that expert; empty if it has none.
         choice_bias: what is added to the router's scores for choosing experts, and not for weighing them; empty if nothing is.
-        joint: whether router and experts have biases, and an expert's gate and up are one matrix, column by column, as
-            :mod:`.joint_experts` says.
+        joint: whether router and experts have biases, an expert's gate and up are one matrix, column by column, as
+            :mod:`.joint_experts` says, and are clamped: they give ``gate * sigmoid(1.702 * gate) * (up + 1)``.
     """
 
     block: str = "mlp"

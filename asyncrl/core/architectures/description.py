@@ -53,7 +53,6 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
         sigmoid: whether scores are sigmoids, and their weights scaled by ``routed_scaling_factor``.
         grouped: whether a token's experts are from ``topk_group`` of ``n_group`` groups: those whose two best scores add up to
             most.
-        clamped: whether gate and up are clamped, and what they give is ``gate * sigmoid(1.702 * gate) * (up + 1)``.
         names: what the tensors are called.
     """
 
@@ -66,7 +65,6 @@ class ExpertsDescription(msgspec.Struct, frozen=True, kw_only=True):
     shared_experts: str = ""
     sigmoid: bool = False
     grouped: bool = False
-    clamped: bool = False
     names: ExpertNames = ExpertNames()
 
 

@@ -18,7 +18,6 @@ DESCRIPTION = Description(
         count=("num_local_experts",),
         channels="intermediate_size",
         normalised=True,
-        clamped=True,
         names=ExpertNames(router="router", joint=True),
     ),
 )

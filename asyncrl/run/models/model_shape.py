@@ -259,13 +259,13 @@ def check_ranks(with_experts: bool, place: str, pool: GeneratorsConfig) -> None:
         )
 
 
-def check_attention(shape: ModelShape, learner: LearnerConfig, *, on_gpus: bool) -> None:
+def check_attention(shape: ModelShape, learner: LearnerConfig, pools: Mapping[str, GeneratorsConfig], *, on_gpus: bool) -> None:
     """Check that engines can compute the model's attention with new weights, and say which experts they chose if asked to."""
     latent, sinks = shape.architecture.latent, shape.architecture.sinks
     if sinks and on_gpus:
         problem = (
-            f"on a GPU, publications do not reach vLLM's {shape.description.name}: it loads sinks and biases past the way by "
-            "which vLLM loads new weights into a model that it has"
+            f"on a GPU, publications do not reach vLLM's {shape.description.name}: it writes sinks and biases directly, so that "
+            "loading new weights into a model that is there misses them"
         )
         raise RecipeError("model.path", problem, "run it on CPUs, or name another model")
     if sinks and learner.experts.replay:
@@ -273,6 +273,10 @@ def check_attention(shape: ModelShape, learner: LearnerConfig, *, on_gpus: bool)
         raise RecipeError("learner.experts.replay", problem, "set it to false")
     if on_gpus:
         return
+    for name, pool in pools.items():
+        if sinks and pool.dtype == "float16":
+            problem = "in float16, vLLM on a CPU keeps a copy of the sinks, which new weights would not reach"
+            raise RecipeError(f"{pool_place(name)}.dtype", problem, "set it to bfloat16 or float32")
     if latent is not None and (sizes := (latent.key_value_rank, latent.rotated)) != CPU_LATENT_SIZES:
         raise RecipeError(
             "model.path",

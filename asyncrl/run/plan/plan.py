@@ -179,7 +179,7 @@ def make_plan(
     placed, lacking = place_all(recipe)
     routes = _routes(recipe, machine, shape, placed, run)
     folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
-    check_attention(shape, recipe.learner, on_gpus=machine.gpus > 0)
+    check_attention(shape, recipe.learner, recipe.generators.by_pool, on_gpus=machine.gpus > 0)
     if not machine.gpus:
         _check_on_cpu(recipe, shape)
     greedy = recipe.algorithm.greedy_sample is not None

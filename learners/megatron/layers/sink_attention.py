@@ -58,7 +58,7 @@ def attention_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tenso
 
 
 def within_window(causal: Tensor, window: int) -> Tensor:
-    """Leave out of a causal mask, bool [..., n, m], the keys that are more than ``window`` before the last that a query sees."""
+    """Keep of a causal mask, bool [..., n, m], the last ``window`` keys that each query sees, its own among them."""
     if not window:
         return causal
     keys = torch.arange(causal.size(-1), device=causal.device)

@@ -141,7 +141,7 @@ def test_yarn_is_not_the_plain_embedding(tmp_path):
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave false"),
         ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob false"),
         ("qwen2_moe", {"qkv_bias": False}, "qkv_bias false"),
-        ("gpt_oss", {"layer_types": ["full_attention"] * 4}, "layer_types full_attention"),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 4}, "layer_types that do not alternate"),
         ("gpt_oss", {"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06"),
         ("gpt_oss", {"swiglu_limit": 5.0}, r"swiglu_limit 5\.0"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, r"swiglu_alpha 1\.0"),

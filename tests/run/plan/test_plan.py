@@ -243,6 +243,9 @@ def test_gpt_oss_is_taken_on_cpus_without_replay(tmp_path):
         make_plan(recipe, msgspec.structs.replace(ROOMY, gpus=4))
     with pytest.raises(RecipeError, match=r"learner\.experts\.replay: the experts that vLLM says it chose"):
         make_plan(replayed, ROOMY)
+    half = msgspec.structs.replace(recipe, generators=msgspec.structs.replace(recipe.generators, dtype="float16"))
+    with pytest.raises(RecipeError, match=r"generators\.dtype: in float16, vLLM on a CPU keeps a copy of the sinks"):
+        make_plan(half, ROOMY)
 
 
 def test_latent_attention_is_taken_on_a_cpu_in_the_sizes_of_its_kernel(tmp_path):
