@@ -121,7 +121,7 @@ def launch(
     try:
         tracker.finish(status, TRACKING_FLUSH_S if status is Status.COMPLETED else recipe.deadlines.shutdown / 5)
     except (AsyncRLError, KeyboardInterrupt) as error:
-        logger.warning("the last records are missing in MLflow: %s", error or "interrupted")
+        logger.warning("the last records are not tracked: %s", error or "interrupted")
         if status is Status.COMPLETED:
             summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
             summary = summary.recorded(folder.summary)

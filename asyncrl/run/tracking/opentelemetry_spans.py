@@ -2,11 +2,12 @@
 
 A training step is a trace, with a span for each part of the learner's time; so is a trajectory, with the spans that MLflow has,
 but without texts. What always holds: a training step or a trajectory has the same ids however often it is sent; a collector that
-is down costs its spans and no training.
+is down or slow costs spans and no training: to send them takes at most ``SHARE`` of the time, and what comes between is left out.
 """
 
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncrl.core.measures.time_split import LEARNER
 from asyncrl.run.measures.measure_file import StepMeasure
-from asyncrl.run.tracking.traces import described, parts_of, sampled, trace_id
+from asyncrl.run.tracking.traces import UNREADABLE, described, parts_of, sampled, trace_id
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -24,9 +25,13 @@ logger = logging.getLogger(__name__)
 NAME = "opentelemetry"
 """What ``tracking.also`` calls it."""
 AGAIN_S = 60.0
-"""How long a collector that took no spans is left alone, in seconds: to ask it takes ten."""
-_TOLD = ("outcome", "problem")
-"""What is said of a call of a tool."""
+"""How long a collector that took no spans is left alone at least, in seconds."""
+SHARE = 0.1
+"""The most of the time that exports may take: after one that took ``t`` seconds none is made for about ``t / SHARE``."""
+AT_ONCE_S = 1.0
+"""How many seconds of exports may be made before that holds: the spans of a step and of its episodes come one after another."""
+_TOOL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What a tool's name looks like. A model writes the name of a call, so that it may be any text."""
 
 
 class _Span(NamedTuple):
@@ -42,7 +47,7 @@ class _Span(NamedTuple):
 class OpenTelemetrySpans:
     """Sends spans of one run. ``OTEL_EXPORTER_OTLP_ENDPOINT`` and the other variables of OpenTelemetry say where to and how.
 
-    Its methods are called in one thread.
+    Its methods are called in one thread. Each but :meth:`end` makes at most one request.
 
     Args:
         run: the name of the run.
@@ -52,18 +57,19 @@ class OpenTelemetrySpans:
 
     def __init__(self, run: str, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
         self._run_id, self._clock = run_id, clock
         # What the user says by OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES comes last, and holds.
-        self._resource = Resource({"service.name": "asyncrl", "asyncrl.run": run}).merge(Resource.create())
+        ours = Resource.create({"service.name": "asyncrl", "asyncrl.run": run})
+        self._resource = ours.merge(OTELResourceDetector().detect())
         self._exporter = OTLPSpanExporter()
-        self._next, self._lost = -float("inf"), False
+        self._next, self._lost, self._slow, self._left_out = -float("inf"), False, False, 0
 
     def step(self, measure: StepMeasure, ended_s: float) -> None:
         """Send a training step that ended so many seconds after the epoch."""
         digest = hashlib.blake2b(f"{self._run_id} {measure.step}".encode(), digest_size=16).hexdigest()
-        self._send(digest, ended_s - measure.time.seconds, _of_step(measure))
+        self._send([self._made(digest, ended_s - measure.time.seconds, _of_step(measure))])
 
     def log(self, file: Path, most: int) -> None:
         """Send up to ``most`` trajectories of a file of kept episodes.
@@ -71,30 +77,56 @@ class OpenTelemetrySpans:
         Raises:
             OSError: the file cannot be read.
         """
-        for episode in sampled(file, most):
-            self._send(trace_id(self._run_id, episode), episode["began"].timestamp(), _of_episode(episode))
+        self._send(
+            [
+                self._made(trace_id(self._run_id, episode), episode["began"].timestamp(), _of_episode(episode))
+                for episode in sampled(file, most)
+            ]
+        )
 
-    def _send(self, trace: str, began_s: float, spans: Iterator[_Span]) -> None:
-        """Send a trace, whose first span has all others in it."""
+    def end(self) -> None:
+        """Say how many traces were left out."""
+        if self._left_out:
+            logger.warning("the collector of OpenTelemetry lacks %d traces of this run", self._left_out)
+
+    def _send(self, traces: "Sequence[list[ReadableSpan]]") -> None:
+        """Send traces in one request, or leave them out if it is not time."""
+        if not traces:
+            return
+        began = self._clock()
+        if began < self._next:
+            self._left_out += len(traces)
+            if not self._lost and not self._slow:
+                self._slow = True
+                what = "is slow: traces are left out, so that to send them takes at most"
+                logger.warning("the collector of OpenTelemetry %s %g of the time", what, SHARE)
+            return
+        taken, reason = self._exported([span for trace in traces for span in trace])
+        ended = self._clock()
+        self._next = max(self._next, began - AT_ONCE_S / SHARE) + (ended - began) / SHARE
+        if not taken:
+            self._next = max(self._next, ended + AGAIN_S)
+            self._left_out += len(traces)
+        if taken is self._lost:
+            self._lost = not taken
+            lost = f"takes no spans (OTEL_EXPORTER_OTLP_ENDPOINT{reason}); they are left out until it does"
+            logger.warning("the collector of OpenTelemetry %s", "takes spans again" if taken else lost)
+
+    def _exported(self, spans: "Sequence[ReadableSpan]") -> tuple[bool, str]:
+        """Send spans. Return whether they were taken and, if the exporter raised an error, that error after a colon."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        if self._clock() < self._next:
-            return
-        made = self._made(int(trace, 16), round(began_s * 1e9), list(spans))
-        lost = self._exporter.export(made) is not SpanExportResult.SUCCESS
-        if lost:
-            self._next = self._clock() + AGAIN_S
-        if lost != self._lost:
-            self._lost = lost
-            what = (
-                "takes no spans (OTEL_EXPORTER_OTLP_ENDPOINT); they are left out until it does" if lost else "takes spans again"
-            )
-            logger.warning("the collector of OpenTelemetry %s", what)
+        try:
+            return self._exporter.export(spans) is SpanExportResult.SUCCESS, ""
+        except Exception as error:  # noqa: BLE001 - whatever an exporter raises, training goes on without spans
+            return False, f": {type(error).__name__}: {error}"
 
-    def _made(self, trace: int, began: int, spans: Sequence[_Span]) -> "list[ReadableSpan]":
+    def _made(self, name: str, began_s: float, of: Iterator[_Span]) -> "list[ReadableSpan]":
+        """Make a trace, whose first span has all others in it; ``name`` is 32 hexadecimal digits."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
+        trace, began, spans = int(name, 16), round(began_s * 1e9), list(of)
         contexts = [
             SpanContext(trace, _number(trace, number), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
             for number in range(len(spans))
@@ -138,8 +170,12 @@ def _of_episode(episode: dict[str, Any]) -> Iterator[_Span]:
     *parts, whole = parts_of(episode)
     yield _Span(whole.name, whole.start_s, whole.end_s, _named(described(episode)))
     for part in parts:
-        told = {name: part.outputs[name] for name in _TOLD if part.outputs[name]} if part.kind == "TOOL" else {}
-        yield _Span(part.name, part.start_s, part.end_s, _named({"kind": part.kind.lower(), **told}), part.failed)
+        name, told = part.name, {"kind": part.kind.lower()}
+        if part.kind == "TOOL":
+            told["outcome"] = part.outputs["outcome"]
+            if name != UNREADABLE and not _TOOL.fullmatch(name):
+                name = "unknown tool"
+        yield _Span(name, part.start_s, part.end_s, _named(told), part.failed)
 
 
 def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,8 @@ training steps take at most ``SHARE`` of the time; those of steps in between are
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from math import ceil
 from pathlib import Path
 
@@ -31,8 +30,8 @@ class PacedTraces:
     Args:
         recipe: says how many episodes are sampled, and in how many files those of a training step are.
         folder: where the files are.
-        stores: each logs up to so many trajectories of a file.
-        write: calls its argument until the disk has room for what that writes.
+        stores: each, by its name, logs up to so many trajectories of a file.
+        write: given the name of a store and a call of it, makes that call until the disk has room for what it writes.
         clock, busy: seconds that have passed, and seconds of the processor that this thread has taken.
     """
 
@@ -40,15 +39,15 @@ class PacedTraces:
         self,
         recipe: Recipe,
         folder: Path,
-        stores: Sequence[Callable[[Path, int], None]],
-        write: Callable[[Callable[[], None]], None],
+        stores: Mapping[str, Callable[[Path, int], None]],
+        write: Callable[[str, Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
         busy: Callable[[], float] = time.thread_time,
     ) -> None:
         keep, self._slices = recipe.tracking.trajectories, recipe.learner.layout.data
         self._most = keep.count if isinstance(keep, SampledTrajectoriesConfig) else SampledTrajectoriesConfig().count
         self._nothing = isinstance(keep, NoTrajectoriesConfig)
-        self._folder, self._stores, self._write, self._clock, self._busy = folder, stores, write, clock, busy
+        self._folder, self._stores, self._write, self._clock, self._busy = folder, dict(stores), write, clock, busy
         self._steps: deque[int] = deque(maxlen=_WAITING)
         self._next = -float("inf")
 
@@ -80,12 +79,13 @@ class PacedTraces:
                 return
 
     def _log(self, files: Sequence[Path]) -> None:
-        """Log an equal part of the sample from each file. If the store takes no traces, it is not asked again."""
-        if self._nothing or not files:
+        """Log an equal part of the sample from each file. A store that takes no traces is not asked again."""
+        if self._nothing:
             return
-        try:
-            for file, log in product(files, self._stores):
-                self._write(partial(log, file, ceil(self._most / len(files))))
-        except Exception:  # metrics go on without traces, whatever a store raises
-            logger.exception("no store has traces from here on; the episodes are still kept in %s", self._folder)
-            self._nothing = True
+        for file in files:
+            for name, log in list(self._stores.items()):
+                try:
+                    self._write(name, partial(log, file, ceil(self._most / len(files))))
+                except Exception:  # metrics go on without traces, whatever a store raises
+                    logger.exception("%s has no traces from here on; the episodes are still kept in %s", name, self._folder)
+                    del self._stores[name]

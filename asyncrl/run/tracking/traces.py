@@ -29,6 +29,8 @@ _TAGGED = (
     *("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "part", "role"),
     *("reward", "stop_reason"),
 )
+UNREADABLE = "unreadable call"
+"""Name of a call that could not be read, so that it has no tool."""
 _LONGEST_TAG = 250
 """MLflow takes no longer value."""
 _LINKED_AT_ONCE = 100
@@ -123,7 +125,7 @@ def parts_of(episode: dict[str, Any]) -> Iterator[Part]:
         for call in turn["calls"]:
             outputs = {"outcome": call["outcome"], "problem": call["problem"]}
             # Calls of one turn may run side by side: each begins where the turn was sampled.
-            name, failed = call["tool"] or "unreadable call", call["outcome"] != CallOutcome.OK
+            name, failed = call["tool"] or UNREADABLE, call["outcome"] != CallOutcome.OK
             yield Part(name, "TOOL", now, now + call["seconds"], None, outputs, failed)
         now, given = sampled + turn["environment_s"], turn["answer"]
     now += episode["scoring_s"]

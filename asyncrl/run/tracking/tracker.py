@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOCKED = "database is locked"
+_MLFLOW = "MLflow"
 
 QUEUE_LENGTH = 10_000
 """How many records may wait. It takes hours of training to fill the queue, so then the tracking server is gone."""
@@ -106,6 +107,8 @@ class Tracker:
         self._further: list[tuple[str, FurtherTracker]] = []
         self._tracked_step = -1
         """The last step tracked before the run was resumed: steps up to it that are done again are not tracked again."""
+        self._called = _MLFLOW
+        """The tracker that is being called."""
         # A daemon thread, so that a server that never answers cannot keep the process alive after finish() has given up.
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
@@ -135,13 +138,17 @@ class Tracker:
 
         Raises:
             TrackingFailed: some record could not be kept.
-            DeadlineExceeded: the tracking server took too long; records that still waited are lost.
+            DeadlineExceeded: a tracker took too long; records that still waited are lost.
         """
         self._put(_End(status))
         self._thread.join(seconds)
         if self._thread.is_alive():
-            remedy = f"{self._records.qsize()} records are not in {self.uri}; check that it can be reached"
-            raise DeadlineExceeded("the run", "MLflow to take in the last records", seconds, remedy)
+            called, waiting = self._called, self._records.qsize()
+            if called == _MLFLOW:
+                remedy = f"{waiting} records are not in {self.uri}; check that it can be reached"
+            else:
+                remedy = f"{waiting} records wait behind it; check that it can be reached, or take it out of tracking.also"
+            raise DeadlineExceeded("the run", f"{called} to take in the last records", seconds, remedy)
         self._raise_failure()
 
     def _put(self, record: _Record) -> None:
@@ -184,8 +191,8 @@ class Tracker:
             spans: OpenTelemetrySpans | None = None
             if OPENTELEMETRY in self._recipe.tracking.also:
                 spans = self._call_further(OPENTELEMETRY, partial(OpenTelemetrySpans, self._folder.path.name, run_id))
-            stores = [Traces(client, run_id).log, *([] if spans is None else [spans.log])]
-            traces = PacedTraces(self._recipe, self._folder.trajectories, stores, self._with_room)
+            stores = {_MLFLOW: Traces(client, run_id).log, **({} if spans is None else {OPENTELEMETRY: spans.log})}
+            traces = PacedTraces(self._recipe, self._folder.trajectories, stores, self._call)
             for record in self._batches():
                 match record:
                     case _End(status=status):
@@ -193,6 +200,8 @@ class Tracker:
                             traces.completed()
                         self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
                         self._with_further(methodcaller("end", status))
+                        if spans is not None:
+                            spans.end()
                     case _Measured(time_s=time_s, measure=measure):
                         self._with_room(partial(append, self._folder.measures, measure))
                         if spans is not None and measure.step > self._tracked_step:
@@ -218,10 +227,18 @@ class Tracker:
     def _call_further(self, name: str, call: Callable[[], T]) -> T:
         """Make a ``call`` of the tracker ``name`` beside MLflow, whose errors name that tracker."""
         try:
-            return self._with_room(call)
+            return self._call(name, call)
         except Exception as error:
             remedy = f"correct that and resume, or resume without it (--resume {self._folder.path} 'tracking.also=[]')"
             raise TrackingFailed(f"{name}: {error}; {remedy}") from error
+
+    def _call(self, name: str, call: Callable[[], T]) -> T:
+        """Make a ``call`` of the tracker ``name``, which :meth:`finish` names if it takes too long."""
+        self._called = name
+        try:
+            return self._with_room(call)
+        finally:
+            self._called = _MLFLOW
 
     def _with_room(self, write: Callable[[], T]) -> T:
         """Call ``write``, again and again while it fails because the disk is full or other runs write to the same database."""

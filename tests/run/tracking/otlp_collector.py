@@ -10,6 +10,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from asyncrl.run.tracking import opentelemetry_spans
+
 
 class Collector:
     """What came, and whether more is taken.
@@ -41,6 +43,7 @@ def use(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have spans sent to a collector, which may take as long as it likes: the machine may be busy."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
+    monkeypatch.setattr(opentelemetry_spans, "SHARE", 1.0)
 
 
 @contextmanager

@@ -16,7 +16,9 @@ class World:
         self.logged = []
         self.broken = False
         recipe = compose("quickstart", ["steps=9", "learner.warmup_steps=1", *overrides])
-        self.paced = PacedTraces(recipe, folder, [self.log], lambda write: write(), lambda: self.now, lambda: self.busy)
+        self.beside = []
+        stores = {"first": self.log, "second": lambda file, most: self.beside.append(file.name)}
+        self.paced = PacedTraces(recipe, folder, stores, lambda name, write: write(), lambda: self.now, lambda: self.busy)
 
     def log(self, file, most):
         if self.broken:
@@ -94,7 +96,7 @@ def test_nothing_is_logged_where_nothing_is_kept(tmp_path, keep):
     assert world.logged == ([("train-000001-0.parquet", 8)] if keep == "all" else [])
 
 
-def test_a_store_without_traces_is_asked_once(tmp_path, caplog):
+def test_a_store_without_traces_is_asked_once_and_the_other_goes_on(tmp_path, caplog):
     world = World(tmp_path)
     world.broken = True
     world.write(1)
@@ -104,4 +106,5 @@ def test_a_store_without_traces_is_asked_once(tmp_path, caplog):
     world.write(2)
     world.paced.trained(2)
     assert world.logged == []
-    assert caplog.text.count("no store has traces from here on") == 1
+    assert world.beside == ["train-000001-0.parquet", "train-000002-0.parquet"]
+    assert caplog.text.count("has no traces from here on") == caplog.text.count("first has no traces from here on") == 1

@@ -402,6 +402,20 @@ def test_a_server_that_never_answers_holds_nobody_up(tmp_path, monkeypatch):
     assert not tracker._thread.is_alive(), "it would log while other tests run"
 
 
+def test_a_deadline_that_passes_names_the_tracker_that_is_called(tmp_path):
+    tracker = Tracker(*make(tmp_path, "tracking.also=[wandb]"))
+    called, answers = threading.Event(), threading.Event()
+    tracker._thread = threading.Thread(target=tracker._call, args=("wandb", lambda: called.set() or answers.wait()))
+    tracker._thread.start()
+    try:
+        assert called.wait(60)
+        with pytest.raises(DeadlineExceeded, match="for wandb to take in the last records; 1 records wait behind it"):
+            tracker.finish(Status.COMPLETED, seconds=0.01)
+    finally:
+        answers.set()
+        tracker._thread.join()
+
+
 @contextmanager
 def no_file_may_grow_beyond(size):
     """Make this process meet a full disk, whatever file it writes."""
