@@ -15,11 +15,19 @@ from asyncrl.core.chat_prompt import read_message
 from asyncrl.core.described_tools import described_tools
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.text import short
 
 MESSAGES, SHARED, ASKED, ANSWERED = "messages", "conversations", "prompt", "completion"
 """Keys that conversations are known by: the first, the second, or the last two together."""
-_TOOLS = "tools"
+_TOOLS, _SYSTEM = "tools", "system"
+_UNREAD = {
+    "label": "write it as reward, 1 or 0, or take it out",
+    "chosen": "make each answer a row of its own, with one group and a reward each",
+    "rejected": "make each answer a row of its own, with one group and a reward each",
+    "functions": "describe them under tools",
+}
+"""Keys under which others say what an episode is worth or what could be called, and how that is said here."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys under which others have what the assistant thought."""
 ASSISTANT = "assistant"
@@ -89,7 +97,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         import pyarrow.parquet as pq
 
         schema = pq.read_schema(file)
-        known = (MESSAGES, SHARED, ASKED, ANSWERED, _TOOLS, *_Others.__struct_fields__)
+        known = (MESSAGES, SHARED, ASKED, ANSWERED, _TOOLS, _SYSTEM, *_UNREAD, *_Others.__struct_fields__)
         table = pq.read_table(file, columns=[name for name in known if name in schema.names])
         for number, row in enumerate(table.to_pylist(maps_as_pydicts="lossy"), 1):
             yield f"row {number} of {file}", {name: without_absent(each, schema.field(name).type) for name, each in row.items()}
@@ -111,12 +119,18 @@ def _conversation(place: str, row: Mapping[str, Any]) -> Conversation:
         ValueError, msgspec.ValidationError: it is no conversation; the text reads well after "it".
     """
     plain = {key: value for key, value in row.items() if value is not None}
+    if unread := next((key for key in _UNREAD if plain.get(key) not in (None, "", [])), None):
+        raise ValueError(f"has {unread!r}, which nothing here reads; {_UNREAD[unread]}")
     said = list[Said]()
     for number, message in enumerate(_messages(plain), 1):
         try:
             said.append(_said(message))
         except ValueError as error:
             raise ValueError(f"has a message {number} that {error}") from error
+    if system := plain.get(_SYSTEM):
+        if not isinstance(system, str) or (said and said[0].message.role == _SYSTEM):
+            raise ValueError(f"has {_SYSTEM} {short(system)}; give one text, there or as the first message")
+        said.insert(0, Said(Message("system", system)))
     try:
         tools = described_tools(_decoded(plain, _TOOLS))
     except ValueError as error:
@@ -125,6 +139,8 @@ def _conversation(place: str, row: Mapping[str, Any]) -> Conversation:
         others = msgspec.convert({key: plain[key] for key in _Others.__struct_fields__ if key in plain}, _Others)
     except msgspec.ValidationError as error:
         raise ValueError(f"has another reward or group than is known: {error}") from error
+    if not is_reward(others.reward):
+        raise ValueError(f"has the reward {others.reward}; give a number, of at most {LARGEST_REWARD:g} in size")
     return Conversation(place, tuple(said), tools, others.reward, others.group)
 
 
@@ -139,8 +155,17 @@ def _messages(row: Mapping[str, Any]) -> list[object]:
 
 
 def _part(row: Mapping[str, Any], key: str, role: str) -> list[object]:
-    """Return the messages that a row has under ``key``, or the one of ``role`` whose text is there."""
-    return [{"role": role, "content": row[key]}] if isinstance(row[key], str) else _listed(key, row[key])
+    """Return the messages that a row has under ``key``, also as JSON text, or the one of ``role`` whose text is there."""
+    found = row[key]
+    if not isinstance(found, str):
+        return _listed(key, found)
+    try:
+        read = json.loads(found) if found.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        read = None
+    if isinstance(read, list) and read and all(isinstance(each, dict) and ("role" in each or "from" in each) for each in read):
+        return read
+    return [{"role": role, "content": found}]
 
 
 def _listed(key: str, found: object) -> list[object]:
@@ -168,5 +193,7 @@ def _said(message: object) -> Said:
     thought = next(filter(None, thoughts), "")
     if not isinstance(thought, str):
         raise ValueError(f"has the thought {short(thought)}; give a text")
-    read = read_message(own)
-    return Said(read, thought, trained=bool(own.get("weight", 1)))
+    read, weight = read_message(own), own.get("weight", 1)
+    if not isinstance(weight, int | float) or weight not in (0, 1):
+        raise ValueError(f"has weight {short(weight)}; give 1, or 0 if nobody should learn from it")
+    return Said(read, thought, trained=bool(weight))

@@ -7,7 +7,7 @@ probability it was said: its log-probabilities are 0.
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import numpy as np
 from asyncrl.core.episode import Episode
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
+from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.text import short
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.control_tokens import spelt_out
@@ -24,10 +26,12 @@ from asyncrl.replay.conversation_rows import ASSISTANT, Conversation, Said, read
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 """The text of a turn that begins with what was thought, as many data sets have it."""
+_SHOWN_THOUGHTS = ("reasoning_content", "thinking")
+"""Keys by one of which templates know what was thought."""
 
 
 def episodes_of_conversations(file: Path, chat: ChatFormat, temperature: float) -> list[Episode]:
-    """Return the conversations of a file as episodes; their group ids are numbers from 0.
+    """Return the conversations of a file as episodes, group by group; the ids of groups are numbers from 0.
 
     Args:
         chat: the model's chat format.
@@ -65,7 +69,7 @@ async def _episodes(file: Path, chat: ChatFormat, temperature: float) -> list[Ep
                 sampling=Sampling(temperature),
             )
         )
-    return found
+    return sorted(found, key=lambda episode: episode.group_id)
 
 
 async def _trajectory(told: Conversation, chat: ChatFormat) -> Trajectory:
@@ -82,6 +86,7 @@ async def _trajectory(told: Conversation, chat: ChatFormat) -> Trajectory:
     for place in (each for each in places if each <= last):
         given = [each.message for each in said[before:place]]
         shown += [each.as_template_input() for each in given]
+        _check_system(given, tools, chat, later=before > 0)
         tokens += await (chat.delta(given, tools) if before else chat.prompt(given, tools))
         shown_turn, rendered = _rendered(said[place], shown, told, chat)
         ids = chat.encode(rendered)
@@ -91,6 +96,29 @@ async def _trajectory(told: Conversation, chat: ChatFormat) -> Trajectory:
         shown.append(shown_turn)
         before = place + 1
     return _sampled(tokens, turns)
+
+
+def _check_system(given: Sequence[Message], tools: Sequence[ToolSpec], chat: ChatFormat, *, later: bool) -> None:
+    """Refuse system messages that the template leaves out.
+
+    Args:
+        given: the messages before a turn.
+        later: whether they follow another turn.
+
+    Raises:
+        ValueError: there is one.
+    """
+    system = [number for number, each in enumerate(given) if each.role == "system" and each.content.strip()]
+    if later and system and not chat.takes_system_later:
+        text = short(given[system[0]].content)
+        raise ValueError(f"it takes no system message after a turn, and {text} is one; write it into another message")
+    if later or system in ([], [0]):
+        return  # making the prompt looks at the first one
+    shown = [each.as_template_input() for each in given]
+    for number in system:
+        if chat.rendered(shown, tools) == chat.rendered([*shown[:number], *shown[number + 1 :]], tools):
+            text = short(given[number].content)
+            raise ValueError(f"it leaves out the system message {text}; write one system message, as the first message")
 
 
 def _sampled(tokens: Sequence[int], turns: Sequence[Turn]) -> Trajectory:
@@ -120,13 +148,14 @@ def _rendered(said: Said, before: Sequence[dict[str, Any]], told: Conversation, 
     for thought, text in _ways(said):
         turn = said.message.as_template_input() | {"content": text}
         if thought:
-            turn |= dict.fromkeys(("reasoning_content", "thinking"), thought)  # templates know it by one of these
+            turn |= dict.fromkeys(_SHOWN_THOUGHTS, thought)
         rendered = chat.rendered_turn(before, turn, told.tools)
         if rendered is None:
             raise ValueError("the template writes a turn without the start that it gives for sampling one")
         named = {call.name: "a call" for call in said.message.tool_calls}
         parts = {thought: "what was thought", text: "the text", **named}
         left_out = [what for part, what in parts.items() if spelt_out(part.strip()) not in rendered]
+        left_out += [what for what, less in _without_a_part(turn) if _writes(less, rendered, before, told, chat)]
         spelt = next(filter(None, map(chat.spelt_control_token, (thought, text))), "")
         if not left_out and not spelt:
             return turn, rendered
@@ -137,6 +166,27 @@ def _rendered(said: Said, before: Sequence[dict[str, Any]], told: Conversation, 
             "write calls as tool_calls, thoughts as reasoning_content, and leave others out"
         )
     raise ValueError(problem)
+
+
+def _without_a_part(turn: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the turn without what was thought, and without each of its calls: templates write other turns for these."""
+    if any(turn.get(key, "").strip() for key in _SHOWN_THOUGHTS):
+        yield "what was thought", {key: value for key, value in turn.items() if key not in _SHOWN_THOUGHTS}
+    calls = turn.get("tool_calls", [])
+    for number in range(len(calls)):
+        others = [*calls[:number], *calls[number + 1 :]]
+        plain = {key: value for key, value in turn.items() if key != "tool_calls"}
+        yield "a call", plain | ({"tool_calls": others} if others else {})
+
+
+def _writes(
+    turn: Mapping[str, Any], rendered: str, before: Sequence[dict[str, Any]], told: Conversation, chat: ChatFormat
+) -> bool:
+    """Whether the template writes a turn as ``rendered``."""
+    try:
+        return chat.rendered_turn(before, turn, told.tools) == rendered
+    except Exception:  # noqa: BLE001 - whatever the template's own code raises: it has looked for what is not there
+        return False
 
 
 def _ways(said: Said) -> Iterator[tuple[str, str]]:

@@ -80,12 +80,13 @@ def read_files(
     """
     told = [file for file in files if has_messages(file)]
     kept = [file for file in files if file not in told]
-    episodes: list[Episode] = []
+    groups: list[list[Episode]] = []
     if kept:
-        episodes += kept_episodes_of(kept, *steps, decoder(model))
+        episodes = kept_episodes_of(kept, *steps, decoder(model))
         if not episodes:
             raise RecipeError("--from", f"{kept[0]} and its like hold no whole episode of these steps", "name others")
         _check_sampling(episodes, recipe, kept[0])
+        groups += _grouped(episodes)
     if told:
         if recipe.algorithm.uses_behaviour:
             problem = f"uses the log-probabilities with which tokens were sampled, and {told[0]} has none"
@@ -96,11 +97,11 @@ def read_files(
             raise RecipeError("algorithm.correction", problem, remedy)
         chat = ChatFormat.load(str(model), recipe.model)
         for file in told:
-            episodes += episodes_of_conversations(file, chat, recipe.sampling.temperature)
-    if recipe.algorithm.teacher is not None and not all(map(_is_taught, episodes)):
+            groups += _grouped(episodes_of_conversations(file, chat, recipe.sampling.temperature))
+    if recipe.algorithm.teacher is not None and not all(_is_taught(each) for group in groups for each in group):
         problem = f"needs a teacher's log-probabilities, which {(told or kept)[0]} does not have"
         raise RecipeError("algorithm.teacher", problem, "train from what a run with a teacher has recorded, or leave it out")
-    return FileGroups(tuple(_written(_grouped(episodes), recipe, folder, shard)), with_logprobs=not told)
+    return FileGroups(tuple(_written(groups, recipe, folder, shard)), with_logprobs=not told)
 
 
 def _is_taught(episode: Episode) -> bool:
@@ -124,7 +125,7 @@ def _check_sampling(episodes: Sequence[Episode], recipe: Recipe, file: Path) -> 
 
 
 def _grouped(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    """Group episodes that follow each other; two files may have groups of one number."""
+    """Group episodes that follow each other; two steps may have groups of one number."""
     groups: list[list[Episode]] = []
     taken: set[int] = set()
     for episode in episodes:

@@ -91,16 +91,15 @@ def plan_offline(offline: Offline, made: Path, view: LiveView | None = None) -> 
 
 
 def _check_once(folders: Sequence[Path], files: Sequence[Path]) -> None:
-    """Refuse a run that is named twice, or beside files of its own episodes: they would be trained twice."""
+    """Refuse a run or file that is named twice, or a run beside files of its own episodes: they would be trained twice."""
     seen: set[Path] = set()
-    for folder in (path.resolve() for path in folders):
-        if folder in seen:
-            raise RecipeError(
-                "--from", f"{folder} is named twice, and each of its episodes would be trained twice", "name it once"
-            )
-        seen.add(folder)
+    for path in (each.resolve() for each in (*folders, *files)):
+        if path in seen:
+            raise RecipeError("--from", f"{path} is named twice, and each of its episodes would be trained twice", "name it once")
+        seen.add(path)
+    runs = [folder.resolve() for folder in folders]
     for file in files:
-        if of := next((folder for folder in seen if file.resolve().is_relative_to(folder)), None):
+        if of := next((folder for folder in runs if file.resolve().is_relative_to(folder)), None):
             problem = f"{file} has episodes of {of}, which is named too, so that they would be trained twice"
             raise RecipeError("--from", problem, "name the run or its files, not both")
 

@@ -16,6 +16,7 @@ from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.replay.conversations import episodes_of_conversations
 
 ASKED, SAID = {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}
+SYSTEM = {"role": "system", "content": "Be brief."}
 TOOLS = [
     {
         "type": "function",
@@ -74,12 +75,75 @@ def spoken(trajectory: Trajectory, chat: ChatFormat) -> list[str]:
         {"conversations": [ASKED, SAID]},
         {"prompt": "1+1", "completion": "2"},
         {"prompt": [ASKED], "completion": [SAID]},
+        {"prompt": json.dumps([ASKED]), "completion": json.dumps([SAID])},
+        {"messages": [ASKED, {**SAID, "weight": True}], "system": "", "label": None, "functions": []},
+        {"messages": [ASKED, {**SAID, "weight": 1.0}]},
     ],
 )
 def test_every_form_is_read_as_the_same_messages(tmp_path: Path, chat: ChatFormat, row: dict[str, Any]):
     usual = of_row(tmp_path, chat, {"messages": [ASKED, SAID]})
     assert of_row(tmp_path, chat, row).token_ids.tolist() == usual.token_ids.tolist()
     assert spoken(usual, chat) == ["2<|im_end|>"]
+
+
+def test_a_text_that_is_json_of_another_kind_stays_a_text(tmp_path: Path, chat: ChatFormat):
+    for text in ("[1, 2]", '["2"]', "[]", "[2", '{"role": "user"}'):
+        found = of_row(tmp_path, chat, {"prompt": text, "completion": text})
+        assert spoken(found, chat) == [f"{text}<|im_end|>"]
+        assert chat.decode(found.token_ids.tolist()).count(text) == 2
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_system_text_beside_the_messages_is_the_system_message(tmp_path: Path, chat: ChatFormat, suffix: str):
+    row = {"conversations": [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}], "system": "Be brief."}
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "told.parquet")
+    else:
+        (tmp_path / "told.jsonl").write_text(json.dumps(row))
+    (found,) = told(tmp_path / f"told.{suffix}", chat)
+    usual = of_row(tmp_path, chat, {"messages": [{"role": "system", "content": "Be brief."}, ASKED, SAID]})
+    assert found.token_ids.tolist() == usual.token_ids.tolist()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("label", False, "write it as reward"),
+        ("chosen", "2", "a row of its own"),
+        ("rejected", [SAID], "a row of its own"),
+        ("functions", "[{}]", "describe them under tools"),
+    ],
+)
+def test_what_others_say_under_keys_of_their_own_is_refused(
+    tmp_path: Path, chat: ChatFormat, suffix: str, key: str, value: object, remedy: str
+):
+    row = {"messages": [ASKED, SAID], key: value}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "told.parquet")
+    (tmp_path / "told.jsonl").write_text(json.dumps(row))
+    with pytest.raises(RecipeError, match=rf"(line|row) 1 of .*told\.{suffix} is no conversation: it has '{key}', .*{remedy}"):
+        told(tmp_path / f"told.{suffix}", chat)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ([ASKED, SAID, SYSTEM, ASKED, SAID], "it takes no system message after a turn, and 'Be brief.' is one"),
+        ([SYSTEM, {**SYSTEM, "content": "Be kind."}, ASKED, SAID], "it leaves out the system message 'Be kind.'"),
+        ([ASKED, SYSTEM, SAID], "it leaves out the system message 'Be brief.'"),
+    ],
+)
+def test_a_system_message_that_the_template_leaves_out_is_refused(
+    tmp_path: Path, chat: ChatFormat, folder: Path, said: list[dict[str, str]], problem: str
+):
+    with pytest.raises(RecipeError, match=problem):
+        of_row(tmp_path, chat, {"messages": said})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    later = "message.role == 'user' or (message.role == 'system' and not loop.first)"
+    tokenizer.chat_template = tokenizer.chat_template.replace("message.role == 'user'", later)
+    found = of_row(tmp_path, another := ChatFormat(tokenizer), {"messages": said})
+    text = another.decode(found.token_ids.tolist())
+    assert all(text.count(each["content"]) == [one["content"] for one in said].count(each["content"]) for each in said)
 
 
 def test_a_table_does_not_add_what_only_other_rows_have(tmp_path: Path, chat: ChatFormat):
@@ -134,9 +198,45 @@ def test_what_the_model_would_say_otherwise_is_refused(tmp_path: Path, chat: Cha
         of_row(tmp_path, chat, {"messages": [ASKED, {"role": "assistant", **turn}]})
 
 
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"reward": float("nan")}, "has the reward nan; give a number"),
+        ({"reward": float("-inf")}, "has the reward -inf; give a number"),
+        ({"reward": 1e16}, r"has the reward 1e\+16; give a number, of at most 1e\+15 in size"),
+        ({"reward": 10**400}, "another reward or group than is known"),
+        ({"messages": [ASKED, {**SAID, "weight": "0"}]}, "message 2 that has weight '0'; give 1, or 0"),
+        ({"messages": [ASKED, {**SAID, "weight": 0.3}]}, "message 2 that has weight 0.3; give 1, or 0"),
+        ({"messages": [ASKED, {**SAID, "weight": float("nan")}]}, "message 2 that has weight nan; give 1, or 0"),
+        ({"messages": [SYSTEM, ASKED, SAID], "system": "2"}, "has system '2'; give one text"),
+        ({"system": ["2"]}, r"has system \['2'\]; give one text"),
+    ],
+)
+def test_values_that_could_be_read_in_two_ways_are_refused(tmp_path: Path, chat: ChatFormat, more: dict[str, Any], problem: str):
+    with pytest.raises(RecipeError, match=f"line 1 of .* is no conversation: it .*{problem}"):
+        of_row(tmp_path, chat, {"messages": [ASKED, SAID], **more})
+
+
 def test_a_template_without_calls_refuses_them(tmp_path: Path, folder: Path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = tokenizer.chat_template.replace("message.tool_calls or []", "[]")
     row = {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}]}
+    for text in ("", "I add."):
+        row["messages"][1]["content"] = text
+        with pytest.raises(RecipeError, match="it leaves out a call of a turn"):
+            of_row(tmp_path, ChatFormat(tokenizer), row)
+
+
+def test_a_template_that_writes_one_call_of_several_refuses_the_others(tmp_path: Path, folder: Path, chat: ChatFormat):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = tokenizer.chat_template.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")
+    calls = [{"function": {"name": "add", "arguments": {"a": number}}} for number in (1, 2)]
+    row = {"messages": [ASKED, {"role": "assistant", "tool_calls": calls}]}
+    assert spoken(of_row(tmp_path, chat, row), chat)[0].count("add") == 2
     with pytest.raises(RecipeError, match="it leaves out a call of a turn"):
         of_row(tmp_path, ChatFormat(tokenizer), row)
+
+
+def test_a_thought_whose_words_are_in_the_text_is_missed_all_the_same(tmp_path: Path, chat: ChatFormat):
+    with pytest.raises(RecipeError, match="it leaves out what was thought of a turn"):
+        of_row(tmp_path, chat, {"messages": [ASKED, {**SAID, "reasoning_content": "2"}]})

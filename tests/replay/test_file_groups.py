@@ -187,6 +187,22 @@ def test_conversations_are_imitated_and_only_that(model: Path, tmp_path: Path):
         planned([file], model, tmp_path)
 
 
+def test_conversations_of_one_group_need_not_follow_each_other(model: Path, tmp_path: Path):
+    said = [[MESSAGES[0], {"role": "assistant", "content": str(number)}] for number in range(4)]
+    rows = [{"messages": each, "group": number % 2, "reward": float(number)} for number, each in enumerate(said)]
+    files = [lines(tmp_path / name, *rows) for name in ("told.jsonl", "more.jsonl")]
+    recorded, _ = planned(files, model, tmp_path, *IMITATE, "steps=1")
+    assert [[episode.reward for episode in group] for group in recorded.groups] == [[0.0, 2.0], [1.0, 3.0]] * 2
+
+
+def test_a_file_that_is_named_twice_is_refused(model: Path, tmp_path: Path):
+    file = lines(tmp_path / "told.jsonl", {"messages": MESSAGES[::3]})
+    (tmp_path / "link.jsonl").symlink_to(file)
+    for again in (file, tmp_path / "link.jsonl"):
+        with pytest.raises(RecipeError, match=r"--from: .*told\.jsonl is named twice"):
+            planned([file, again], model, tmp_path, *IMITATE)
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
