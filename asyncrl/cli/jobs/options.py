@@ -75,7 +75,10 @@ def run_job(arguments: argparse.Namespace, console: Console) -> ExitCode:
         retries = 3 if arguments.retries is None else arguments.retries
         options = (*_passed_on(arguments), "--as", name, "--retries", str(retries))
         words = ("launch", source, *arguments.overrides, *options)
-        submit(arguments.submit, name, words, folder_to_bring(Path.cwd(), resolved_yaml(recipe)))
+        folder = folder_to_bring(Path.cwd(), resolved_yaml(recipe))
+        submit(arguments.submit, name, words, folder)
+        if folder.links:
+            say(f"{folder.path} goes with the job{folder.without_links}")
         run = NamedRun(recipe, name)
         console.print(Text(f"Submitted: {name}"), soft_wrap=True)
         place = run.address or run.folder.path

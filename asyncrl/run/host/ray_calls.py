@@ -106,7 +106,8 @@ def translated(error: RayError, of: str) -> AsyncRLError:
             return ComponentFailed(f"{of}: {explained(cause)}")
         return cause if isinstance(cause, AsyncRLError) else ComponentFailed(f"{of}: {type(cause).__name__}: {cause}")
     if isinstance(error, RuntimeEnvSetupError):
-        return ComponentFailed(f"{of}: Ray cannot bring the current folder to its node ({lines[-1]})")
+        remedy = "check the disk of that node, or name in .rayignore what it does not need"
+        return ComponentFailed(f"{of}: Ray cannot bring the current folder to its node ({lines[-1]}); {remedy}")
     if isinstance(error, ActorUnavailableError):
         return ProcessUnreachable(f"{of}: its process cannot be reached ({lines[0]})")
     if with_node := [line.strip() for line in lines if isinstance(error, RayActorError) and "its node has died" in line]:

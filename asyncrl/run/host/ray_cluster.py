@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RuntimeEnvSetupError
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.network.socket_folder import socket_folder
@@ -37,10 +38,10 @@ def start_ray(tell: Callable[[str], None] = logger.warning) -> None:
     """Join the Ray cluster that ``RAY_ADDRESS`` names, or start one for this run alone on this machine.
 
     Args:
-        tell: called with what other nodes will lack.
+        tell: called with what is brought to other nodes, or what they will lack.
 
     Raises:
-        ComponentFailed: Ray did not start, or the cluster cannot be joined.
+        ComponentFailed: Ray did not start, the cluster cannot be joined, or Ray cannot pack what it shall bring.
     """
     address = os.environ.get("RAY_ADDRESS")
     worker: Any = ray._private.worker
@@ -51,6 +52,10 @@ def start_ray(tell: Callable[[str], None] = logger.warning) -> None:
         else:
             _check_loopback()
             _start_own_ray()
+    except RuntimeEnvSetupError as error:
+        why = str(error).strip().splitlines()[-1]
+        remedy = "make room where Ray keeps its files on this machine, or name in .rayignore what other nodes do not need"
+        raise ComponentFailed(f"Ray cannot bring to other nodes what they need: {why}; {remedy}") from error
     except Exception as error:  # Ray raises errors of any class, even a plain Exception
         problem = f"cannot join Ray at {address}" if address else "Ray did not start"
         remedy = "see RAY_ADDRESS" if address else f"see its logs in {_logs_folder()}; if this machine is very busy, try again"

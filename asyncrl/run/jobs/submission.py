@@ -42,8 +42,7 @@ def submit(url: str, name: str, arguments: Sequence[str], folder: FolderToBring)
         RecipeError: the folder cannot go with it, or the cluster cannot be reached or does not take the job.
     """
     if folder.problem:
-        remedy = "name in .rayignore there what the run does not need, or submit from another folder"
-        raise RecipeError("--submit", f"{folder.path} cannot go with the job: {folder.problem}", remedy)
+        raise RecipeError("--submit", f"{folder.path} cannot go with the job: {folder.problem}", folder.remedy)
     from ray.job_submission import JobSubmissionClient
 
     try:

@@ -135,8 +135,8 @@ def _not_shared(key: str, path: Path, hosts: Mapping[str, str], blind: Collectio
 
 def _described(wanted: Mapping[str, Path], models: Mapping[str, Path]) -> Iterator[tuple[str, Path, str]]:
     current = folder_to_bring(Path.cwd())
-    copied = f"Ray brings a copy of {memory(current.size)}"
-    yield _CURRENT, current.path, f"not brought, {current.problem}" if current.problem else copied
+    copied = f"Ray brings a copy of {memory(current.size)}{current.without_links}"
+    yield _CURRENT, current.path, f"not brought, {current.problem}; {current.remedy}" if current.problem else copied
     yield _RUN, wanted[_RUN], "logs and kept episodes of processes there are brought to it"
     if _WEIGHTS in wanted:
         yield _WEIGHTS, wanted[_WEIGHTS], ""
