@@ -64,4 +64,4 @@ def sampling_params(
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={STOP_TEXTS: list(texts)} if (texts := sampling.stop_texts) else None,
     )
-    return processor.process_inputs("params", tokens_input(list(stop_token_ids[:1])), params, ("generate",)).sampling_params
+    return processor.process_inputs("params", tokens_input([0]), params, ("generate",)).sampling_params
