@@ -13,13 +13,9 @@ PACKAGE = "transformer_engine"
 _NOT_INSTALLED = "it is not installed"
 
 
-def engine_layers(dtype: torch.dtype, context_parallel: int) -> bool:
-    """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only.
-
-    With context parallelism, layers are Megatron's with our own attention, because that is tested to give one rank's
-    results.
-    """
-    if not torch.cuda.is_available() or dtype is torch.float32 or context_parallel > 1:
+def engine_layers(dtype: torch.dtype) -> bool:
+    """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only."""
+    if not torch.cuda.is_available() or dtype is torch.float32:
         return False
     unusable = why_unusable()
     if unusable and unusable != _NOT_INSTALLED:

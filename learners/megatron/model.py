@@ -91,7 +91,8 @@ class PolicyModel(GPTModel):
             # gradient.
             embedded.requires_grad_()
         rotary = None
-        if uses_transformer_engine(self.config) and not packed.prefixes and self.rotation_scale == 1:
+        rows_are_whole = not packed.prefixes and self.config.context_parallel_size == 1
+        if uses_transformer_engine(self.config) and rows_are_whole and self.rotation_scale == 1:
             rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
         else:
             angles = self.rotary_pos_emb.get_freqs_non_repeated(packed.longest_row)

@@ -108,7 +108,7 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
 
 def _transformer_config(source: PreTrainedConfig, architecture: Architecture, learner: LearnerConfig) -> PolicyTransformerConfig:
     dtype = _DTYPES[learner.dtype]
-    on_engine = architecture.latent is None and not architecture.sinks and engine_layers(dtype, learner.context_parallel)
+    on_engine = architecture.latent is None and not architecture.sinks and engine_layers(dtype)
     return PolicyTransformerConfig(
         latent=architecture.latent,
         latent_scale=None if architecture.latent is None else _latent_scale(source, architecture.latent),

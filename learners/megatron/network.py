@@ -17,6 +17,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.learners.batches.expert_use import ExpertUse
 from asyncrl.learners.batches.micro_batch import MicroBatch
+from asyncrl.learners.batches.packing import token_multiple
 from asyncrl.learners.batches.prefixes import tokens_before
 from asyncrl.learners.flops import ProductShapes, backward_flops, forward_flops
 from asyncrl.learners.megatron import parallel
@@ -199,7 +200,7 @@ class Network:
                 return forward(next(batches).to(self._device), model)
 
         def forward(batch: MicroBatch, model: torch.nn.Module) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
-            part = part_of(batch, ranks=context.size(), rank=context.rank(), multiple=self._learner.tensor_parallel)
+            part = part_of(batch, ranks=context.size(), rank=context.rank(), multiple=token_multiple(self._learner))
             part.rows.routing = self._routing(batch, part.places, use, auxiliary)
             output = model(part.token_ids, part.rows, part.positions, part.targets, temperature)
 

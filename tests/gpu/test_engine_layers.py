@@ -18,6 +18,8 @@ DENSE = {"rmsnorm_fwd", "rmsnorm_bwd", "generic_gemm", "fused_rope_forward", "fu
 CALLED = dict.fromkeys(CASES, DENSE) | {
     "experts": DENSE | {"te_general_grouped_gemm"},
     "ep2": DENSE | {"te_general_grouped_gemm"},
+    "cp2": DENSE - {"fused_rope_forward", "fused_rope_backward", "attention"},
+    "tp2-cp2": DENSE - {"fused_rope_forward", "fused_rope_backward", "attention"},
     "prefixes": {"rmsnorm_fwd", "rmsnorm_bwd", "generic_gemm", "continue_prefixes"},
     "bfloat16": DENSE - {"attention"} | {"get_fused_attn_backend", "fused_attn_fwd", "fused_attn_bwd"},
 }

@@ -43,7 +43,9 @@ def block_spec(config: PolicyTransformerConfig, chunk: int | None) -> Transforme
     """The layers of this pipeline stage, or of one of its chunks, and the final norm."""
     if uses_transformer_engine(config):
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
-        attention = importlib.import_module("asyncrl.learners.megatron.layers.engine_attention").EngineAttention
+        attention: type = PackedAttention  # where ranks divide rows, as it is tested to give one rank's results
+        if config.context_parallel_size == 1:
+            attention = importlib.import_module("asyncrl.learners.megatron.layers.engine_attention").EngineAttention
         for layer in spec.layer_specs:
             layer.submodules.self_attention.submodules.core_attention = attention
         return spec
@@ -54,7 +56,7 @@ def block_spec(config: PolicyTransformerConfig, chunk: int | None) -> Transforme
 
 def uses_transformer_engine(config: PolicyTransformerConfig) -> bool:
     """Whether the layers are TransformerEngine's; see :func:`.engine.engine_layers`."""
-    return config.latent is None and not config.sinks and engine_layers(config.params_dtype, config.context_parallel_size)
+    return config.latent is None and not config.sinks and engine_layers(config.params_dtype)
 
 
 def check_fp8(config: PolicyTransformerConfig) -> None:

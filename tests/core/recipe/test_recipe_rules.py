@@ -31,7 +31,6 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ({"batch": {"groups_per_step": 3}, "learner": {"data_parallel": 4}}, "batch.groups_per_step", "at least 4"),
         ({"learner": {"virtual_pipeline": 2}}, "learner.virtual_pipeline", "learner.pipeline_parallel to at least 2"),
         ({"learner": {"fp8": "hybrid"}}, "learner.fp8", "learner.dtype to bfloat16"),
-        ({"learner": {"fp8": "e4m3", "dtype": "bfloat16", "context_parallel": 2}}, "learner.fp8", "context_parallel to 1"),
         ({"learner": {"expert_parallel": 2}}, "learner.expert_parallel", "divisor of 1"),
         (
             {"learner": {"tensor_parallel": 2, "data_parallel": 3, "pipeline_parallel": 2, "expert_parallel": 4}},

@@ -99,13 +99,6 @@ def _fp8_has_layers_that_know_it(recipe: Recipe) -> Iterator[RecipeError]:
             f"{learner.fp8} products need parameters in half precision, but learner.dtype is {learner.dtype}",
             "set it to none, or learner.dtype to bfloat16",
         )
-    if learner.context_parallel > 1:
-        yield RecipeError(
-            "learner.fp8",
-            f"{learner.fp8} products need TransformerEngine, which is not used with learner.context_parallel "
-            f"{learner.context_parallel}",
-            "set it to none, or learner.context_parallel to 1",
-        )
 
 
 def _two_processes_share_a_gpu(recipe: Recipe) -> Iterator[RecipeError]:
