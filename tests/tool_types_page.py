@@ -26,13 +26,12 @@ _HEAD = """\
 <!-- Generated from the cases of a test by `python tests/tool_types_page.py`; edit these. -->
 
 What the model is told of a tool's parameters, what fits them, what the tool gets, and what the model reads of what a tool
-returns. A test defines a tool for each line of these tables and calls it: {signatures} signatures and {results} results in all.
-Of the types of the first table it also tries `T | None`, `Annotated[T, "a text"]`, `list[T]` and `dict[str, T]`, and holds each
-answer against the JSON schema that the model is given.
+returns. Every line is tested ({signatures} signatures, {results} results), the types of the first table also as `T | None`,
+`Annotated[T, "a text"]`, `list[T]` and `dict[str, T]`. Constructor parameters, which are `environment.options` in a recipe, have
+the same types.
 
-An argument that does not fit reaches no tool: the model is told what is wrong and how the tool is called. A signature that
-cannot be offered is refused when the class is defined, by a `TypeError` that names class, tool and parameter. Constructor
-parameters, which are `environment.options` in a recipe, have the same types.
+An argument that does not fit reaches no tool: the model is told what is wrong. A signature that cannot be offered is refused when
+the class is defined, by a `TypeError` that names class, tool and parameter.
 """
 
 _CLASSES = """\
@@ -75,9 +74,8 @@ a dataclass whose field is an `Annotated[int, "the column"]`.
 _LIMITS = """\
 ## Descriptions and limits
 
-They stand beside a type, in `Annotated`: a text, `msgspec.Meta`, `pydantic.Field` (also as `x: int = pydantic.Field(...)`),
-what `annotated_types` has, or `typing_extensions.Doc`. Fields of classes are described by `msgspec.Meta`. What is not understood
-is refused.
+In `Annotated`, beside the type: a text, `msgspec.Meta`, `pydantic.Field` (also as `x: int = pydantic.Field(...)`), what
+`annotated_types` has, or `typing_extensions.Doc`. Fields of classes are described by `msgspec.Meta`. Anything else is refused.
 """
 
 _DEFAULTS = """\
@@ -89,12 +87,11 @@ A parameter with a default may be left out. With `= None` it may also be null, w
 _RESULTS = """\
 ## Results
 
-Text is shown as it is, everything else as JSON. Of a generator, also of an `async` one, the model reads the list of what it
-yields. What an ordinary decorator above an `async` tool returns is awaited.
+Text is shown as it is, everything else as JSON; of a generator, also of an `async` one, the list of what it yields.
 """
 
 _WRONG = """\
-These are errors of the tool: the model is told, and they are counted and shown to you with the tool's line.
+Errors of the tool, which the model is told, and you with the tool's line:
 """
 
 
