@@ -95,6 +95,19 @@ Errors of the tool, which the model is told, and you with the tool's line:
 """
 
 
+_SHOWN_DEFAULTS = (
+    "x: int = 3",
+    "x: int = None",
+    "x: float = float('inf')",
+    "x: list[int] = []",
+    "x: Colour = 'red'",
+    "x: Span = Span(1)",
+    "x: Annotated[int, 'a page'] = None",
+    "x: int = pydantic.Field(2, ge=1)",
+)
+"""Of the defaults that are tested, those that show something of their own."""
+
+
 def types_page() -> str:
     """The page as Markdown."""
     results = len(RESULTS) + len(WRONG_RESULTS)
@@ -107,9 +120,9 @@ def types_page() -> str:
         _LIMITS,
         _table(heads, map(_type_row, LIMITED)),
         _DEFAULTS,
-        _table(("parameter", "the model is told", "left out, the tool gets"), map(_default_row, DEFAULTS.items())),
+        _table(("parameter", "the model is told", "left out, the tool gets"), map(_default_row, _SHOWN_DEFAULTS)),
         "## Refused when the class is defined\n",
-        _table(("parameter", "why"), ((_code(each), _code(why)) for each, why in REFUSED.items())),
+        _table(("why", "parameters"), _refused_rows()),
         _RESULTS,
         _table(("returned", "the model reads"), ((_code(each), _code(text)) for each, text in RESULTS.items())),
         _WRONG,
@@ -124,9 +137,16 @@ def _type_row(case: Type) -> tuple[str, ...]:
     return _code(case.written), _schema(parameters), given, got, " ".join(map(_code, case.bad))
 
 
-def _default_row(case: tuple[str, str]) -> tuple[str, ...]:
-    signature, got = case
-    return _code(signature), _schema(define(signature).tools["take"].spec.parameters), _code(got)
+def _default_row(signature: str) -> tuple[str, ...]:
+    return _code(signature), _schema(define(signature).tools["take"].spec.parameters), _code(DEFAULTS[signature])
+
+
+def _refused_rows() -> Iterable[tuple[str, ...]]:
+    """A row for each reason, with all parameters that are refused for it."""
+    parameters: dict[str, list[str]] = {}
+    for parameter, why in REFUSED.items():
+        parameters.setdefault(why, []).append(_code(parameter))
+    return ((_code(why), "<br>".join(refused)) for why, refused in parameters.items())
 
 
 def _schema(parameters: Mapping[str, Any]) -> str:
