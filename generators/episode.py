@@ -27,12 +27,12 @@ from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.hosted import HostedEnvironment, make_hosted
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.completion import Sampler, Samplers
 from asyncrl.generators.episode_time import EpisodeTime
 from asyncrl.generators.loop_share import LoopShare
 from asyncrl.generators.token_stream import TokenStream
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
 MALFORMED_PENALTY = "malformed_penalty"

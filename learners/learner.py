@@ -40,10 +40,10 @@ from asyncrl.learners.batches.observations import observe, observe_critic, off_p
 from asyncrl.learners.batches.single_row import single_row
 from asyncrl.learners.batches.token_records import TokenRecords
 from asyncrl.learners.checkpointing.checkpoint_manifest import Progress
+from asyncrl.learners.learning_rate import learning_rate
 from asyncrl.learners.megatron.cpu import compat
 from asyncrl.learners.preparation import MiniBatch, Preparation
 from asyncrl.learners.rank import RankSpec
-from asyncrl.learners.schedule import learning_rate
 from asyncrl.learners.step_report import StepReport
 from asyncrl.learners.step_watch import StepWatch
 

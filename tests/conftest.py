@@ -112,7 +112,7 @@ class TrialHere:
     def communicate(self, request: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
         if not request:
             return b"", b""
-        from asyncrl.run.plan.model_trial import asked, outcome_of
+        from asyncrl.run.dry_run.model_trial import asked, outcome_of
 
         with ThreadPoolExecutor(1) as thread:  # the test may have an event loop of its own
             return b"\n" + msgspec.json.encode(thread.submit(outcome_of, asked(request)).result()), b""
@@ -129,7 +129,7 @@ def tried_apart() -> None:
 @pytest.fixture(autouse=True)
 def tried_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are tried in this process, which has imported what each new one would import for seconds."""
-    checking = sys.modules.get("asyncrl.run.plan.model_check")
+    checking = sys.modules.get("asyncrl.run.dry_run.model_check")
     if checking is not None and "tried_apart" not in request.fixturenames:
         monkeypatch.setattr(checking.ModelCheck, "_start", lambda check: TrialHere())
 

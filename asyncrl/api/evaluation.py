@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncrl.api.driven import drive
+from asyncrl.api.driver_process import drive
 from asyncrl.api.errors import NotThere
 from asyncrl.api.recipes import Overrides, PathLike, RecipeLike, override_texts, recipe_file
 from asyncrl.api.run import Run, read_trajectories

@@ -8,7 +8,7 @@ from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from asyncrl.api.driven import Ended
+    from asyncrl.api.driver_process import Ended
     from asyncrl.api.run import Run
     from asyncrl.cli.driving.messages import Began
     from asyncrl.run.measures.events import RunEvent

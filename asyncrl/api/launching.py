@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.api.driven import Ended, drive, shown, stop
+from asyncrl.api.driver_process import Ended, drive, shown, stop
 from asyncrl.api.following import completed, follow
-from asyncrl.api.given import changes_for, written
+from asyncrl.api.given_classes import changes_for, written
 from asyncrl.api.recipes import Overrides, RecipeLike
 from asyncrl.api.run import Callback, Run
 from asyncrl.cli.driving.messages import LaunchRequest

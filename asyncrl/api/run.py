@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from asyncrl.api.driven import drive
+from asyncrl.api.driver_process import drive
 from asyncrl.api.errors import NotThere
 from asyncrl.api.following import completed, follow
 from asyncrl.api.recipes import Overrides, PathLike, override_texts

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from asyncrl.cli.arguments import Commands
     from asyncrl.core.recipe.schema import Recipe
+    from asyncrl.run.dry_run.plan import Plan
+    from asyncrl.run.dry_run.prompt_lengths import TooLong
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.measures.summary import Summary
-    from asyncrl.run.plan.plan import Plan
-    from asyncrl.run.plan.prompt_lengths import TooLong
     from asyncrl.run.resume import Reached
     from asyncrl.run.views.live_view import LiveView
 
@@ -219,11 +219,11 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     import msgspec
 
     from asyncrl.run.buffer.tasks import with_pinned_data_sets
+    from asyncrl.run.dry_run.plan import make_plan
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.host.notification import check_notification
     from asyncrl.run.host.open_files import check_open_files
     from asyncrl.run.nodes.machine import Machine
-    from asyncrl.run.plan.plan import make_plan
 
     # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
     from asyncrl.run.recipe.compose import compose_for
@@ -273,8 +273,8 @@ def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:
     from asyncrl.planning.similar_runs import expected
+    from asyncrl.run.dry_run.plan_view import plan_view
     from asyncrl.run.folder.config_yaml import resolved_yaml
-    from asyncrl.run.plan.plan_view import plan_view
 
     console.print(resolved_yaml(recipe), markup=False, soft_wrap=True)
     console.print(plan_view(plan, recipe))

@@ -17,7 +17,7 @@ from asyncrl.core.recipe.tasks import GeneratedTasksConfig
 from asyncrl.planning.fit import Basis
 from asyncrl.run.measures.bottleneck import find_bottleneck
 from asyncrl.run.models.model_shape import read_shape
-from asyncrl.run.nodes.process_sizes import processes_of
+from asyncrl.run.nodes.process_memory import processes_of
 from asyncrl.simulation.run.episodes import Held
 from asyncrl.simulation.run.modelled_run import ModelledRun
 from asyncrl.simulation.run.outcome import Outcome

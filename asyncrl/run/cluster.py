@@ -28,7 +28,7 @@ from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
-from asyncrl.run.judges import Judges
+from asyncrl.run.judge_processes import Judges
 from asyncrl.run.learner_actor import RemoteLearner
 from asyncrl.run.models.chat_template import write_templates
 from asyncrl.run.nodes.certificates import keys_of
@@ -45,7 +45,7 @@ from asyncrl.run.pool.probe_scores import LearnerScores
 from asyncrl.run.publications.transport import Routes
 from asyncrl.run.publications.transports import transport_of
 from asyncrl.run.startup_progress import ComingUp
-from asyncrl.weights.merge import merge
+from asyncrl.weights.publication_merge import merge
 
 logger = logging.getLogger(__name__)
 

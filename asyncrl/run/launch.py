@@ -29,6 +29,7 @@ from asyncrl.run.buffer.tasks import load_held_out_tasks
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster
 from asyncrl.run.control import RunControl, controlled
+from asyncrl.run.dry_run.prompt_lengths import TooLong, left_out
 from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder.config_yaml import resolved_yaml
@@ -48,8 +49,7 @@ from asyncrl.run.models.model_weights import check_model_weights
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.process_kinds import parts_of
-from asyncrl.run.nodes.process_sizes import sizes_of
-from asyncrl.run.plan.prompt_lengths import TooLong, left_out
+from asyncrl.run.nodes.process_memory import sizes_of
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resolve_model import resolve_model

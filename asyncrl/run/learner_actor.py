@@ -70,7 +70,7 @@ class LearnerActor:
     ) -> None:
         route_output(folder.learner_log(rank))
         with long_import():
-            from asyncrl.weights.shm.shared_memory import SharedMemory
+            from asyncrl.weights.shm.shared_tensors import SharedMemory
 
         self._trajectories = folder.trajectories
         self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank

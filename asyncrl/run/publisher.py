@@ -1,6 +1,6 @@
 """Publishes a policy version: the learner writes it, engines load it and prove that both are equal, and the buffer advances.
 
-Who must have loaded it before it is published is decided by :mod:`asyncrl.weights.delivery_protocol`.
+Who must have loaded it before it is published is decided by :mod:`asyncrl.weights.delivery_rules`.
 """
 
 import time

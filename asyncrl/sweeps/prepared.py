@@ -23,10 +23,10 @@ from asyncrl.planning.probe import probe
 from asyncrl.planning.rates_file import read_rates
 from asyncrl.planning.similar_runs import alike
 from asyncrl.planning.sources import basis_from
+from asyncrl.run.dry_run.plan import Plan
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.gpus import usable
-from asyncrl.run.plan.plan import Plan
 from asyncrl.run.recipe.sweep_axes import read_axes
 from asyncrl.sweeps.dominated_settings import without_dominated
 from asyncrl.sweeps.sweep import Setting, Sweep, check_asked, seeds_of, settings_of, split_seeds

@@ -191,7 +191,7 @@ def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
     }
     made = AsyncEngineArgs
     if settings.tells_experts and current_platform.is_cpu():
-        from asyncrl.generators.vllm.cpu.told_experts import TellingEngineArgs  # imports vLLM
+        from asyncrl.generators.vllm.cpu.returned_experts import TellingEngineArgs  # imports vLLM
 
         made = TellingEngineArgs
     elif settings.tells_experts:

@@ -294,7 +294,7 @@ REACHES = (
         needless="VLLM_WORKER_MULTIPROC_METHOD takes forkserver",
     ),
     Reach(
-        files=("generators/vllm/cpu/told_experts.py", "generators/vllm/cpu/worker.py"),
+        files=("generators/vllm/cpu/returned_experts.py", "generators/vllm/cpu/worker.py"),
         names=(
             *("vllm.v1.core.sched.output.SchedulerOutput", "vllm.v1.kv_cache_interface.KVCacheConfig"),
             *("vllm.v1.outputs.ModelRunnerOutput", "vllm.v1.outputs.ModelRunnerOutput.aux_output_connector_output"),
@@ -302,14 +302,14 @@ REACHES = (
         ),
         why="have an engine on a CPU say which experts it chose: the model runner that hands them on needs Triton",
         device="CPU",
-        test="tests/generators/vllm/test_told_experts.py::test_each_token_has_the_experts_that_the_model_chooses",
+        test="tests/generators/vllm/test_returned_experts.py::test_each_token_has_the_experts_that_the_model_chooses",
         needless="vLLM's newer model runner runs on CPUs, or the older one hands on what routers chose",
     ),
     Reach(
         files=("generators/vllm/turn_batches.py", "generators/vllm/held_outputs.py"),
         names=(".routed_experts_prompt_start", ".routed_experts"),
         why="ask for the experts of those tokens alone whose experts are not known yet, and hold them back with the tokens",
-        test="tests/generators/vllm/test_told_experts.py::test_each_token_has_the_experts_that_the_model_chooses",
+        test="tests/generators/vllm/test_returned_experts.py::test_each_token_has_the_experts_that_the_model_chooses",
         needless="vLLM takes requests in batches, and keeps outputs of RequestOutputKind.FINAL_ONLY to itself",
     ),
 )

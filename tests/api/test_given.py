@@ -10,14 +10,14 @@ import pytest
 from msgspec import inspect
 
 import asyncrl
-from asyncrl.api.given import changes_for, written
+from asyncrl.api.given_classes import changes_for, written
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.run.recipe.compose import compose
 
 CELL = """
 import dataclasses, sys, threading
 from pathlib import Path
-from asyncrl.api.given import changes_for, written
+from asyncrl.api.given_classes import changes_for, written
 from asyncrl.core.errors import RecipeError
 from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.builtin.calculator import Calculator

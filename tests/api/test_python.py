@@ -18,8 +18,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 
 import asyncrl
-from asyncrl.api import driven, launching
-from asyncrl.api.driven import Ended
+from asyncrl.api import launching
+from asyncrl.api.driver_process import Ended
 from asyncrl.api.following import completed
 from asyncrl.api.recipes import override_texts
 from asyncrl.cli.driving.messages import Began, LaunchRequest
@@ -248,7 +248,7 @@ def driver_of(code: str, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Pop
         os.close(writing)
         return Driver(started[-1], open(reading, "rb"))
 
-    monkeypatch.setattr(driven, "start_driver", start)
+    monkeypatch.setattr(driver_process, "start_driver", start)
     return started
 
 
@@ -284,14 +284,14 @@ os._exit(2)
 
 def test_an_interrupt_while_the_driver_starts_ends_it_too(monkeypatch):
     started = driver_of("import time; time.sleep(3600)", monkeypatch)
-    start = driven.start_driver
+    start = driver_process.start_driver
 
     def interrupted(request: LaunchRequest) -> Driver:
         driver = start(request)
         signal.raise_signal(signal.SIGINT)
         return driver
 
-    monkeypatch.setattr(driven, "start_driver", interrupted)
+    monkeypatch.setattr(driver_process, "start_driver", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         asyncrl.launch("quickstart")
@@ -300,7 +300,7 @@ def test_an_interrupt_while_the_driver_starts_ends_it_too(monkeypatch):
 
 
 def test_a_process_that_keeps_the_output_open_is_not_waited_for(folder, monkeypatch):
-    monkeypatch.setattr(driven, "SHOWING_S", 0.1)
+    monkeypatch.setattr(driver_process, "SHOWING_S", 0.1)
     began = msgspec.json.encode(Began(str(folder.path))) + b"\n"
     code = f"""
 import os, subprocess
@@ -310,7 +310,7 @@ open({str(folder.path / "left")!r}, "w").write(str(left.pid))
 """
     driver_of(code, monkeypatch)
     try:
-        assert driven.drive(LaunchRequest("quickstart")) == Ended(folder.path, 0)
+        assert driver_process.drive(LaunchRequest("quickstart")) == Ended(folder.path, 0)
     finally:
         os.kill(int((folder.path / "left").read_text()), signal.SIGKILL)
 
@@ -326,7 +326,7 @@ if os.fork() == 0:
 """
     driver_of(code, monkeypatch)
     with pytest.raises(ComponentFailed, match="what it printed above says why"):
-        driven.drive(LaunchRequest("quickstart"))
+        driver_process.drive(LaunchRequest("quickstart"))
     assert capsys.readouterr().out.endswith("\n99999\n")
 
 

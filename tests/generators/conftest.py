@@ -3,7 +3,7 @@ from contextlib import closing
 
 import pytest
 
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import LogprobConvention, Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Fault
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from asyncrl.generators.finished_episodes import FinishedEpisodes
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 
 NAME = EpisodeName(GroupId(7), 2, 1)
 RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironmentConfig(name="e"))

@@ -14,9 +14,9 @@ from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, StepResult
 from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tools import ToolEnvironment
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.control_tokens import is_control
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 
 FAMILY = {
     "hermes": "qwen 3",

@@ -25,8 +25,8 @@ from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.hosting import guarded_calls, hosted
 from asyncrl.envs.rewards.base import RewardUnavailable
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 
 LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironmentConfig(name="e")))
 

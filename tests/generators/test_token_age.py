@@ -30,8 +30,8 @@ from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.episode import EpisodeTools
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.worker import GeneratorStatistics, GeneratorWorker
 from asyncrl.generators.worker_settings import WorkerSettings
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply

@@ -27,12 +27,12 @@ from asyncrl.core.trajectory import StopReason
 from asyncrl.envs.base import Action, Observation, StepResult
 from asyncrl.envs.hosting import hosted
 from asyncrl.generators import worker
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.concurrency import EngineLoad
 from asyncrl.generators.episode import EpisodeTools
 from asyncrl.generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
 from asyncrl.generators.judging import Judging
 from asyncrl.generators.scoring import Scoring
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.worker import GeneratorWorker, KeepEvaluation
 from asyncrl.generators.worker_settings import WorkerSettings
 

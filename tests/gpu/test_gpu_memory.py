@@ -6,8 +6,8 @@ from model_folders import qwen3_folder
 
 from asyncrl.bench.gpu import room, training
 from asyncrl.bench.gpu.settings import QWEN3_4B, QWEN3_17B, GpuBenchSettings, ModelSize
+from asyncrl.run.dry_run.plan import make_plan
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose_for
 
 SETTINGS = GpuBenchSettings()

@@ -24,7 +24,7 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard
 from asyncrl.weights.checkpoint import Checkpoint
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm import engine_weights
 from asyncrl.weights.vllm.adapter_slots import AdapterSlots
 from asyncrl.weights.vllm.engine_weights import InitInfo, PublicationTransfer, PublicationWorker

@@ -29,8 +29,8 @@ from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
 from asyncrl.learners.rank import RankSpec
 from asyncrl.run.models.model_shape import read_shape
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 VERSIONS = 5
 COMMON = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 200}

@@ -69,7 +69,7 @@ def written(
     saved: Path | None = None,
 ) -> Publication:
     """What a rank writes of its first version, or of the one after a step, which all save as a folder."""
-    from asyncrl.weights.shm.shared_memory import SharedMemory
+    from asyncrl.weights.shm.shared_tensors import SharedMemory
 
     learner = new_learner(spec, recipe, folder)
     if trained is not None:

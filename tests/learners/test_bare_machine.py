@@ -40,7 +40,7 @@ import asyncrl.learners.megatron.trainer, asyncrl.learners.megatron.state.export
 from megatron.core.fusions import fused_bias_geglu, fused_bias_swiglu
 assert torch.compile is compiling, "Megatron is imported without the compiler of torch, which takes seconds"
 assert not {"torch._inductor.compile_fx", "sklearn"} & sys.modules.keys()
-import asyncrl.bench.gpu.run, asyncrl.weights.shm.shared_memory
+import asyncrl.bench.gpu.run, asyncrl.weights.shm.shared_tensors
 missing = (LACKING | {"numba", "llvmlite"}) & {name.partition(".")[0] for name in sys.modules}
 assert not missing, missing
 """

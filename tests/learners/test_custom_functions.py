@@ -26,7 +26,7 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import GspoLossConfig, PpoClipLossConfig
 from asyncrl.learners.algorithm.losses import policy_loss
 from asyncrl.learners.custom.check import check_customs
-from asyncrl.learners.schedule import learning_rate
+from asyncrl.learners.learning_rate import learning_rate
 
 BUILT_IN = AlgorithmConfig(
     advantage=GrpoAdvantageConfig(),

@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from asyncrl.core.recipe.learner import LearnerConfig
-from asyncrl.learners.schedule import learning_rate
+from asyncrl.learners.learning_rate import learning_rate
 
 
 def test_warms_up_then_decays_to_the_floor_at_the_last_step():

@@ -7,10 +7,10 @@ from test_fit_run import made_run
 from asyncrl.core.recipe.tune import DEPTH
 from asyncrl.episodes.reader import EpisodeReader
 from asyncrl.episodes.schema import Kind
-from asyncrl.planning.advice import answer
+from asyncrl.planning.advice_for_tune import answer
 from asyncrl.planning.fit import fit_run
 from asyncrl.planning.kept_episodes import read_kept
-from asyncrl.run.tuning.plan_question import PlanQuestion
+from asyncrl.run.tuning.advice_question import PlanQuestion
 
 
 def test_settings_are_foreseen_and_those_that_the_rules_refuse_are_left_out(tmp_path: Path):

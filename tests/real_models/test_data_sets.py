@@ -26,10 +26,10 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Observation, StepResult
-from asyncrl.envs.rewards.math_equivalence import MathEquivalence
-from asyncrl.generators.calls.reader import ToolCallReader
+from asyncrl.envs.rewards.math_reward import MathEquivalence
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 
 RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m", max_context=4096), environment=ClassEnvironmentConfig(name="e"))
 

@@ -14,11 +14,11 @@ from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory
 from asyncrl.envs.builtin.calculator import Calculator
-from asyncrl.generators.calls.reader import ToolCallReader
-from asyncrl.generators.calls.reasoning import Reasoning
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.completion import Completion
 from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.tool_calls.reader import ToolCallReader
+from asyncrl.generators.tool_calls.reasoning import Reasoning
 
 TASK = Task(id=TaskId("1+2"), prompt="1+2", data={"answer": 3})
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+2"}}\n</tool_call>'

@@ -26,10 +26,10 @@ from asyncrl.envs.load import load_members
 from asyncrl.generators.episode import EpisodeLimits
 from asyncrl.generators.finished_episodes import FinishedEpisodes
 from asyncrl.run.buffer.tasks import load_sources, make_task_stream
+from asyncrl.run.dry_run.environment_trial import play_first_tasks
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.measures.episode_metrics import EpisodeMetrics
 from asyncrl.run.measures.warnings import _limit
-from asyncrl.run.plan.preflight import play_first_tasks
 from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose
 
 MEMBERS = {

@@ -13,7 +13,7 @@ from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.learners.held_weights import held_weights
 from asyncrl.learners.rank import RankPlace
-from asyncrl.weights.merge import merge
+from asyncrl.weights.publication_merge import merge
 
 DENSE = Architecture(
     hidden_size=8,

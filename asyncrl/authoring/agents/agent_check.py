@@ -28,8 +28,6 @@ from asyncrl.core.trajectory import StopReason
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import check_members, load_members
 from asyncrl.envs.secrets import read_secrets
-from asyncrl.generators.calls.reader import ToolCallReader
-from asyncrl.generators.calls.reasoning import Reasoning
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from asyncrl.generators.gateway.agent_play import agent_episode
@@ -39,6 +37,8 @@ from asyncrl.generators.gateway.observer import Placed
 from asyncrl.generators.gateway.problems import Problem
 from asyncrl.generators.gateway.protocols import Protocols
 from asyncrl.generators.gateway.server import Gateway
+from asyncrl.generators.tool_calls.reader import ToolCallReader
+from asyncrl.generators.tool_calls.reasoning import Reasoning
 from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
 from asyncrl.run.models.model_shape import check_sizes, read_shape
 from asyncrl.run.pool.gateway_host import gateway_host

@@ -21,8 +21,8 @@ from aiohttp import web
 from asyncrl.authoring.agents.json_difference import first_difference
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.envs.agent.agent_process import ENDED_WITHIN_S, kept, not_ended
+from asyncrl.envs.agent.command_keeper import NOT_FOUND
 from asyncrl.envs.agent.environment import episode_variables, lasting_variables, with_interpreter
-from asyncrl.envs.agent.keeper import NOT_FOUND
 from asyncrl.envs.played_by_agent import AGENT_ENDS_WITHIN_S, Endpoint
 from asyncrl.generators.gateway.parameters import HONOURED
 from asyncrl.generators.gateway.problems import Kind, Problem

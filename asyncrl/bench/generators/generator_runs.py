@@ -28,11 +28,11 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling
 from asyncrl.envs import Action, ToolEnvironment, tool
 from asyncrl.envs.hosting.hosted import make_hosted
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.completion import Completion, Sampler
 from asyncrl.generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from asyncrl.generators.evaluation import HeldOutTask, evaluate
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
 

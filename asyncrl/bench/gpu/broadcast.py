@@ -16,11 +16,11 @@ from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.weights.fingerprint import fingerprint
-from asyncrl.weights.merge import merge
 from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
 from asyncrl.weights.nccl.collective import Collective, Nccl
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 _HOST = "127.0.0.1"
 

@@ -19,8 +19,8 @@ from asyncrl.core.recipe.algorithm import KlInLossConfig
 from asyncrl.core.recipe.learner import LoraConfig
 from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
 from asyncrl.weights.fingerprint import Fingerprints
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 FLOAT32_GRADIENTS, BFLOAT16_GRADIENTS = 1e-4, 2e-2
 """Largest relative difference of gradient norms that is accepted."""

@@ -26,7 +26,7 @@ from asyncrl.core.trajectory import Sampling
 
 if TYPE_CHECKING:
     from asyncrl.generators.completion import Completion
-    from asyncrl.weights.shm.shared_memory import SharedMemory
+    from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 NEEDED = ("vllm", "ray", "mlflow", "hydra")
 """What a machine must have beside the learner's packages."""
@@ -111,8 +111,8 @@ def one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
 async def _one_engine(folder: Path, settings: EngineSettings) -> EngineOutcome:
     from asyncrl.generators.vllm.engine import VllmEngine
     from asyncrl.generators.vllm.engine_arguments import EngineSettings
-    from asyncrl.weights.merge import merge
-    from asyncrl.weights.shm.shared_memory import SharedMemory
+    from asyncrl.weights.publication_merge import merge
+    from asyncrl.weights.shm.shared_tensors import SharedMemory
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
     config = GeneratorsConfig(

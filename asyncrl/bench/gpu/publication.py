@@ -17,8 +17,8 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.fingerprint import Fingerprints
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 WHOLE_S, PAUSE_S = 0.5, 0.2
 """The targets, in seconds, for 1.7 B."""

@@ -3,7 +3,7 @@
 from asyncrl.bench.gpu.settings import ModelSize, TrainingSettings
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.run.models.model_shape import ModelShape
-from asyncrl.run.nodes.process_sizes import GPU_WORK_BYTES, gpu_bytes
+from asyncrl.run.nodes.process_memory import GPU_WORK_BYTES, gpu_bytes
 
 PLAIN_STATE_BYTES = 16
 """Bytes a weight that the plain loop keeps: float32 weights, gradient and two moments."""

@@ -33,7 +33,7 @@ from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.weights.merge import merge
+from asyncrl.weights.publication_merge import merge
 
 CHANGED = 0.01
 """The share of blocks that change between two versions through a folder."""

@@ -28,8 +28,8 @@ from asyncrl.learners.rank import RankPlace
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_file import BLOCK_BYTES
 from asyncrl.weights.fingerprint import Fingerprints
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm.engine_shards import EngineLayout, parameters, targets
 from asyncrl.weights.vllm.slice_reader import SliceReader
 

@@ -17,7 +17,7 @@ import asyncrl
 from asyncrl.cli.arguments import command, whole_number
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.process.log_format import log_to
-from asyncrl.envs.others.sources import SOURCES, source_named
+from asyncrl.envs.other_projects.sources import SOURCES, source_named
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from asyncrl.cli.arguments import Commands
     from asyncrl.core.recipe.schema import Recipe
-    from asyncrl.run.plan.plan import Plan
+    from asyncrl.run.dry_run.plan import Plan
     from asyncrl.sweeps.prepared import Prepared
     from asyncrl.sweeps.sweep import Sweep
     from asyncrl.sweeps.sweep_folder import SweepFolder

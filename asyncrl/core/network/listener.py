@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable
 
 from asyncrl.core.network.rare_warning import RareWarning
-from asyncrl.core.network.strangers import GRACE_S, INTRODUCTION_S, Strangers
 from asyncrl.core.network.tls import TlsKeys
+from asyncrl.core.network.unknown_clients import GRACE_S, INTRODUCTION_S, Strangers
 
 logger = logging.getLogger(__name__)
 

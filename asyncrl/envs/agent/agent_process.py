@@ -26,7 +26,7 @@ TOLD_OUTPUT = 2000
 _REMEDY = "look what its processes wait for, such as a file system that does not answer"
 _KEEP = (
     "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
-    "from asyncrl.envs.agent.keeper import main; sys.exit(main(sys.argv[1:]))"
+    "from asyncrl.envs.agent.command_keeper import main; sys.exit(main(sys.argv[1:]))"
 )
 """Runs the keeper, whatever environment variables the agent has."""
 

@@ -14,7 +14,7 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
-from asyncrl.envs.judging.judge import Judge
+from asyncrl.envs.code_judging.judge import Judge
 from asyncrl.envs.rewards.base import Reward, expected
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished

@@ -8,7 +8,7 @@ from asyncrl.core.plug_ins.plug_in import import_module, users_code
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards.base import Reward
 from asyncrl.envs.rewards.exact import Exact
-from asyncrl.envs.rewards.math_equivalence import MathEquivalence
+from asyncrl.envs.rewards.math_reward import MathEquivalence
 
 RewardFunction = Callable[[Task, str], float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]]
 

@@ -35,7 +35,7 @@ from asyncrl.run.models.model_weights import check_played
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.process_kinds import pools_of
-from asyncrl.run.nodes.process_sizes import engine_bytes
+from asyncrl.run.nodes.process_memory import engine_bytes
 from asyncrl.run.nodes.remote_files import FarFiles, model_for_all_nodes
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.handle import GeneratorHandle, make_generator

@@ -27,6 +27,10 @@ from asyncrl.generators.vllm.engine_arguments import check_cpu_arguments, check_
 from asyncrl.generators.vllm.vllm_parsers import check_parsers
 from asyncrl.learners.checkpointing.checkpoint_check import check_checkpoint
 from asyncrl.run.buffer.tasks import held_out_tasks, load_sources
+from asyncrl.run.dry_run.environment_trial import play_first_tasks
+from asyncrl.run.dry_run.model_check import ModelCheck
+from asyncrl.run.dry_run.plan import place_on
+from asyncrl.run.dry_run.prompt_lengths import TooLong
 from asyncrl.run.evaluation.found_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation.request import EvaluationRequest
 from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
@@ -35,10 +39,6 @@ from asyncrl.run.models.model_shape import TINY, check_ranks, positions_of
 from asyncrl.run.models.model_weights import check_played
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.process_kinds import pools_of
-from asyncrl.run.plan.model_check import ModelCheck
-from asyncrl.run.plan.plan import place_on
-from asyncrl.run.plan.preflight import play_first_tasks
-from asyncrl.run.plan.prompt_lengths import TooLong
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.run.tiny.lessons import remarks_on
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.generators.evaluation import Evaluated, HeldOutTask
+from asyncrl.run.pool.delivery_calls import WeightDelivery
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
 from asyncrl.run.pool.successors import Successors
-from asyncrl.run.pool.weight_delivery import WeightDelivery
 
 IN_VAIN = 3
 """The run ends if nobody answers an evaluation this many times in a row: that is not an accident any more."""

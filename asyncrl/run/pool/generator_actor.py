@@ -28,8 +28,6 @@ from asyncrl.envs.hosting.event_loop import EventLoopThread
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import Secrets, clean_logs
-from asyncrl.generators.calls.reader import ToolCallReader
-from asyncrl.generators.calls.reasoning import Reasoning
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.completion import ScoredRow
 from asyncrl.generators.episode import EpisodeTools
@@ -38,6 +36,8 @@ from asyncrl.generators.gateway.agent_play import agent_episode
 from asyncrl.generators.gateway.protocols import Protocols
 from asyncrl.generators.gateway.server import Gateway
 from asyncrl.generators.judging import Judging
+from asyncrl.generators.tool_calls.reader import ToolCallReader
+from asyncrl.generators.tool_calls.reasoning import Reasoning
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
@@ -49,7 +49,7 @@ from asyncrl.run.buffer.ticket_client import RemoteTicketClient
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.signals import on_sigterm
-from asyncrl.run.judges import Judges
+from asyncrl.run.judge_processes import Judges
 from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.pool.gateway_host import gateway_host

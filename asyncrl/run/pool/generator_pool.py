@@ -3,7 +3,7 @@
 What always holds:
 
 * a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
-* successors and newcomers lease nothing before they have loaded a publication. :mod:`asyncrl.weights.delivery_protocol` says
+* successors and newcomers lease nothing before they have loaded a publication. :mod:`asyncrl.weights.delivery_rules` says
   which one each generator has, and who is waited for;
 * a generator whose pool only evaluates leases nothing; :mod:`asyncrl.run.pool.evaluation` says who plays an evaluation;
 * a generator that is to end, because its pool shrinks or its process got SIGTERM, hands its episodes back first;
@@ -42,6 +42,7 @@ from asyncrl.generators.evaluation import HeldOutTask
 from asyncrl.generators.first_error import first_error
 from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.nodes.node_watch import NodeWatch
+from asyncrl.run.pool.delivery_calls import WeightDelivery
 from asyncrl.run.pool.evaluation import Evaluation, PoolEvaluation
 from asyncrl.run.pool.generator_remarks import GeneratorRemarks
 from asyncrl.run.pool.growth import PoolGrowth
@@ -49,7 +50,6 @@ from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.pool.probe_scores import EngineScores
 from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
 from asyncrl.run.pool.successors import FindRoom, Successors
-from asyncrl.run.pool.weight_delivery import WeightDelivery
 from asyncrl.run.publications.transport import PublicationTransport
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from asyncrl.generators.evaluation import Evaluated, HeldOutTask
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, watch
-from asyncrl.run.judges import NO_JUDGES, Judges
+from asyncrl.run.judge_processes import NO_JUDGES, Judges
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.nodes.placed_processes import Places
 from asyncrl.run.pool.generator_actor import GeneratorSpec, RemoteGenerator

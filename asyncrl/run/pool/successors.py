@@ -19,9 +19,9 @@ from asyncrl.core.errors import (
     WeightsOutOfReach,
 )
 from asyncrl.core.ids import WorkerId
+from asyncrl.run.pool.delivery_calls import WeightDelivery
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.pool.slots import GeneratorSlot, GeneratorSlots
-from asyncrl.run.pool.weight_delivery import WeightDelivery
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from asyncrl.run.nodes.cluster_nodes import Nodes
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.placement import Node, NoRoom, place
 from asyncrl.run.nodes.process_kinds import LEARNER, learner_part
-from asyncrl.run.nodes.process_sizes import beside_learner, gpu_bytes, learner_bytes
+from asyncrl.run.nodes.process_memory import beside_learner, gpu_bytes, learner_bytes
 
 MOST_RUNNING_ON_LARGE_GPUS = 1024
 """vLLM's own default on GPUs of at least :data:`LARGE_GPU_BYTES` that are newer than an A100."""

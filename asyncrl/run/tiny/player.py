@@ -24,11 +24,11 @@ from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.lessons.demonstrations import SHARING_S
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
-from asyncrl.generators.calls.reader import ToolCallReader
-from asyncrl.generators.calls.reasoning import Reasoning
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.completion import Completion, Sampler
 from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from asyncrl.generators.tool_calls.reader import ToolCallReader
+from asyncrl.generators.tool_calls.reasoning import Reasoning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,7 +16,7 @@ REACHES = (
         names=("SQL.experiments", "SQL.runs"),
         why="see before a run starts that its experiment is not deleted and its run is known: MLflow takes seconds to import, "
         "and would make or change tables",
-        test="tests/run/plan/test_dry_run.py::test_what_a_part_refuses_when_it_starts_the_plan_refuses",
+        test="tests/run/dry_run/test_dry_run.py::test_what_a_part_refuses_when_it_starts_the_plan_refuses",
         needless="MLflow reads a database without changing it",
     ),
 )

@@ -17,8 +17,8 @@ from asyncrl.core.tuning.window import Seen
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.metrics import TUNE_BROUGHT, TUNE_FORESEEN
 from asyncrl.run.recorder import RecordedStep
+from asyncrl.run.tuning.advice_question import AskPlan, PlanAnswer, ask_plan
 from asyncrl.run.tuning.move_journal import MoveJournal
-from asyncrl.run.tuning.plan_question import AskPlan, PlanAnswer, ask_plan
 
 DISTURBED = 0.05
 """Share of a step for which engines evaluated, above which it is left out."""

@@ -37,7 +37,7 @@ from asyncrl.simulation.run.outcome import MOST_DEATHS, EnginesDieTooSoon, Model
 from asyncrl.simulation.run.processor import Processor
 from asyncrl.simulation.run.rates import Rates
 from asyncrl.simulation.run.worker import ModelWorker
-from asyncrl.weights.delivery_protocol import Deliveries
+from asyncrl.weights.delivery_rules import Deliveries
 
 WARM_UP = 3
 """Training steps that never count; more do not where the pipeline is deeper."""

@@ -22,7 +22,7 @@ import torch
 
 from asyncrl.core.errors import DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.network.strangers import INTRODUCTION_S, Strangers
+from asyncrl.core.network.unknown_clients import INTRODUCTION_S, Strangers
 from asyncrl.core.publication import BroadcastAddress, Publication
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.nccl.accepting_socket import AcceptingSocket
@@ -43,13 +43,13 @@ from asyncrl.weights.nccl.broadcast_wire import (
     tell,
 )
 from asyncrl.weights.nccl.collective import Collective, Group, Nccl
-from asyncrl.weights.nccl.unknown_clients import UnknownClients
+from asyncrl.weights.nccl.waiting_clients import UnknownClients
 
 logger = logging.getLogger(__name__)
 
 _VERSIONS = 4
 """Versions that are known at once; engines ask for no older ones, see
-:data:`asyncrl.weights.delivery_protocol.VERSIONS_IN_FILES`."""
+:data:`asyncrl.weights.delivery_rules.VERSIONS_IN_FILES`."""
 
 
 class BroadcastSender:

@@ -29,7 +29,7 @@ from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import Fingerprints
 from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm.adapter_slots import AdapterSlots
 from asyncrl.weights.vllm.derived_weights import derived_weights
 from asyncrl.weights.vllm.load_plan import LoadPlan, PreparedLayer

@@ -19,7 +19,7 @@ from asyncrl.core.rectangle import Rectangle
 from asyncrl.device.pinning import NoPinning, PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import Fingerprints
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm.engine_shards import Target
 from asyncrl.weights.vllm.slice_plan import Slice, plan_slices
 

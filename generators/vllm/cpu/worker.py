@@ -21,9 +21,9 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from asyncrl.generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
+from asyncrl.generators.vllm.cpu.returned_experts import ToldExperts
 from asyncrl.generators.vllm.cpu.rotation import rotate_heads_apart
 from asyncrl.generators.vllm.cpu.token_exchange import exchange_tokens
-from asyncrl.generators.vllm.cpu.told_experts import ToldExperts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -61,7 +61,7 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
     (``generators/vllm/cpu/products.py``), and with our own products for adapters (``generators/vllm/cpu/adapters.py``). It may
     have only some of the experts (:mod:`asyncrl.generators.vllm.cpu.experts`), exchange tokens with other data-parallel ranks
     (:mod:`asyncrl.generators.vllm.cpu.token_exchange`), and say which experts it sent tokens to
-    (:mod:`asyncrl.generators.vllm.cpu.told_experts`).
+    (:mod:`asyncrl.generators.vllm.cpu.returned_experts`).
 
     vLLM ships its kernels for RMSNorm for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
     instead take a fifth of a small model's step.

@@ -13,7 +13,7 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import Exact, MathEquivalence, Reward, RewardUnavailable, Weighted
 from asyncrl.envs.rewards.load import load_reward
-from asyncrl.envs.rewards.math_worker import is_equal, wanted_of
+from asyncrl.envs.rewards.math_comparison import is_equal, wanted_of
 
 
 def task(**data: object) -> Task:

@@ -24,10 +24,10 @@ from asyncrl.envs.agent.member import AgentMember
 from asyncrl.envs.builtin.calculator import Calculator, calculate_steps
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.load import load_member
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.episode import EpisodeName, EpisodeTools, run_episode
 from asyncrl.generators.gateway.agent_play import TURNS_TAKEN_BACK, UNENFORCED, agent_episode
 from asyncrl.generators.gateway.server import Gateway
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.run.recipe.compose import compose
 
 ANTHROPIC_AGENT = """

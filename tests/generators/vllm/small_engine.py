@@ -13,8 +13,8 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 NO_STOP = 0
 """A stop token that the small model never samples, so that requests are as long as a test says."""

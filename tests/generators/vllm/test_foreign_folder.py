@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from asyncrl.core.publication import Shard
 from asyncrl.core.trajectory import Sampling
 from asyncrl.generators.vllm.engine import VllmEngine
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 PROMPT = list(range(5, 45))
 

@@ -31,8 +31,8 @@ from asyncrl.generators.token_stream import TokenStream
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 pytestmark = pytest.mark.timeout(900)  # two engines, and an engine may take minutes to start
 

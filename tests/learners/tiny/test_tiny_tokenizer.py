@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.builtin.lessons.calculator import CalculatorLessons
 from asyncrl.envs.lessons.demonstrations import Demonstration, demonstrate
-from asyncrl.generators.calls.reader import ToolCallReader
 from asyncrl.generators.chat_format import ChatFormat
+from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.learners.tiny.conversations import encode, messages, pad, render
 from asyncrl.learners.tiny.tokenizer import END_OF_TURN, TAG_TOKENS, fit_tokenizer
 

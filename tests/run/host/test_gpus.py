@@ -7,12 +7,12 @@ from msgspec.structs import replace
 from asyncrl.bench.gpu.settings import QWEN3_06B, QWEN3_4B, QWEN3_17B
 from asyncrl.core.errors import ProcessDied, RecipeError
 from asyncrl.run.dead_rank import explained, probable_cause
+from asyncrl.run.dry_run.plan import _remarks_on_gpus, make_plan, place_on
 from asyncrl.run.host.gpus import parse
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.process_kinds import parts_of, pools_of
-from asyncrl.run.nodes.process_sizes import learner_state_bytes
-from asyncrl.run.plan.plan import _remarks_on_gpus, make_plan, place_on
+from asyncrl.run.nodes.process_memory import learner_state_bytes
 from asyncrl.run.recipe.compose import compose, compose_for
 
 ONE = Machine(memory=64 << 30, free=60 << 30, cores=8, gpus=1, gpu_memory=80 << 30)

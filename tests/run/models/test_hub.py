@@ -13,10 +13,10 @@ from planned import QWEN3_0_6B, ROOMY
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.hub import is_hub_id
+from asyncrl.run.dry_run.plan import make_plan
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.models.hub import model_folder
 from asyncrl.run.models.model_sources import fetch_model, with_local_reference
-from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

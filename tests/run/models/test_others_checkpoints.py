@@ -26,10 +26,10 @@ from transformers import (
 )
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.run.dry_run.plan import make_plan
 from asyncrl.run.models.dequantised import plain_folder
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.models.model_weights import check_folder, check_output, check_played
-from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose
 
 Quantise = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]

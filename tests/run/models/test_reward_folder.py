@@ -7,9 +7,9 @@ from model_folders import SMALL, write_model, write_weights
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelRewardConfig
+from asyncrl.run.dry_run.plan import Plan, make_plan
 from asyncrl.run.models.further_models import check_vocabulary
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.plan.plan import Plan, make_plan
 from asyncrl.run.recipe.compose import compose
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)

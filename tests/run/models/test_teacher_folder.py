@@ -8,10 +8,10 @@ from model_folders import SMALL, write_model
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.teacher import TeacherConfig
+from asyncrl.run.dry_run.plan import Plan, make_plan
 from asyncrl.run.models.further_models import weight_bytes
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.process_kinds import TEACHER
-from asyncrl.run.plan.plan import Plan, make_plan
 from asyncrl.run.recipe.compose import compose
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)

@@ -10,14 +10,14 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from rich.console import Console
 
+from asyncrl.run.dry_run.plan import make_plan
+from asyncrl.run.dry_run.plan_view import plan_view
 from asyncrl.run.nodes.cluster_nodes import NodesSeen, read_nodes
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.placed_processes import find_places
 from asyncrl.run.nodes.placement import NoRoom
 from asyncrl.run.nodes.process_kinds import LEARNER, parts_of
 from asyncrl.run.nodes.remote_files import RemoteNodeFiles
-from asyncrl.run.plan.plan import make_plan
-from asyncrl.run.plan.plan_view import plan_view
 from asyncrl.run.recipe.compose import compose_for
 
 GIB = 1 << 30

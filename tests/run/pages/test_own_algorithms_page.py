@@ -12,9 +12,9 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.learners.custom.calls import call_advantage, call_aggregation, call_loss, call_weight, loaded
 from asyncrl.learners.custom.made_rows import made_aggregation, made_returns, made_rows, tokens_of, weights_of
-from asyncrl.learners.schedule import learning_rate
+from asyncrl.learners.learning_rate import learning_rate
+from asyncrl.run.dry_run.plan import make_plan
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.plan.plan import make_plan
 from asyncrl.run.recipe.compose import compose
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "own-algorithms.md").read_text()

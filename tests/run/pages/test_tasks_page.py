@@ -14,7 +14,7 @@ import yaml
 from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.run.buffer.tasks import load_held_out_tasks, make_task_stream
-from asyncrl.run.plan.plan import Source, make_plan
+from asyncrl.run.dry_run.plan import Source, make_plan
 from asyncrl.run.recipe.compose import compose
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "tasks.md").read_text()

@@ -36,7 +36,7 @@ from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool import growth, successors
 from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.pool.slots import GeneratorSlot
-from asyncrl.weights.delivery_protocol import VERSIONS_IN_FILES
+from asyncrl.weights.delivery_rules import VERSIONS_IN_FILES
 from asyncrl.weights.shm.memory_file import MemoryFull
 
 DEADLINES = DeadlinesConfig(straggler=10.0)

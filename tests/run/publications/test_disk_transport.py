@@ -16,8 +16,8 @@ from asyncrl.run.publications.disk_transport import DiskTransport
 from asyncrl.run.publications.node_mirrors import NodeMirror
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_versions import StoredVersions
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 SECONDS, CLOSING_S = 60.0, 1.0
 

@@ -23,8 +23,8 @@ from asyncrl.run.pool.generator_pool import GeneratorPool, GeneratorSupply
 from asyncrl.run.publications.transport import Routes
 from asyncrl.run.publications.transports import TRANSPORTS, transport_of
 from asyncrl.weights.fingerprint import Fingerprints
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 ENGINES, NODES = 3, ("a", "b", "learner")
 

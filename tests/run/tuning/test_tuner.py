@@ -20,8 +20,8 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recorder import RecordedStep
+from asyncrl.run.tuning.advice_question import PlanAnswer, ask_plan
 from asyncrl.run.tuning.move_journal import MoveJournal
-from asyncrl.run.tuning.plan_question import PlanAnswer, ask_plan
 from asyncrl.run.tuning.run_knobs import RunKnobs
 from asyncrl.run.tuning.tuner import Tuner
 

@@ -20,8 +20,8 @@ from asyncrl.weights.disk import disk_mirror
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_file import BLOCK_BYTES, apply_blocks, changed_blocks, write_blocks
 from asyncrl.weights.disk.stored_versions import StoredVersions
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 SEEN_S = 0.0
 ROWS, COLUMNS = 512, 64

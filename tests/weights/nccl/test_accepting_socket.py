@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.weights.nccl import accepting_socket
 from asyncrl.weights.nccl.accepting_socket import AcceptingSocket
-from asyncrl.weights.nccl.unknown_clients import UnknownClients
+from asyncrl.weights.nccl.waiting_clients import UnknownClients
 
 HOST = "127.0.0.1"
 MINUTE = 60.0

@@ -22,9 +22,9 @@ from asyncrl.generators.completion import Completion
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
-from asyncrl.weights.merge import merge
 from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 RANKS = 2
 PROMPT = list(range(5, 25))

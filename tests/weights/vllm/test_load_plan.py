@@ -10,8 +10,8 @@ from torch import nn
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm.load_plan import LoadPlan
 from asyncrl.weights.vllm.slice_reader import SliceReader
 

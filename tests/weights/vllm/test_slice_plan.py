@@ -34,7 +34,7 @@ from asyncrl.core.publication import Shard
 from asyncrl.core.rectangle import Rectangle
 from asyncrl.learners.held_weights import held_weights
 from asyncrl.learners.rank import RankPlace
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm.engine_shards import EngineLayout, Target, check_engine, padding, parameters, targets
 from asyncrl.weights.vllm.load_plan import LoadPlan
 from asyncrl.weights.vllm.loader_copies import Copy, Padding, Recorder

@@ -18,8 +18,8 @@ from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.rectangle import Rectangle
 from asyncrl.learners.held_weights import held_weights
 from asyncrl.learners.rank import RankPlace
-from asyncrl.weights.merge import merge
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.publication_merge import merge
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm.engine_shards import EngineLayout, parameters, targets
 from asyncrl.weights.vllm.slice_reader import AT_ONCE, WHOLE, SliceReader
 

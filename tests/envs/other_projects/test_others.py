@@ -1,0 +1,266 @@
+"""Environments of other projects, each played as its authors' code plays it, where its package is installed."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+import types
+from collections.abc import Sequence
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import MalformedCall, ToolCall
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Action, Environment, Fault, StepResult
+from asyncrl.envs.load import load_member
+from asyncrl.envs.other_projects.sources import SOURCES, source_named
+
+
+def member(source: str, name: str, **options: object):
+    pytest.importorskip(SOURCES[source].module)
+    return load_member(
+        ClassEnvironmentConfig(name=SOURCES[source].environment, options={SOURCES[source].option: name, **options})
+    )
+
+
+async def play(environment: Environment, task: Task, turns: Sequence[Action]) -> tuple[str, list[StepResult]]:
+    """The last message of the observation, and what came of each turn until the end."""
+    try:
+        observation = await environment.reset(task)
+        results = []
+        for turn in turns:
+            results.append(await environment.step(turn))
+            if results[-1].done:
+                break
+        return observation.messages[-1].content, results
+    finally:
+        await environment.close()
+
+
+def act(*actions: object) -> Action:
+    return Action("", tuple(ToolCall("act", {"action": each}) for each in actions))
+
+
+async def test_gym_acts_by_names_and_shows_what_it_renders():
+    lake = member("gym", "FrozenLake-v1", arguments={"is_slippery": False}, actions=["left", "down", "right", "up"])
+    (task,) = lake.make_tasks("train", 1, 3)
+    broken = Action("", (MalformedCall("act(", "no end"), ToolCall("jump", {}), ToolCall("act", {"action": "fly"})))
+    way = act("down", "down", "right", "right", "down", "right", "up")
+    seen, (talk, wrong, end) = await play(lake.make(), task, [Action("hm", ()), broken, way])
+    assert seen == "Play FrozenLake-v1.\n[S]FFF\nFHFH\nFFFH\nHFFG"
+    assert (talk.fault, talk.observation.messages[0].content) == (Fault.MALFORMED_CALL, "Act by calling `act`.")
+    assert [message.content for message in wrong.observation.messages] == [
+        "error: no end",
+        "error: there is no tool 'jump', only 'act'",
+        "error: 'fly' is no action; choose one of left, down, right, up",
+    ]
+    assert (end.reward, end.done, end.metrics["reached_end"], len(end.calls)) == (1.0, True, 1.0, 7)
+    assert end.observation.messages[-1].content == "The episode is over."
+    assert not {each.data["seed"] for each in lake.make_tasks("train", 50, 3)} & {
+        each.data["seed"] for each in lake.make_tasks("evaluation", 50, 3)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("NoSuchGame-v1", {}, "gymnasium cannot make 'NoSuchGame-v1'"),
+        ("FrozenLake-v1", {"actions": ["left"]}, "1 names are given, and there are 4 actions"),
+    ],
+)
+def test_what_gym_cannot_play_is_refused_before_the_run(name: str, options: dict[str, object], problem: str):
+    with pytest.raises(RecipeError, match=problem):
+        member("gym", name, **options).make_tasks("train", 1, 0)
+
+
+async def test_textarena_plays_a_game_of_words_to_its_end_and_alike_with_the_same_seed(monkeypatch: pytest.MonkeyPatch):
+    game = member("textarena", "GuessTheNumber-v0")
+    (task,) = game.make_tasks("train", 1, 5)
+    guesses = [Action(f"[{number}]", ()) for number in range(1, 21)]
+    seen, results = await play(game.make(), task, guesses)
+    assert "You are playing Guess The Number" in seen
+    assert results[-1].done
+    assert not any(result.done for result in results[:-1])
+    again = await play(game.make(), task, guesses)
+    assert [each.observation for each in again[1]] == [each.observation for each in results]
+    assert again[1][-1].reward == results[-1].reward
+    with pytest.raises(RecipeError, match="TextArena has no game 'Go-v9'"):
+        member("textarena", "Go-v9").make_tasks("train", 1, 0)
+    with pytest.raises(RecipeError, match="TicTacToe-v0 cannot be played by one player"):
+        member("textarena", "TicTacToe-v0").make_tasks("train", 1, 0)
+    monkeypatch.setattr("nltk.data.path", [])
+    with pytest.raises(
+        RecipeError, match=r"Wordle-v0 lacks something: .* bring its words where the server runs: `python -m nltk"
+    ):
+        member("textarena", "Wordle-v0").make_tasks("train", 1, 0)
+
+
+async def test_skyrl_gym_gets_the_tasks_data_as_its_extras():
+    sums = member("skyrl-gym", "gsm8k")
+    task = Task(id="t", prompt="6*7?", data={"reward_spec": {"method": "rule", "ground_truth": "42"}})
+    seen, (right,) = await play(sums.make(), task, [Action("so\n#### 42", ())])
+    assert (seen, right.reward, right.done) == ("6*7?", 1.0, True)
+    _, (wrong,) = await play(sums.make(), task, [Action("#### 41", ())])
+    assert (wrong.reward, wrong.done) == (0.0, True)
+
+
+@contextlib.asynccontextmanager
+async def served_by_openenv(app: object):
+    """The address of an app that OpenEnv has made, served by its own server."""
+    import uvicorn
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def test_openenv_acts_by_the_fields_of_its_action_and_shows_the_observation():
+    types_of = pytest.importorskip("openenv.core.env_server.types")
+    interfaces = pytest.importorskip("openenv.core.env_server.interfaces")
+    http_server = pytest.importorskip("openenv.core.env_server.http_server")
+    base = {"__module__": __name__}
+    add = type("Add", (types_of.Action,), base | {"__annotations__": {"number": int}})
+    total = type("Total", (types_of.Observation,), base | {"__annotations__": {"total": int}})
+
+    class Ten(interfaces.Environment):
+        """Add numbers up to ten."""
+
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def reset(self, seed=None, episode_id=None, **_):
+            self.sum = 0
+            return total(total=0, done=False, reward=0.0)
+
+        def step(self, action, timeout_s=None, **_):
+            self.sum += action.number
+            return total(total=self.sum, done=self.sum >= 10, reward=float(self.sum == 10))
+
+        @property
+        def state(self):
+            return types_of.State()
+
+    async with served_by_openenv(http_server.create_fastapi_app(Ten, add, total)) as url:
+        ten = member("openenv", url, system_prompt="Ten, no more.")
+        (task,) = await asyncio.to_thread(ten.make_tasks, "train", 1, 0)
+        turns = [Action("", (ToolCall("act", {"number": number}),)) for number in (4, 6)]
+        seen, (four, six) = await play(ten.make(), task, turns)
+    assert seen == 'Begin.\n{"total":0}'
+    assert (four.observation.messages[0].content, four.reward, four.done) == ('{"total":4}', 0.0, False)
+    assert (six.reward, six.done) == (1.0, True)
+
+
+async def test_verifiers_plays_its_own_rollout_and_its_rubric_names_the_metrics():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    def add(x: int, y: int) -> int:
+        """Add two numbers."""
+        return x + y
+
+    def right(completion, answer, **_):
+        return float(answer in str(completion[-1]["content"]))
+
+    def load_environment(size: int):
+        rows = Dataset.from_list([{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(size)])
+        return vf.ToolEnv(dataset=rows, tools=[add], max_turns=4, rubric=vf.Rubric(funcs=[right]))
+
+    sys.modules["made_sums"] = types.ModuleType("made_sums")
+    sys.modules["made_sums"].load_environment = load_environment
+    sums = member("verifiers", "made-sums", arguments={"size": 20})
+    source_named("verifiers").get_ready({"name": "made-sums", "arguments": {"size": 20}})
+    (task,) = sums.make_tasks("train", 1, 0)
+    number = int(task.question.split("+")[1].rstrip("?"))
+    async with contextlib.AsyncExitStack() as stack:
+        shared = await stack.enter_async_context(sums.share({}))
+        environment = sums.make()
+        environment.shared = shared
+        turns = [
+            Action("", (ToolCall("mul", {}),)),
+            Action("", (ToolCall("add", {"x": number, "y": number}),)),
+            Action(f"It is {2 * number}.", ()),
+        ]
+        seen, (unknown, called, end) = await play(environment, task, turns)
+    assert seen == f"What is {number}+{number}?"
+    assert unknown.observation.messages[0].content == "error: there is no tool 'mul', only add"
+    assert (called.observation.messages[0].content, called.done) == (str(2 * number), False)
+    assert (end.reward, end.done, end.metrics["right"]) == (1.0, True, 1.0)
+
+
+def made_module(name: str, **contents: object) -> str:
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(contents)
+    return name
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["rows", "made when they are asked for"])
+def test_held_out_rows_of_verifiers_are_used_whole_and_none_are_taken_from_training(late):
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    rows = {count: Dataset.from_list([{"question": str(n), "answer": ""} for n in range(count)]) for count in (40, 30)}
+    held_out = (lambda: rows[30]) if late else rows[30]
+    name = made_module(
+        f"made_split_{late}".lower(), load_environment=lambda: vf.SingleTurnEnv(dataset=rows[40], eval_dataset=held_out)
+    )
+    split = member("verifiers", name)
+    assert [len(split.make_tasks(each, 100, 0)) for each in ("train", "evaluation")] == [40, 30]
+
+
+async def test_rewards_and_metrics_of_verifiers_v1_arrive_by_name():
+    if hasattr(pytest.importorskip("verifiers"), "load_environment"):
+        pytest.skip("this is the library before verifiers.v1")
+    import verifiers.v1 as vf
+
+    class DoubledData(vf.TaskData):
+        answer: str
+
+    class DoubledTask(vf.Task[DoubledData, vf.State, vf.TaskConfig]):
+        @vf.reward
+        async def right(self, trace: vf.Trace) -> float:
+            return float(self.data.answer in (trace.last_reply or ""))
+
+        @vf.metric
+        async def letters(self, trace: vf.Trace) -> float:
+            return float(len(trace.last_reply or ""))
+
+    class Doubled(vf.Taskset[DoubledTask, vf.TasksetConfig]):
+        def load(self):
+            for n in range(20):
+                yield DoubledTask(DoubledData(name=str(n), prompt=f"{n}+{n}", answer=str(2 * n)), self.config.task)
+
+    doubled = member("verifiers", made_module("made_doubled", Doubled=Doubled, __all__=["Doubled"]))
+    (task,) = doubled.make_tasks("train", 1, 0)
+    answer = str(2 * int(task.question.split("+")[0]))
+    async with contextlib.AsyncExitStack() as stack:
+        environment = doubled.make()
+        environment.shared = await stack.enter_async_context(doubled.share({}))
+        _, (end,) = await play(environment, task, [Action(answer, ())])
+    assert (end.reward, end.done, end.rewards) == (1.0, True, {"right": 1.0})
+    assert end.metrics == {"right": 1.0, "letters": float(len(answer))}
+
+
+def test_a_package_that_is_not_installed_is_named_with_how_to_get_it():
+    missing = next(
+        (name for name, source in SOURCES.items() if source.module not in sys.modules and not _has(source.module)), None
+    )
+    if missing is None:
+        pytest.skip("all are installed")
+    with pytest.raises(RecipeError, match=r"is not installed here; .* -m pip install"):
+        source_named(missing)
+
+
+def _has(module: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,70 @@
+"""The modelled run has the staleness that follows in closed form."""
+
+import math
+
+import msgspec
+import pytest
+
+from asyncrl.run.recipe.compose import compose
+from asyncrl.simulation.run.closed_form import (
+    cycle_constant,
+    cycle_exponential,
+    staleness_constant,
+    staleness_exponential,
+)
+from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, ModelTurn
+from asyncrl.simulation.run.modelled_run import ModelledRun
+from asyncrl.simulation.run.rates import EngineRates, LearnerRates, PublicationRates, Rate, Rates
+
+GROUPS, STEPS = 96, 60
+FIRST, LAST = 3, 2
+"""Tokens that an episode samples when it begins, and when it ends."""
+
+
+def run(depth: int, step_s: float, durations: list[float], seed: int = 0):
+    """A run whose groups have two episodes of the same duration."""
+    keys = ["batch.group_size=2", f"batch.groups_per_step={GROUPS}", f"buffer.pipeline_depth={depth}", "buffer.max_staleness=64"]
+    recipe = compose("quickstart", [*keys, "generators.count=1", "generators.max_running=4096", "evaluation.every=1000"])
+    short = Rate(1e-7, "nearly nothing")
+    rates = Rates(
+        engine=EngineRates(step=short, request=short, prompt_token=short),
+        learner=LearnerRates(step=Rate(step_s, "given"), token=Rate(0.0, "given")),
+        publication=PublicationRates(write=short, move=short, pause=short),
+    )
+    groups = [[ModelEpisode((ModelTurn(8, FIRST, seconds), ModelTurn(4, LAST)))] * 2 for seconds in durations]
+    return ModelledRun(recipe, rates, ModelEpisodes(groups), seed=seed, steps=STEPS).run()
+
+
+@pytest.mark.parametrize(
+    ("depth", "step_s", "duration_s"),
+    [(1, 1.0, 0.4), (2, 1.0, 1.5), (4, 1.0, 3.3), (2, 1.0, 7.3), (3, 0.5, 11.0), (1, 1.0, 30.0)],
+)
+def test_constant_durations(depth: int, step_s: float, duration_s: float):
+    outcome = run(depth, step_s, [duration_s])
+    share = LAST / (FIRST + LAST)
+    assert outcome.step_mean == pytest.approx(cycle_constant(depth, step_s, duration_s), rel=1e-3)
+    assert outcome.staleness_mean == pytest.approx(staleness_constant(depth, step_s, duration_s, share), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("depth", "step_s", "mean_s"), [(2, 1.0, 0.3), (4, 1.0, 2.0), (2, 1.0, 4.0), (1, 0.2, 5.0), (8, 1.0, 6.0)]
+)
+def test_exponential_durations(depth: int, step_s: float, mean_s: float):
+    quantiles = [-mean_s * math.log1p(-(each + 0.5) / 2000) for each in range(2000)]
+    share = LAST / (FIRST + LAST)
+    outcomes = [run(depth, step_s, quantiles, seed) for seed in range(2)]
+    for outcome in outcomes:
+        assert outcome.step_mean == pytest.approx(cycle_exponential(depth, step_s, mean_s), rel=0.06)
+        assert outcome.staleness_mean == pytest.approx(staleness_exponential(depth, step_s, mean_s, share), abs=0.1)
+
+
+def test_staleness_is_zero_without_depth():
+    outcome = run(0, 1.0, [0.5, 2.0, 3.0])
+    assert outcome.staleness_mean == 0.0
+    assert outcome.step_mean == pytest.approx(4.0, rel=1e-3)
+
+
+def test_a_run_is_a_pure_function_of_its_arguments():
+    one, other = (run(2, 1.0, [0.5, 2.0, 7.0], seed=3) for _ in range(2))
+    assert msgspec.json.encode(one) == msgspec.json.encode(other)
+    assert msgspec.json.encode(run(2, 1.0, [0.5, 2.0, 7.0], seed=4)) != msgspec.json.encode(one)
