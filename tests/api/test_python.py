@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 
 import asyncrl
-from asyncrl.api import launching
+from asyncrl.api import driver_process, launching
 from asyncrl.api.driver_process import Ended
 from asyncrl.api.following import completed
 from asyncrl.api.recipes import override_texts
