@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from asyncrl.api.evaluation import Evaluation, evaluate
     from asyncrl.api.launching import launch, running
     from asyncrl.api.run import Run
+    from asyncrl.api.sweeps import Sweep, SweepPoint, sweep
     from asyncrl.core.errors import AsyncRLError, RecipeError
     from asyncrl.core.recipe.schema import Recipe
     from asyncrl.run.measures.events import (
@@ -41,12 +42,15 @@ __all__ = [
     "RunFailed",
     "RunInterrupted",
     "StepDone",
+    "Sweep",
+    "SweepPoint",
     "VersionPublished",
     "WarningSeen",
     "evaluate",
     "launch",
     "running",
     "sections",
+    "sweep",
 ]
 
 _MODULE_OF = {
@@ -63,11 +67,14 @@ _MODULE_OF = {
     "RunFailed": "asyncrl.api.errors",
     "RunInterrupted": "asyncrl.api.errors",
     "StepDone": "asyncrl.run.measures.events",
+    "Sweep": "asyncrl.api.sweeps",
+    "SweepPoint": "asyncrl.api.sweeps",
     "VersionPublished": "asyncrl.run.measures.events",
     "WarningSeen": "asyncrl.run.measures.events",
     "evaluate": "asyncrl.api.evaluation",
     "launch": "asyncrl.api.launching",
     "running": "asyncrl.api.launching",
+    "sweep": "asyncrl.api.sweeps",
 }
 
 

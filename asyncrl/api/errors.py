@@ -1,4 +1,4 @@
-"""The errors of runs and evaluations that a program started."""
+"""The errors of runs, evaluations and sweeps that a program started."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from asyncrl.core.errors import AsyncRLError
 
 
 class RunFailed(AsyncRLError):
-    """A run or an evaluation failed.
+    """A run or an evaluation failed, or runs of a sweep did not complete.
 
     Attributes:
         folder: what it left behind; see ``logs`` there.
@@ -19,7 +19,7 @@ class RunFailed(AsyncRLError):
 
 
 class RunInterrupted(AsyncRLError):
-    """A run or an evaluation was stopped by a signal that was not meant for this program.
+    """A run, an evaluation or a sweep was stopped by a signal that was not meant for this program.
 
     An interrupt of this program, with Ctrl-C or by a notebook's button, ends the run too, and is raised as
     ``KeyboardInterrupt``.

@@ -103,7 +103,16 @@ def _flat(mapping: Mapping[str, Any], place: str, names: Mapping[int, str]) -> I
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{place}{key}.", names)
         else:
-            yield place + key, _written(_plain(place + key, value, names))
+            yield place + key, value_text(place + key, value, names)
+
+
+def value_text(place: str, value: object, names: Mapping[int, str] = NO_NAMES) -> str:
+    """Write the value of a key as the command line takes it, a dictionary as a whole section.
+
+    Raises:
+        RecipeError: it is nothing that a recipe can hold.
+    """
+    return _written(_plain(place, value, names))
 
 
 def _plain(place: str, value: object, names: Mapping[int, str]) -> Any:

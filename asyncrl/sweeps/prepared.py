@@ -27,6 +27,7 @@ from asyncrl.run.dry_run.plan import Plan
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.gpus import usable
+from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recipe.sweep_axes import read_axes
 from asyncrl.sweeps.dominated_settings import without_dominated
 from asyncrl.sweeps.sweep import Setting, Sweep, check_asked, seeds_of, settings_of, split_seeds
@@ -84,11 +85,9 @@ def prepare(asked: Asked, accept: Accept, note: Callable[[str], None]) -> Prepar
     check_asked(varied, asked.seeds or 1 if swept is None else len(swept))
     settings = settings_of(varied.axes)
     first = () if swept is None else (f"seed={swept[0]}",)
+    _refuse_store(asked.recipe, (*varied.fixed, *settings[0].overrides, *first))
     with _visible(devices(asked.parallel)[0]):
         recipes, plans = _accepted(settings, lambda own: accept((*varied.fixed, *own, *first)), note)
-    if is_address(run_dir := recipes[0].run_dir):
-        problem = f"{run_dir!r} is in an object store, and a sweep is kept in a folder of this machine"
-        raise RecipeError("run_dir", problem, "give run_dir=runs, and copy the folder there at the end")
     _check_room(plans, asked.parallel)
     seeds = seeds_of(swept, asked.seeds, recipes[0].seed)
     basis = ""
@@ -109,6 +108,22 @@ def prepare(asked: Asked, accept: Accept, note: Callable[[str], None]) -> Prepar
         for point in sweep.points
     }
     return Prepared(sweep, texts, recipes[0].run_dir, tuple(_remarks(settings, plans, asked.parallel)))
+
+
+def _refuse_store(recipe: str, overrides: Sequence[str]) -> None:
+    """Refuse a sweep in an object store, before a launch would write to it.
+
+    Raises:
+        RecipeError: ``run_dir`` is an address.
+    """
+    try:
+        run_dir = compose(recipe, overrides).run_dir
+    except RecipeError:  # told with what is wrong with the other settings
+        return
+    if is_address(run_dir):
+        problem = f"{run_dir!r} is in an object store, and a sweep is kept in a folder of this machine"
+        remedy = "give run_dir=runs, and copy the folder there at the end; checkpoint.dir may be there"
+        raise RecipeError("run_dir", problem, remedy)
 
 
 def devices(parallel: int) -> list[str | None]:

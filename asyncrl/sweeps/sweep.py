@@ -78,6 +78,11 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             for place, each in chosen
         )
 
+    def values_of(self, setting: int) -> dict[str, int | float | str]:
+        """The values of the swept keys in a setting: numbers where all values of a key are numbers, and else texts."""
+        texts = [override.partition("=")[2] for override in self.settings[setting].overrides]
+        return {axis.key.lstrip("+~"): _typed(axis, text) for axis, text in zip(self.axes, texts, strict=True)}
+
 
 def settings_of(axes: Sequence[Axis]) -> tuple[Setting, ...]:
     """Return all combinations of the values of some keys; one without overrides if there is no key."""
@@ -144,6 +149,15 @@ def check_asked(varied: Varied, seeds: int) -> None:
         raise RecipeError("", f"the sweep has {runs:,} runs, and may have {MOST_POINTS:,}", "give fewer values or seeds")
     if runs == 1:
         raise RecipeError("", "there is only one run, and so nothing to compare", "give values (KEY=A,B,C), or --seeds 3")
+
+
+def _typed(axis: Axis, text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return dict(zip(axis.values, map(kind, axis.values), strict=True))[text]
+        except ValueError:
+            continue
+    return _unquoted(text)
 
 
 def _unquoted(value: str) -> str:

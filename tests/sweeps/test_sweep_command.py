@@ -53,6 +53,10 @@ def test_a_dry_run_lists_the_runs_and_starts_nothing(tmp_path, capsys):
         (["nosuch", "steps=1,2"], "no recipe named 'nosuch' is shipped"),
         (["quickstart", "steps=4,5", "--plan", "--from", "runs/no", "--dry-run"], "is not a run folder"),
         (["quickstart", "steps=4,5", "--parallel", "999", "--dry-run"], "999 runs side by side take about"),
+        (
+            ["quickstart", "steps=4,5", "run_dir=s3://nosuch/x"],
+            "nothing was started:\n  run_dir: 's3://nosuch/x' is in an object store",
+        ),
     ],
 )
 def test_what_is_no_sweep_is_refused(words, told, capsys):

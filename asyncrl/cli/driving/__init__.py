@@ -1,1 +1,1 @@
-"""The process that drives a run or an evaluation for another one: a program, or a command that goes on without it."""
+"""The process that drives a run, an evaluation or a sweep for another one: a program, or a command that goes on without it."""

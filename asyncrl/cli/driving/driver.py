@@ -1,4 +1,4 @@
-"""Drives a run or an evaluation for another Python process: ``python -m asyncrl.cli.driving.driver REQUEST DESCRIPTOR PARENT``.
+"""Drives a run, an evaluation or a sweep for another process: ``python -m asyncrl.cli.driving.driver REQUEST DESCRIPTOR PARENT``.
 
 It is a process of its own because a run takes the signals of its process, adopts orphans and ends every process below it: none of
 these may happen to a notebook. It shows what the command line shows, answers the request on a file descriptor, and is stopped by
@@ -18,10 +18,11 @@ import msgspec
 
 from asyncrl.cli import evaluate, launch
 from asyncrl.cli.console import PatientConsole, say
-from asyncrl.cli.driving.messages import Answer, Began, EvaluateRequest, LaunchRequest, Refused, Request
-from asyncrl.cli.outcome import ExitCode, show_system_failure
+from asyncrl.cli.driving.messages import Answer, Began, EvaluateRequest, LaunchRequest, Refused, Request, SweepRequest
+from asyncrl.cli.outcome import ExitCode, show_error, show_system_failure
 from asyncrl.cli.streams import show_what_can_be_shown
-from asyncrl.core.errors import RecipeError
+from asyncrl.cli.sweeps import sweep
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.run.evaluation.plan import in_directory_of
 from asyncrl.run.folder.run_folder import in_launch_directory, make_importable
 from asyncrl.run.host.parent import stop_with
@@ -41,6 +42,8 @@ def drive(request: Request, answer: Callable[[Answer], None]) -> ExitCode:
                     plan, kept = evaluate.prepare(request_there)
                     answer(Began(str(kept.path)))
                     return evaluate.evaluate_to_end(plan, kept, console)
+            case SweepRequest():
+                return _sweep(request, answer)
     except RecipeError as error:
         answer(Refused(error.place, error.problem, error.remedy, tuple(getattr(error, "__notes__", ()))))
         return ExitCode.REFUSED
@@ -72,6 +75,25 @@ def _launch(request: LaunchRequest, answer: Callable[[Answer], None]) -> ExitCod
         return launch.start(accepted, folder, PatientConsole(), quiet=request.quiet)
 
 
+def _sweep(request: SweepRequest, answer: Callable[[Answer], None]) -> ExitCode:
+    """Run a sweep, or what is missing of one.
+
+    Raises:
+        RecipeError: it is refused.
+    """
+    from asyncrl.sweeps.prepared import Asked
+    from asyncrl.sweeps.sweep_folder import SweepFolder
+
+    console = PatientConsole()
+    if request.resume is None:
+        assert request.recipe is not None
+        asked = Asked(recipe=request.recipe, overrides=request.overrides, seeds=request.seeds, parallel=request.parallel)
+        folder = sweep.make(asked, console)
+    else:
+        folder = SweepFolder.find(Path(request.resume))
+    return sweep.run_missing(folder, request.parallel, console, lambda: answer(Began(str(folder.path))))
+
+
 def _write_into(file: Path) -> None:
     """Have this process, and those that it starts, write into a file what they would write to the terminal."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -101,6 +123,8 @@ def main(request: Request, descriptor: int, parent: int) -> NoReturn:
             code = drive(request, answer)
         except KeyboardInterrupt:  # before there is a run that could end in order
             pass
+        except AsyncRLError as error:
+            code = show_error(error)
         except (OSError, ImportError, MemoryError) as error:
             code = show_system_failure(error)
     for stream in (sys.stdout, sys.stderr):

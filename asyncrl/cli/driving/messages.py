@@ -1,4 +1,4 @@
-"""The requests of a program to the process that drives its run, and its answers."""
+"""The requests of a program to the process that drives its run, evaluation or sweep, and its answers."""
 
 import msgspec
 
@@ -34,7 +34,23 @@ class EvaluateRequest(msgspec.Struct, frozen=True, tag=True):
     asked: EvaluationRequest
 
 
-Request = LaunchRequest | EvaluateRequest
+class SweepRequest(msgspec.Struct, frozen=True, tag=True):
+    """Run settings of a recipe beside each other, as ``asyncrl sweep`` does; or what is missing of the sweep ``resume``.
+
+    Attributes:
+        overrides: the values of keys, and changes that hold for all settings.
+        seeds: how often each setting is run; None if that was not said.
+        parallel: so many runs side by side.
+    """
+
+    recipe: str | None = None
+    overrides: tuple[str, ...] = ()
+    seeds: int | None = None
+    parallel: int = 1
+    resume: str | None = None
+
+
+Request = LaunchRequest | EvaluateRequest | SweepRequest
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.cli.arguments import Commands
     from asyncrl.core.recipe.schema import Recipe
     from asyncrl.run.dry_run.plan import Plan
-    from asyncrl.sweeps.prepared import Prepared
-    from asyncrl.sweeps.sweep import Sweep
+    from asyncrl.sweeps.prepared import Asked, Prepared
     from asyncrl.sweeps.sweep_folder import SweepFolder
     from asyncrl.sweeps.sweeping import Sweeping
 
@@ -71,25 +70,43 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Check the sweep, and run it unless this is a dry run."""
-    from asyncrl.run.views.end_view import near, place
+    from asyncrl.sweeps.prepared import Asked, Foresight
     from asyncrl.sweeps.sweep_folder import SweepFolder
     from asyncrl.sweeps.view import points_view
 
     _check_usage(arguments)
     try:
         if arguments.resume is not None:
-            folder = SweepFolder.find(arguments.resume)
-            return _run(folder, folder.read(), arguments.parallel, console)
-        prepared = _prepare(arguments, console)
+            return run_missing(SweepFolder.find(arguments.resume), arguments.parallel, console)
+        asked = Asked(
+            recipe=arguments.recipe,
+            overrides=tuple(arguments.overrides),
+            seeds=arguments.seeds,
+            parallel=arguments.parallel,
+            foresight=Foresight(arguments.source, arguments.rates) if arguments.plan else None,
+        )
         if arguments.dry_run:
-            console.print(points_view(prepared.sweep))
+            console.print(points_view(_prepare(asked, console).sweep))
             say("The sweep can be run; nothing was started.")
             return ExitCode.COMPLETED
-        folder = SweepFolder.create(prepared.run_dir, prepared.sweep, prepared.recipes)
-        console.print(place("Sweep folder", near(folder.path)), soft_wrap=True)
-        return _run(folder, prepared.sweep, arguments.parallel, console)
+        return run_missing(make(asked, console), arguments.parallel, console)
     except RecipeError as error:
         return show_refusal(error)
+
+
+def make(asked: Asked, console: Console) -> SweepFolder:
+    """Check a sweep, and make its folder.
+
+    Raises:
+        RecipeError: it is refused; no folder was made.
+    """
+    from asyncrl.run.views.end_view import near, place
+    from asyncrl.sweeps.sweep_folder import SweepFolder
+
+    prepared = _prepare(asked, console)
+    folder = SweepFolder.create(prepared.run_dir, prepared.sweep, prepared.recipes)
+    console.print(place("Sweep folder", near(folder.path)), soft_wrap=True)
+    return folder
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:
@@ -104,19 +121,11 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         fail("give a RECIPE first, or --resume SWEEP")
 
 
-def _prepare(arguments: argparse.Namespace, console: Console) -> Prepared:
-    from asyncrl.sweeps.prepared import Asked, Foresight, prepare
-
-    asked = Asked(
-        recipe=arguments.recipe,
-        overrides=tuple(arguments.overrides),
-        seeds=arguments.seeds,
-        parallel=arguments.parallel,
-        foresight=Foresight(arguments.source, arguments.rates) if arguments.plan else None,
-    )
+def _prepare(asked: Asked, console: Console) -> Prepared:
+    from asyncrl.sweeps.prepared import prepare
 
     def accepted(overrides: Sequence[str]) -> tuple[Recipe, Plan]:
-        found = accept(arguments.recipe, overrides, None)
+        found = accept(asked.recipe, overrides, None)
         return found.recipe, found.plan
 
     prepared = prepare(asked, accepted, say)
@@ -128,8 +137,16 @@ def _prepare(arguments: argparse.Namespace, console: Console) -> Prepared:
     return prepared
 
 
-def _run(folder: SweepFolder, sweep: Sweep, parallel: int, console: Console) -> ExitCode:
-    """Run what is missing, and show what came of it."""
+def run_missing(folder: SweepFolder, parallel: int, console: Console, begun: Callable[[], None] = lambda: None) -> ExitCode:
+    """Run what is missing of a sweep, and show what came of it.
+
+    Args:
+        begun: called when nothing is refused any more.
+
+    Raises:
+        RecipeError: the folder cannot be read, another process drives the sweep, or there are too few GPUs.
+        TrackingFailed: MLflow refuses it, or cannot be reached.
+    """
     import asyncio
 
     from asyncrl.run.host.open_files import allow_open_files
@@ -141,8 +158,10 @@ def _run(folder: SweepFolder, sweep: Sweep, parallel: int, console: Console) -> 
     from asyncrl.sweeps.view import outcome_view
 
     allow_open_files()
+    sweep = folder.read()
     with folder.driven(), logging_to(folder.logs / "sweep.log"):
         gpus = devices(parallel)
+        begun()
         tracked = TrackedSweep(folder, sweep, folder.tracking(sweep))
         sweeping = Sweeping(folder, sweep, _launch_command, gpus, lambda text: console.print(Text(text), soft_wrap=True))
         stopped = asyncio.run(_to_end(sweeping, console))
