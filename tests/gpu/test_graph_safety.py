@@ -22,7 +22,7 @@ from asyncrl.core.architectures.architecture import Architecture
 from asyncrl.core.architectures.deepseek_v3 import DESCRIPTION as DEEPSEEK_V3
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Shard
+from asyncrl.core.publication import Publication, Shard
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.shm.shared_tensors import SharedMemory
 from asyncrl.weights.vllm import engine_weights
@@ -253,13 +253,14 @@ def test_a_plan_that_makes_other_weights_than_vllm_is_given_up(tmp_path: Path) -
         assert torch.equal(experts[0, -1], tensors_of("experts", 2)["model.layers.1.mlp.experts.0.gate_proj.weight"][0])
 
 
-def publish(file: SharedMemory, worker: Worker, name: str, version: int) -> None:
+def publish(file: SharedMemory, worker: Worker, name: str, version: int) -> bytes:
     tensors = tensors_of(name, version)
     shards = [Shard(each, tuple(tensor.shape), (0,) * tensor.dim(), tensor) for each, tensor in tensors.items()]
     publication = file.write(PolicyVersion(version), shards)
     encoded = msgspec.msgpack.encode(publication)
     worker.weight_transfer_engine.prepare(encoded)
     assert worker.load_publication(encoded, 0) == publication.fingerprint
+    return encoded
 
 
 ADAPTERS = AdapterSettings(rank=4, alpha=8.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "down_proj"), versions=2)
@@ -313,8 +314,12 @@ def test_weights_that_vllm_makes_of_others_have_no_plan_and_are_made_anew(tmp_pa
         assert made_plan(model, transfer._checkpoint.shapes, transfer._tied, in_place=True) is None
         assert made_plan(model, transfer._checkpoint.shapes, transfer._tied) is None
         before = copies(model)
-        publish(file, worker, "latent", 1)
+        encoded = publish(file, worker, "latent", 1)
         after = copies(model)
+        assert not transfer._mappings._files
+        transfer.device = torch.device("cuda")
+        transfer.prepare(encoded)
+        assert set(transfer._mappings._files) == {each.path for each in msgspec.msgpack.decode(encoded, type=Publication).files}
     assert not any(torch.equal(before[each], after[each]) for each in made)
 
 

@@ -156,6 +156,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._checkpoint.check(publication.shards)
             found = self._staged.stage(self._slices.read(publication))
             self._prepared = None if found is None else _Prepared(encoded, [], found)
+        elif self.device.type == "cuda" and not publication.senders:
+            SharedMemory.read_shards(publication, self._mappings)  # which pins the files, before the pause in which they are read
 
     def exchange(self, encoded: bytes, slot: int) -> bool:
         """Put the weights that were prepared for this publication into use; return False if none were.
