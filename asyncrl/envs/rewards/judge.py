@@ -44,6 +44,8 @@ QUESTION = """\
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 20.0
 PASSING = (408, 409, 425, 429)
 """Statuses below 500 after which a request is made again."""
+REFUSED_TEXTS = (400, 413, 422)
+"""Statuses of requests that are not understood, or are too long."""
 UNREADABLE_REPLIES = 3
 """How often a reply without a score is asked for again."""
 ANSWER_BYTES, SHOWN_BYTES = 1 << 20, 200
@@ -259,6 +261,9 @@ class Judge(Reward):
         problem = f"answered status {status}: {answer[:SHOWN_BYTES].decode(errors='replace')!r}"
         if status >= 500 or status in PASSING:
             raise _NotNow(f"it {problem}", after_s)
+        if status in REFUSED_TEXTS:
+            size = f"a question of {len(body):,} bytes"
+            raise self._refused(problem, f"if {size} is too long for it, serve it with a longer context; else check its model")
         raise self._refused(problem, "check its url, its model and its token")
 
     async def _post(self, body: bytes) -> tuple[int, float, bytes]:
