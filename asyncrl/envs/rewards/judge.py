@@ -258,13 +258,15 @@ class Judge(Reward):
             raise _NotNow(f"it could not be reached ({type(error).__name__}: {error})") from error
         except (msgspec.DecodeError, IndexError) as error:
             raise _NotNow(f"its answer is no chat completion ({error})") from error
-        problem = f"answered status {status}: {answer[:SHOWN_BYTES].decode(errors='replace')!r}"
+        said = answer[:SHOWN_BYTES].decode(errors="replace")
         if status >= 500 or status in PASSING:
-            raise _NotNow(f"it {problem}", after_s)
+            raise _NotNow(f"it answered status {status}: {said!r}", after_s)
         if status in REFUSED_TEXTS:
-            size = f"a question of {len(body):,} bytes"
-            raise self._refused(problem, f"if {size} is too long for it, serve it with a longer context; else check its model")
-        raise self._refused(problem, "check its url, its model and its token")
+            raise EnvironmentUnreachable(
+                f"{self._name} refused a question of {len(body):,} bytes with status {status}: {said!r}; if that is too long for it, "
+                "serve it with a longer context; else check its model"
+            )
+        raise EnvironmentUnreachable(f"{self._name} answered status {status}: {said!r}; check its url, its model and its token")
 
     async def _post(self, body: bytes) -> tuple[int, float, bytes]:
         """Return the answer's status, the seconds after which it asks to be asked again, and its body."""
@@ -286,8 +288,9 @@ class Judge(Reward):
         try:
             return read_token(variable, "", {**os.environ, **self._secrets})
         except RecipeError as error:
-            remedy = "set it where the run is launched, and name it in environment.secrets"
-            raise self._refused(f"cannot be asked: {error.problem}", remedy) from error
+            raise EnvironmentUnreachable(
+                f"{self._name} cannot be asked: {error.problem}; set it where the run is launched, and name it in environment.secrets"
+            ) from error
 
     def _check_budget(self) -> None:
         for spent, most, what in (
@@ -295,10 +298,9 @@ class Judge(Reward):
             (self.use.tokens, self._max_tokens, "tokens"),
         ):
             if most is not None and spent >= most:
-                raise self._refused(f"has spent its budget of {most} {what}", f"raise max_{what} if you mean to spend more")
-
-    def _refused(self, problem: str, remedy: str) -> EnvironmentUnreachable:
-        return EnvironmentUnreachable(f"{self._name} {problem}; {remedy}")
+                raise EnvironmentUnreachable(
+                    f"{self._name} has spent its budget of {most} {what}; raise max_{what} if you mean to spend more"
+                )
 
 
 class _Gates:
