@@ -9,7 +9,7 @@ import ast
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -143,7 +143,16 @@ def messages(modules: Iterable[Module], classes: Mapping[str, ErrorClass]) -> It
     for module in modules:
         for name in classes.keys() & module.calls.keys():
             for call, inside in module.calls[name]:
-                yield module, call, _said(module, call, inside, classes[name])
+                said = [_said(each, call, inside, classes[name]) for each in _by_caller(module, call, inside)]
+                yield module, call, list(dict.fromkeys(itertools.chain(*said)))
+
+
+def _by_caller(module: Module, call: ast.Call, inside: Function | None) -> list[Module]:
+    """The module as it is for each caller of the function, since a problem and a remedy that one gives belong together."""
+    if inside is None or len(_parameters(inside) & {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}) < 2:
+        return [module]
+    callers = [defaultdict(list, {**module.calls, inside.name: [each]}) for each in module.calls[inside.name]]
+    return [replace(module, calls=each) for each in callers] or [module]
 
 
 def _said(module: Module, call: ast.Call, inside: Function | None, kind: ErrorClass) -> list[Message]:
@@ -218,7 +227,7 @@ def _values(module: Module, node: ast.AST, name: str, inside: Function | None) -
     """Yield what a name stands for: what its function has set, else what callers in the module give, else the constant."""
     if inside is not None:
         own = list(_set_before(module, node, name, inside))
-        taken = [each.arg for each in (*inside.args.posonlyargs, *inside.args.args, *inside.args.kwonlyargs)]
+        taken = list(_parameters(inside))
         if own:
             yield from ((value, inside) for value in own)
             return
@@ -232,6 +241,11 @@ def _values(module: Module, node: ast.AST, name: str, inside: Function | None) -
                     yield call.args[at], where
             return
     yield from ((value, None) for value in module.constants.get(name, ()))
+
+
+def _parameters(function: Function) -> KeysView[str]:
+    """The names of a function's parameters, in order."""
+    return dict.fromkeys(each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)).keys()
 
 
 def _set_before(module: Module, node: ast.AST, name: str, inside: Function) -> Iterator[ast.expr]:
