@@ -116,7 +116,7 @@ async def test_what_passes_is_asked_again():
 @pytest.mark.parametrize("reply", [status(400), status(401), status(404), status(302, Location="http://127.0.0.1:1/")])
 async def test_a_judge_that_refuses_ends_the_run(reply: Reply):
     async with serving(reply) as endpoint:
-        with pytest.raises(EnvironmentUnreachable, match="with status 400.*longer context|answered status.*its token"):
+        with pytest.raises(EnvironmentUnreachable, match=r"with status 400.*longer context|answered status.*its token"):
             await Judge(Endpoint(endpoint.url, "m"))(TASK, "a")
         assert len(endpoint.asked) == 1
 
