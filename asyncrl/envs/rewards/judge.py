@@ -263,8 +263,8 @@ class Judge(Reward):
             raise _NotNow(f"it answered status {status}: {said!r}", after_s)
         if status in REFUSED_TEXTS:
             raise EnvironmentUnreachable(
-                f"{self._name} refused a question of {len(body):,} bytes with status {status}: {said!r}; if that is too long for it, "
-                "serve it with a longer context; else check its model"
+                f"{self._name} refused a question of {len(body):,} bytes with status {status}: {said!r}; if that is too long "
+                "for it, serve it with a longer context; else check its model"
             )
         raise EnvironmentUnreachable(f"{self._name} answered status {status}: {said!r}; check its url, its model and its token")
 
@@ -289,7 +289,8 @@ class Judge(Reward):
             return read_token(variable, "", {**os.environ, **self._secrets})
         except RecipeError as error:
             raise EnvironmentUnreachable(
-                f"{self._name} cannot be asked: {error.problem}; set it where the run is launched, and name it in environment.secrets"
+                f"{self._name} cannot be asked: {error.problem}; set it where the run is launched, and name it in "
+                "environment.secrets"
             ) from error
 
     def _check_budget(self) -> None:
