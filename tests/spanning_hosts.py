@@ -284,6 +284,35 @@ def layers(stage: Stage) -> None:
     _spanning(stage, 1, *apart)
 
 
+def engine(stage: Stage) -> None:
+    """An engine has a worker on each host; one is killed, and then its host. The run goes on, the second time when it is back."""
+    apart = ["generators.count=1", "generators.tensor_parallel=2", "generators.engine_nodes=2"]
+    stage.call(*stage.recipe(*apart), "--dry-run", said="each engine of generators is on 2 nodes")
+    run = stage.start(*stage.recipe(*apart, "steps=100000"))
+    run.wait_for(r"training step \d+/")
+    stage.wait_for_step(6)
+    stage.say("weights in memory:", *stage.weights_in_memory())
+    assert all(stage.weights_in_memory())
+    (follower,) = stage.far.processes("ray::FollowerActor")
+    follower.kill()
+    run.wait_for(r"generator-0.* generator-1 takes its place")
+    run.wait_for(r"generator-1 is up, and has caught up")
+    stage.wait_for_step(stage.step + 3)
+    stage.far.power_off()
+    began = time.monotonic()
+    run.wait_for(r"generator-1.*goes on without it while there is no room")
+    stage.say(f"that was said {time.monotonic() - began:.0f} s after the host was lost")
+    stage.far.boot()
+    stage.cluster.start(only=[stage.far])
+    stage.cluster.wait_for(2)
+    run.wait_for(r"generator-2 is up, and has caught up")
+    stage.wait_for_step(stage.step + 3)
+    run.signal(signal.SIGINT)
+    ledger = stage.check(Status.INTERRUPTED).ledger
+    stage.say(ledger)
+    assert ledger.expired == ledger.tasks.filtered == ledger.trajectories.missing == 0, ledger
+
+
 def experts(stage: Stage) -> None:
     """The experts are divided between ranks on two hosts."""
     _spanning(stage, 1, f"model.path={EXPERTS}", "learner.data_parallel=2", "learner.expert_parallel=2")
@@ -376,7 +405,7 @@ def unreachable(stage: Stage) -> None:
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     each.__name__: each
-    for each in (data, pipeline, cut, killed, tensor, layers, experts, context, pools, blind, late, folders, unreachable)
+    for each in (data, pipeline, cut, killed, tensor, layers, engine, experts, context, pools, blind, late, folders, unreachable)
 }
 SHARING = {"data", "pipeline", "cut", "killed", "tensor", "layers", "experts", "context", "pools", "blind"}
 """Scenarios whose runs lie where both hosts see them."""

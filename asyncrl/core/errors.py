@@ -132,7 +132,15 @@ class NodeFull(ProcessDied):
 
 
 class WeightsOutOfReach(ProcessDied):
-    """A generator cannot go on because new weights do not come to its node in the way that the recipe names."""
+    """A generator cannot go on because new weights do not come to its node in the way that the recipe names.
+
+    Args:
+        node: Ray's id of that node; empty where it is known to whoever hears of it.
+    """
+
+    def __init__(self, problem: str, node: str = "") -> None:
+        self.node = node
+        super().__init__(problem)
 
 
 class EnvironmentUnreachable(ComponentFailed):

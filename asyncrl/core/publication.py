@@ -92,6 +92,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         files: the files that hold the bytes. Engines read a publication whose files all lie on their own node.
+        copies: the same files on each further node of the engine that reads it.
         shards: which rectangles they hold; together they cover every tensor exactly once.
         fingerprints: the fingerprint of each shard, so that an engine's worker can prove those that it reads.
         fingerprint: their sum, modulo 2**64: a sum over all elements, whatever the shards. Every engine must acknowledge with
@@ -105,3 +106,8 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     fingerprints: tuple[int, ...]
     fingerprint: int
     senders: tuple[BroadcastAddress, ...] = ()
+    copies: tuple[tuple[WeightFile, ...], ...] = ()
+
+    def on_node(self, number: int) -> Publication:
+        """Return the publication as the workers on a node of an engine read it; node 0 has ``files`` themselves."""
+        return msgspec.structs.replace(self, files=(self.files, *self.copies)[number], copies=())

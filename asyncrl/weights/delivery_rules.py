@@ -1,7 +1,7 @@
 """The protocol by which publications reach the engines, as a state machine without I/O: who has which version, and what is next.
 
 One publication goes through these steps: it is *announced* once the ranks have written it; each engine has its bytes *fetched*
-to its own node while it goes on sampling; it *loads* them (prepare, pause, exchange, resume: one call); and it *acknowledges*
+to its own nodes while it goes on sampling; it *loads* them (prepare, pause, exchange, resume: one call); and it *acknowledges*
 with a fingerprint. What always holds, in whatever order engines are fast, slow, die and join:
 
 * the version of each engine is known, since only an acknowledgement with the publication's own fingerprint changes it; an engine
@@ -21,6 +21,7 @@ with a fingerprint. What always holds, in whatever order engines are fast, slow,
 
 from collections.abc import Callable
 from enum import Enum, auto
+from itertools import chain
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, WorkerId
@@ -50,8 +51,8 @@ class _Engine:
             some are copies on its node. Both, if ranks on several nodes write and it is on one of these.
     """
 
-    def __init__(self, node: str, *, waited_for: bool) -> None:
-        self.node, self.waited_for = node, waited_for
+    def __init__(self, nodes: frozenset[str], *, waited_for: bool) -> None:
+        self.nodes, self.waited_for = nodes, waited_for
         self.version: PolicyVersion | None = None
         self.holds = False
         self.step = Step.NONE
@@ -79,14 +80,14 @@ class Deliveries:
         """The newest version that was written; None before the first."""
         return None if self._newest is None else self._newest.version
 
-    def join(self, engine: WorkerId, node: str, *, waited_for: bool) -> None:
-        """Take in an engine on a node; it has acknowledged no version yet.
+    def join(self, engine: WorkerId, *nodes: str, waited_for: bool) -> None:
+        """Take in an engine on one or several nodes; it has acknowledged no version yet.
 
         Args:
             waited_for: whether the others wait for it from the first publication on. A newcomer is waited for once it has shown
                 that it is fast enough.
         """
-        self._engines[engine] = _Engine(node, waited_for=waited_for)
+        self._engines[engine] = _Engine(frozenset(nodes), waited_for=waited_for)
 
     def leave(self, engine: WorkerId) -> None:
         """Forget an engine that died, failed a step or missed its deadline. Nothing happens if it is not there."""
@@ -125,17 +126,17 @@ class Deliveries:
         there, newest = self._engines[engine], self._newest
         if newest is None or there.step is not Step.NONE or there.holds or there.version == newest.version:
             return None
-        if self._needs_older_copy_on(there.node, newest.version - 1):
+        if self._needs_older_copy_on(there.nodes, newest.version - 1):
             return None
         there.step, there.doing = Step.FETCH, newest
         return newest
 
-    def _needs_older_copy_on(self, node: str, version: int) -> bool:
-        """Whether an engine on ``node`` loads from a copy of a version older than ``version``, or will once it has arrived."""
+    def _needs_older_copy_on(self, nodes: frozenset[str], version: int) -> bool:
+        """Whether an engine on one of ``nodes`` loads from a copy of an older version, or will once it has arrived."""
         return any(
             each.doing is not None and each.doing.version < version
             for each in self._engines.values()
-            if each.node == node and (each.step is Step.FETCH or each.reads_copies)
+            if not nodes.isdisjoint(each.nodes) and (each.step is Step.FETCH or each.reads_copies)
         )
 
     def fetched(self, engine: WorkerId, there: Publication) -> None:
@@ -149,7 +150,7 @@ class Deliveries:
         """
         original = self._doing(engine, Step.FETCH)
         loading = self._engines[engine]
-        read, written = set(there.files), set(original.files)
+        read, written = {*there.files, *chain.from_iterable(there.copies)}, set(original.files)
         loading.step, loading.reads_originals, loading.reads_copies = Step.LOAD, bool(read & written), bool(read - written)
 
     def acknowledged(self, engine: WorkerId, fingerprint: int) -> None:

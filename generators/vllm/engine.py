@@ -42,6 +42,7 @@ from asyncrl.generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineP
 from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
 from asyncrl.generators.vllm.engine_folder import EngineFolder
 from asyncrl.generators.vllm.engine_load import REPORT_LOAD
+from asyncrl.generators.vllm.engine_nodes import variables_towards_other_nodes
 from asyncrl.generators.vllm.engine_ranks import EngineRanks
 from asyncrl.generators.vllm.engine_routing import EngineRouting
 from asyncrl.generators.vllm.held_outputs import HOLD_OUTPUTS
@@ -371,7 +372,9 @@ def _import_vllm() -> None:
 
 
 def _build(settings: EngineSettings, server: EngineProcessServer | None, folder: EngineFolder) -> "AsyncLLMEngine":
-    with folder.used(), added_to_environment({**ENGINE_VARIABLES, "VLLM_RPC_BASE_PATH": folder.path}):
+    node = settings.node
+    apart = variables_towards_other_nodes(node.host) if node.count > 1 else {}
+    with folder.used(), added_to_environment({**ENGINE_VARIABLES, **apart, "VLLM_RPC_BASE_PATH": folder.path}):
         from vllm import AsyncLLMEngine
 
         from asyncrl.generators.vllm.coordinator_process import tie_coordinators

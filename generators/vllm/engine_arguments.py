@@ -18,6 +18,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
 from asyncrl.core.recipe.generators import MAIN_POOL, PIPELINE, GeneratorsConfig
+from asyncrl.generators.vllm.engine_nodes import EngineNode
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -43,6 +44,7 @@ _OF_POOL = {
     "gpu_memory_utilization": "gpu_memory_share",
     "tensor_parallel_size": "tensor_parallel",
     "data_parallel_size": "data_parallel",
+    "nnodes": "engine_nodes",
 }
 """Arguments that a key of the pool sets."""
 _OF_ADAPTERS = (
@@ -65,11 +67,8 @@ _OF_RANKS = (
     "data_parallel_external_lb",
     "data_parallel_multi_port_external_lb",
     "enable_elastic_ep",
-    "nnodes",
-    "node_rank",
-    "master_addr",
-    "master_port",
 )
+_OF_NODES = ("node_rank", "master_addr", "master_port")
 _DRAFTS = "speculative_config"
 _NEEDED = {
     "load_format": "weights are only read from safetensors files, never unpickled",
@@ -85,6 +84,7 @@ _NEEDED = {
     "prefill_context_parallel_size": "GPUs that divide a prompt between them are not counted in an engine's",
     "enable_eplb": "experts that move between workers would not be where a publication puts their weights",
     **dict.fromkeys(_OF_RANKS, "an engine and all its ranks are on the node where its generator is"),
+    **dict.fromkeys(_OF_NODES, "the nodes of an engine find each other"),
 }
 """Arguments that asyncrl needs as they are, and why."""
 
@@ -101,6 +101,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         yields: on a CPU, whether the engine has a lower priority than the process that starts it and those beside it.
         tells_experts: whether the engine says which experts it sends tokens to.
         published: whether new weights will be published to it.
+        node: which node of the engine the process is on that starts it.
     """
 
     config: GeneratorsConfig
@@ -111,6 +112,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     yields: bool = False
     tells_experts: bool = False
     published: bool = True
+    node: EngineNode = EngineNode()
 
 
 def check_cpu_arguments(arguments: Mapping[str, Any], pool: str) -> None:
@@ -189,6 +191,10 @@ def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
         **({} if settings.adapters is None else _lora_arguments(settings.adapters)),
         **config.engine,
     }
+    if settings.node.count > 1:
+        node = settings.node
+        arguments |= {"nnodes": node.count, "node_rank": node.number, "master_addr": node.host, "master_port": node.port}
+        arguments["distributed_executor_backend"] = "mp"  # vLLM knows no other here
     made = AsyncEngineArgs
     if settings.tells_experts and current_platform.is_cpu():
         from asyncrl.generators.vllm.cpu.returned_experts import TellingEngineArgs  # imports vLLM
@@ -262,7 +268,7 @@ def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
         "enforce_eager": True,
         "distributed_executor_backend": IN_PROCESS if config.tensor_parallel == 1 else IN_PROCESSES,
         "worker_cls": "asyncrl.generators.vllm.cpu.worker.ThreadedCpuWorker",
-        "additional_config": worker_config(config.count, config.engine_workers, yields=settings.yields),
+        "additional_config": worker_config(config.count, config.engine_workers // settings.node.count, yields=settings.yields),
     }
 
 

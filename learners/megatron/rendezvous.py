@@ -8,15 +8,12 @@ checks who connects: between hosts, both need a network that only the cluster ca
 
 import datetime
 import os
-import socket
 from typing import Any
 
 import torch.distributed as dist
 
-from asyncrl.learners.megatron.cpu.gloo_devices import INTERFACES
+from asyncrl.core.network.interfaces import INTERFACES, LOOPBACK, address_towards, interface_of
 from asyncrl.learners.rank import FileMeeting, RankSpec, TcpMeeting
-
-_LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
 
 def meet(spec: RankSpec, seconds: float) -> dist.Store:
@@ -35,36 +32,15 @@ def meet(spec: RankSpec, seconds: float) -> dist.Store:
         case FileMeeting(path=path):
             store: dist.Store = dist.FileStore(path, spec.layout.ranks)
             store.set_timeout(timeout)
-            ours = _LOOPBACK
+            ours = LOOPBACK
         case TcpMeeting(host=host, port=port):
             is_host = spec.rank == 0
             listening: dict[str, Any] = {"master_listen_fd": spec.listening} if is_host else {}
             store = dist.TCPStore(host, port, spec.layout.ranks, is_master=is_host, timeout=timeout, **listening)
-            ours = _address_towards(host, port)
-    interface = _interface_of(ours)
+            ours = address_towards(host, port)
+    interface = interface_of(ours)
     if interface is not None:
         os.environ.setdefault(INTERFACES, interface)
     store.set(f"rank {spec.rank}", "here")
     store.wait([f"rank {rank}" for rank in range(spec.layout.ranks)], timeout)
     return store
-
-
-def _address_towards(host: str, port: int) -> str:
-    """The address of this host that connections to ``host`` come from. Nothing is sent to find it."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def _interface_of(address: str) -> str | None:
-    """The name of the interface that has ``address``; None if no interface has it, as in some sandboxes.
-
-    Without psutil, only the loopback is known; on several hosts, gloo then chooses by itself.
-    """
-    try:
-        import psutil
-    except ImportError:
-        names = [name for _, name in socket.if_nameindex()]
-        return _LOOPBACK_INTERFACE if address == _LOOPBACK and _LOOPBACK_INTERFACE in names else None
-    return next((name for name, has in psutil.net_if_addrs().items() if any(one.address == address for one in has)), None)

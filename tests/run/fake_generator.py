@@ -54,6 +54,10 @@ class FakeGenerator:
         self._say("made")
 
     @property
+    def nodes(self) -> list[str]:
+        return [self.node]
+
+    @property
     def alive(self) -> bool:
         return not self._dead.is_set()
 

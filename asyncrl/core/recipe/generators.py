@@ -27,7 +27,8 @@ class PoolConfig(Section, frozen=True):
 
     Attributes:
         count: engines in the pool.
-        role, max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, data_parallel, placement: as in ``generators``.
+        role, max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, data_parallel, engine_nodes, placement: as in
+            ``generators``.
         engine: further arguments of vLLM's engine, added to those of ``generators.engine``.
     """
 
@@ -39,6 +40,7 @@ class PoolConfig(Section, frozen=True):
     gpu_memory_share: UpToOne | None = None
     tensor_parallel: Count | None = None
     data_parallel: Count | None = None
+    engine_nodes: Count | None = None
     engine: dict[str, Any] = {}
     placement: PlacementConfig | None = None
 
@@ -59,6 +61,7 @@ class GeneratorsConfig(Section, frozen=True):
         tensor_parallel: GPUs that divide each layer of one engine's model between them; on CPU, processes.
         data_parallel: groups of ``tensor_parallel`` GPUs or processes in one engine. Each samples episodes of its own, and all of
             them divide the experts of a layer. Only for models with experts.
+        engine_nodes: nodes that the GPUs or processes of one engine are on, as many on each; they exchange each layer's tokens.
         updates: what episodes that are being played do with a new version: they go on with it (``in_flight``), or keep the
             version they began with for as long as ``buffer.max_staleness`` admits it (``at_episode``). The latter needs
             ``learner.lora.publish`` adapter.
@@ -76,6 +79,7 @@ class GeneratorsConfig(Section, frozen=True):
     gpu_memory_share: Annotated[UpToOne, AUTOMATIC] = 0.85
     tensor_parallel: Count = 1
     data_parallel: Count = 1
+    engine_nodes: Count = 1
     updates: Literal["in_flight", "at_episode"] = "in_flight"
     engine: dict[str, Any] = {}
     placement: PlacementConfig = PlacementConfig()

@@ -65,6 +65,7 @@ class TeacherConfig(Section, frozen=True):
             count=self.engines,
             tensor_parallel=self.tensor_parallel,
             data_parallel=1,
+            engine_nodes=1,
             engine={**pieces, **self.engine},
             placement=self.placement,
             pools={},

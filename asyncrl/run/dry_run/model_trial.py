@@ -279,6 +279,7 @@ def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
     from asyncrl.generators.tool_calls.reader import ToolCallReader
     from asyncrl.generators.tool_calls.reasoning import Reasoning
     from asyncrl.generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
+    from asyncrl.generators.vllm.engine_nodes import EngineNode
 
     refused = "name the parser that reads what this model writes (docs/reference/episodes.md)"
     for key, name in request.parsers.items():
@@ -288,7 +289,10 @@ def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
             raise RecipeError(key, f"vLLM's parser {name!r} does not take this model's tokenizer: {error}", refused) from error
     for place, pool in request.pools.items():
         tells_experts = request.learner is not None and request.learner.experts.replay and pool.role != "evaluation"
-        settings = EngineSettings(pool, request.path, request.model.max_context, request.seed, tells_experts=tells_experts)
+        node = EngineNode(count=pool.engine_nodes, host="localhost", port=1)  # nobody meets there
+        settings = EngineSettings(
+            pool, request.path, request.model.max_context, request.seed, tells_experts=tells_experts, node=node
+        )
         try_engine_arguments(settings, place)
 
 

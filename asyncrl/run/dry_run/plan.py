@@ -37,7 +37,7 @@ from asyncrl.run.dry_run.judge_check import check_judges
 from asyncrl.run.dry_run.model_check import ModelCheck
 from asyncrl.run.dry_run.prompt_lengths import TooLong
 from asyncrl.run.dry_run.room_to_tune import room_to_tune
-from asyncrl.run.dry_run.sent_between_nodes import sent_between_nodes
+from asyncrl.run.dry_run.sent_between_nodes import sent_between_nodes, sent_in_engines
 from asyncrl.run.models.further_models import check_reference
 from asyncrl.run.models.model_facts import Fact
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, check_attention, check_cache, check_sizes, read_shape
@@ -374,6 +374,7 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
         )
     if (sent := sent_between_nodes(recipe, shape, plan.placed.get(LEARNER, ()))) is not None:
         remarks.append(sent)
+    remarks.extend(sent_in_engines(recipe, shape))
     if recipe.learner.context_parallel > 1:
         remarks.append(
             f"with learner.context_parallel {recipe.learner.context_parallel} the prompt that a group shares is computed once "

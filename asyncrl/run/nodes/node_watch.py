@@ -7,7 +7,7 @@ reported, in that order; a node that is not watched is not silent.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn, TypeVar
 
 from asyncrl.core.errors import AsyncRLError, NodeLost
@@ -108,15 +108,15 @@ class NodeWatch:
         """Whether a node is silent, as far as is known without asking it."""
         return node in self._silent and self._silent[node].is_set()
 
-    async def unless_silent(self, node: str, work: Awaitable[T]) -> T | None:
-        """Await ``work``, but only as long as a node is not silent; None if it is."""
-        asked, silence = asyncio.ensure_future(work), asyncio.create_task(self._silent[node].wait())
+    async def unless_silent(self, nodes: Sequence[str], work: Awaitable[T]) -> T | None:
+        """Await ``work``, but only as long as none of ``nodes`` is silent; None if one is."""
+        asked, silences = asyncio.ensure_future(work), [asyncio.create_task(self._silent[node].wait()) for node in nodes]
         try:
-            await asyncio.wait({asked, silence}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asked, *silences}, return_when=asyncio.FIRST_COMPLETED)
             return asked.result() if asked.done() else None
         finally:
-            asked.cancel()
-            silence.cancel()
+            for waiting in (asked, *silences):
+                waiting.cancel()
 
     def lacks(self, node: str, needed: int) -> None:
         """Note that a node needs so many free bytes in its memory file system before a generator can be there."""

@@ -9,7 +9,7 @@ hears soon what is missing, what the cluster has and what would help; what a pro
 import asyncio
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,13 +33,17 @@ CHECK_S = 1.0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The place of one process: its part, Ray's id of its node, what it takes by Ray's names of resources, and its bundle."""
+    """The place of one process: its part, Ray's id of its node, what it takes by Ray's names of resources, and its bundle.
+
+    ``apart`` are the places of those that work as one with it, on other nodes.
+    """
 
     part: str
     node: str
     each: Mapping[str, float]
     group: Group
     bundle: int
+    apart: tuple["Place", ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -85,6 +89,8 @@ class _Asked:
             self.each_bundle, strategy = limit, "STRICT_SPREAD"
         elif part.placement.strategy == "spread":
             strategy = "SPREAD"
+        if part.apart > 1:
+            self.each_bundle, strategy = 1, "STRICT_SPREAD"
         bundles = [self._bundle(first) for first in range(0, part.count, self.each_bundle)]
         self.group = groups.ask(bundles, strategy)
         self.placing = asyncio.ensure_future(self.group.placed())
@@ -103,12 +109,14 @@ class _Asked:
         """The places of its processes, once it is placed."""
         nodes, part = self.placing.result(), self.wanted.part
         bundles = [number // self.each_bundle for number in range(part.count)]
-        return [Place(part.name, nodes[bundle], part.each, self.group, bundle) for bundle in bundles]
+        places = [Place(part.name, nodes[bundle], part.each, self.group, bundle) for bundle in bundles]
+        firsts = range(0, part.count, part.apart)
+        return [msgspec.structs.replace(places[at], apart=tuple(places[at + 1 : at + part.apart])) for at in firsts]
 
     @property
     def on(self) -> Sequence[str]:
         """The node of each of its processes, as far as it is known or wished."""
-        return [each.node for each in self.places] if self.placing.done() else self.wanted.wished
+        return [each.node for each in _whole(self.places)] if self.placing.done() else self.wanted.wished
 
     def remove(self) -> None:
         """Ask for it no longer."""
@@ -155,7 +163,7 @@ class Places:
     @property
     def _held(self) -> list[Place]:
         """The places that the run has, taken or not."""
-        return [*self._taken.values(), *(place for of_part in self._free.values() for place in of_part)]
+        return _whole([*self._taken.values(), *(place for of_part in self._free.values() for place in of_part)])
 
     @property
     def on_node(self) -> Counter[str]:
@@ -195,6 +203,8 @@ class Places:
     async def add(self, part: str, count: int, successors: bool, lacking: Callable[[RecipeError], None]) -> None:
         """Wait until there are ``count`` further places for processes of a part, or have none of them.
 
+        Processes that work as one have one place, with those of the others in it.
+
         Args:
             successors: they are for successors, and waited for until cancelled; else for newcomers.
             lacking: called once with what is missing if there is no room yet.
@@ -204,7 +214,8 @@ class Places:
         """
         if not successors:
             self._check_memory(part, count)
-        now, more = self._now(), msgspec.structs.replace(self._parts[part], count=count)
+        of_part = self._parts[part]
+        now, more = self._now(), msgspec.structs.replace(of_part, count=count * of_part.apart)
         left = tuple(self._left(node) for node in now.alive if node.id not in self.avoided())
         try:
             planned = place((more,), left, now.driver, self._there(), self._remedies)
@@ -340,11 +351,16 @@ class Places:
 
 
 def _wanted(part: Part, nodes: Sequence[str]) -> list[Wanted]:
-    """Divide a part into what is asked for together: a gang is one, and each process of any other."""
+    """Divide a part into what is asked for together: a gang, processes that work as one, or each process by itself."""
     if part.gang:
         return [Wanted(part, tuple(nodes))]
-    one = msgspec.structs.replace(part, count=1)
-    return [Wanted(one, tuple(nodes[number : number + 1])) for number in range(part.count)]
+    one = msgspec.structs.replace(part, count=part.apart)
+    return [Wanted(one, tuple(nodes[first : first + part.apart])) for first in range(0, part.count, part.apart)]
+
+
+def _whole(places: Iterable[Place]) -> list[Place]:
+    """Return places, and those of the processes that work as one with theirs."""
+    return [each for place in places for each in (place, *place.apart)]
 
 
 async def find_places(

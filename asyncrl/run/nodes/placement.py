@@ -55,6 +55,7 @@ class Part(msgspec.Struct, frozen=True):
         each: what each takes of its node, by Ray's names of resources.
         placement: which nodes they go to.
         together: this many, counted from the first, are on one node; divides ``count``.
+        apart: this many, counted from the first, are on as many nodes, and work as one; divides ``count``. Either is 1.
         key: the recipe key that says how many there are.
         gang: none of them can work without all others.
     """
@@ -66,6 +67,7 @@ class Part(msgspec.Struct, frozen=True):
     together: int = 1
     key: str = ""
     gang: bool = False
+    apart: int = 1
 
     @property
     def labels(self) -> dict[str, str]:
@@ -182,9 +184,12 @@ class _Planning:
         here = self._of_part.setdefault(part.name, Counter())
         while (left := (part.count - len(chosen)) // part.together) > 0:
             fitting = [(node, fits) for node in self._nodes if (fits := self._fits(part, node))]
-            if not fitting:
+            if len(fitting) < part.apart:
                 break
-            if part.placement.strategy == "spread":
+            if part.apart > 1:
+                roomiest = sorted(fitting, key=lambda pair: (-pair[1], *self._by_packing(here, left, *pair)))
+                taking = [(node, 1) for node, _ in roomiest[: part.apart]]
+            elif part.placement.strategy == "spread":
                 fewest = min(here[node.id] for node, _ in fitting)
                 next_ones = sorted((pair for pair in fitting if here[pair[0].id] == fewest), key=self._by_room)[:left]
                 taking = [(node, 1) for node, _ in next_ones]
@@ -198,6 +203,8 @@ class _Planning:
                 self._of_run[node.id] += taken
                 for name, amount in part.each.items():
                     self._free[node.id][name] = self._free[node.id].get(name, 0) - amount * taken
+        if part.apart > 1:
+            return chosen
         return sorted(chosen, key=chosen.index)  # processes that follow one another, such as ranks, are neighbours
 
     def _fits(self, part: Part, node: Node) -> int:
@@ -224,6 +231,7 @@ def _why(
     part, left = lacking.part, lacking.left
     placement, key = part.placement, part.key or f"{part.name}.count"
     together = f", {part.together} of them on one node" if part.together > 1 else ""
+    together += f", {part.apart} of them on as many nodes" if part.apart > 1 else ""
     limit = "" if placement.per_node is None else f", at most {placement.per_node} on a node"
     kind = "" if placement.gpu_kind is None else f", on GPUs of kind {placement.gpu_kind}"
     labels = "".join(f", on nodes with label {name}={value}" for name, value in placement.labels.items())
@@ -257,8 +265,10 @@ def _remedies(part: Part, key: str, fitting: int) -> Iterator[str]:
         yield "use fewer learner ranks"
         if part.together > 1:
             yield "set learner.tensor_parallel_nodes=several, which sends each layer's tokens over the network"
-    elif fitting:
-        yield f"lower {key} to at most {fitting}"
+    elif fitting // part.apart:
+        yield f"lower {key} to at most {fitting // part.apart}"
+    if part.apart > 1:
+        yield f"lower {section}.engine_nodes"
     if part.placement.per_node is not None:
         yield f"raise {section}.placement.per_node"
     if part.placement.gpu_kind is not None:

@@ -55,8 +55,9 @@ def pools_of(recipe: Recipe, *, on_gpus: bool, sizes: Mapping[str, int] | None =
 
 
 def _pool(name: str, pool: GeneratorsConfig, shared: bool, on_gpus: bool, sizes: Mapping[str, int] | None, key: str) -> Part:
-    each = _each(HALF if shared else float(pool.engine_workers), pool.engine_workers, on_gpus, sizes, name)
-    return Part(name, pool.count, {**each, **pool.placement.resources}, pool.placement, key=key)
+    workers, nodes = pool.engine_workers // pool.engine_nodes, pool.engine_nodes
+    each = _each(HALF if shared else float(workers), workers, on_gpus, sizes, name)
+    return Part(name, pool.count * nodes, {**each, **pool.placement.resources}, pool.placement, key=key, apart=nodes)
 
 
 def _one_gpu(learner: LearnerConfig) -> float:

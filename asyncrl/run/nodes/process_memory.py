@@ -95,9 +95,11 @@ def _pool(name: str, pool: GeneratorsConfig, shape: ModelShape) -> Processes:
     in_each_rank = shape.parameters - shape.expert_parameters
     weights = shape.expert_parameters + pool.data_parallel * in_each_rank
     size = engine_bytes(pool) + 2 * weights * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)
+    nodes = pool.engine_nodes
     role = "generator" if name == MAIN_POOL else f"generator of {name}"
     plays = {"train": ", for training alone", "evaluation": ", for evaluations alone", "both": ""}[pool.role]
-    return Processes(role, pool.count, size, f"a vLLM engine ({pool.dtype}{plays})", part=name)
+    what = "a vLLM engine" if nodes == 1 else f"a node of a vLLM engine on {nodes}"
+    return Processes(role, pool.count * nodes, size // nodes, f"{what} ({pool.dtype}{plays})", part=name)
 
 
 def sizes_of(recipe: Recipe, shape: ModelShape) -> dict[str, int]:

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, NodeFull, ProcessDied, WeightMismatch, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion, WorkerId
@@ -60,7 +62,7 @@ class WeightDelivery:
             waited_for: whether the others wait for it from the next publication on.
         """
         self._generators[generator.worker] = generator
-        self._protocol.join(generator.worker, generator.node, waited_for=waited_for)
+        self._protocol.join(generator.worker, *generator.nodes, waited_for=waited_for)
         self._go_on()
 
     def leave(self, worker: WorkerId) -> None:
@@ -91,20 +93,21 @@ class WeightDelivery:
         self._note_those_behind(publication.version)
 
     async def check_reach(self, generator: GeneratorHandle) -> None:
-        """Check that publications can come to the node of a generator that has not joined yet.
+        """Check that publications can come to the nodes of a generator that has not joined yet.
 
         Raises:
             WeightsOutOfReach: they cannot.
-            ProcessDied: the node did not say in time, or cannot be asked.
+            ProcessDied: a node did not say in time, or cannot be asked.
         """
         if self._transport is None or self._newest is None:
             return
-        try:
-            await self._transport.check_reach(self._newest, generator.node)
-        except WeightsOutOfReach as error:
-            raise WeightsOutOfReach(f"{generator.worker}: {error}") from error
-        except (ComponentFailed, DeadlineExceeded) as error:
-            raise ProcessDied(f"{generator.worker}: it is not known whether weights come to its node: {error}") from error
+        for node in generator.nodes:
+            try:
+                await self._transport.check_reach(self._newest, node)
+            except WeightsOutOfReach as error:
+                raise WeightsOutOfReach(f"{generator.worker}: {error}", node) from error
+            except (ComponentFailed, DeadlineExceeded) as error:
+                raise ProcessDied(f"{generator.worker}: it is not known whether weights come to its node: {error}") from error
 
     async def caught_up(self, generator: GeneratorHandle) -> PolicyVersion | None:
         """Wait until a generator that has joined has loaded a publication, if there was any; return its version.
@@ -205,8 +208,10 @@ class WeightDelivery:
             raise RuntimeError(
                 f"version {publication.version} is published in a pool that was made without a way for publications"
             )
+        fetching = [self._transport.fetch_to_node(publication, node) for node in generator.nodes]
         try:
-            return await self._transport.fetch_to_node(publication, generator.node)
+            fetched, *elsewhere = await asyncio.gather(*fetching)
+            return msgspec.structs.replace(fetched, copies=tuple(each.files for each in elsewhere))
         except (ComponentFailed, DeadlineExceeded) as error:
             problem = f"{generator.worker}: version {publication.version} did not reach its node: {error}"
             if isinstance(error, MemoryFull):

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import ray
 
-from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import HandedBack
-from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.network.open_port import open_port
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
@@ -40,7 +40,7 @@ from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.tool_calls.reasoning import Reasoning
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
-from asyncrl.generators.vllm.engine_arguments import EngineSettings
+from asyncrl.generators.vllm.engine_nodes import EngineNode, variables_towards_other_nodes
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
 from asyncrl.generators.worker_settings import WorkerSettings
 from asyncrl.run.buffer.client import BufferClient
@@ -53,6 +53,7 @@ from asyncrl.run.judge_processes import Judges
 from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.pool.gateway_host import gateway_host
+from asyncrl.run.pool.generator_spec import GeneratorSpec, engine_settings
 from asyncrl.run.reward.scorers import make_scoring
 from asyncrl.run.teacher.teachers import make_teaching
 
@@ -60,20 +61,6 @@ logger = logging.getLogger(__name__)
 
 EXIT_BY_SIGTERM = 143
 """The exit code that shells report for a process that SIGTERM ended."""
-
-
-class GeneratorSpec(msgspec.Struct, frozen=True):
-    """Which generator of the run a process is. One that replaces a dead one has a new number.
-
-    Attributes:
-        worker: its name.
-        number: one that no other generator of the run has had.
-        engines_here: how many engines share the cores of its node.
-    """
-
-    worker: WorkerId
-    number: int
-    engines_here: int
 
 
 class GeneratorActor:
@@ -103,7 +90,10 @@ class GeneratorActor:
         # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM.
         on_sigterm(self._end_by_sigterm)
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
-        self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
+        nodes, address = recipe.generators.engine_nodes, str(ray.util.get_node_ip_address())
+        self._node = EngineNode() if nodes == 1 else EngineNode(0, nodes, address, open_port(address))
+        towards = {} if nodes == 1 else variables_towards_other_nodes(address)
+        self._server = None if ray.get_gpu_ids() else EngineProcessServer.start(towards)
         self._recipe, self._model, self._spec = recipe, model, spec
         self._id = spec.worker
         self._buffer, self._judges, self._trajectories = buffer, judges, folder.trajectories
@@ -120,6 +110,10 @@ class GeneratorActor:
         self._worker: GeneratorWorker | None = None
         self._secrets = secrets
         self._environments: WorkerEnvironments | None = None
+
+    async def node(self) -> EngineNode:
+        """The first node of its engine, where the workers on further nodes meet its own."""
+        return self._node
 
     async def start(self, at_once: int) -> None:
         """Start the engine and warm it up; up to ``at_once`` episodes are to be played at once."""
@@ -138,19 +132,10 @@ class GeneratorActor:
             chat = ChatFormat.load(model_path, recipe.model)  # before the engine, which takes longer: it may refuse the template
             if self._buffer is not None and recipe.generators.role != "evaluation":
                 self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
-            engine_settings = EngineSettings(
-                # Those that share the cores with it.
-                msgspec.structs.replace(recipe.generators, count=self._spec.engines_here),
-                model_path,
-                recipe.model.max_context,
-                recipe.seed + self._spec.number,
-                adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
-                yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
-                tells_experts=self._sink is not None and recipe.learner.experts.replay,
-            )
+            settings = engine_settings(recipe, self._spec, model_path, self._node, trains=self._buffer is not None)
             deadlines = recipe.deadlines
             self._engine = await VllmEngine.start(
-                engine_settings, name=self._id, start_s=deadlines.start, answer_s=deadlines.publish, server=self._server
+                settings, name=self._id, start_s=deadlines.start, answer_s=deadlines.publish, server=self._server
             )
         ticket_client, judging = None, None
         if self._sink is not None:

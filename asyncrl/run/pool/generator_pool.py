@@ -292,7 +292,7 @@ class GeneratorPool:
 
     def cut_off(self, node: str) -> list[WorkerId]:
         """Wait no longer for the generators of a node that does not answer, and return those that are up. They may come back."""
-        workers = [slot.generator.worker for slot in self._slots.up if slot.generator.node == node]
+        workers = [slot.generator.worker for slot in self._slots.up if node in slot.generator.nodes]
         for worker in workers:
             self._delivery.overlook(worker)
         return workers
@@ -328,7 +328,7 @@ class GeneratorPool:
 
     async def score(self, rows: Sequence[Sequence[int]], turn: int) -> EngineScores | None:
         """Have one generator score ``rows``, another one in each turn; None if none is up, or it died or was cut off."""
-        up = [slot for slot in self._slots.up if not self._nodes.is_silent(slot.generator.node)]
+        up = [slot for slot in self._slots.up if not any(map(self._nodes.is_silent, slot.generator.nodes))]
         if not up:
             return None
         slot = up[turn % len(up)]
@@ -353,9 +353,9 @@ class GeneratorPool:
         return [slot.counters for slot in self._slots.training]
 
     async def _if_reached(self, generator: GeneratorHandle, answer: Awaitable[T]) -> T | None:
-        """Await an answer of a generator; None if its node does not answer or its process cannot be reached: it may come back."""
+        """Await an answer of a generator; None if a node of its or its process cannot be reached: it may come back."""
         try:
-            return await self._nodes.unless_silent(generator.node, answer)
+            return await self._nodes.unless_silent(generator.nodes, answer)
         except ProcessUnreachable:
             return None
 

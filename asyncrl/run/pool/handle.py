@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -20,13 +20,17 @@ from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
 from asyncrl.envs.secrets import Secrets, read_secrets
 from asyncrl.generators.completion import ScoredRow
 from asyncrl.generators.evaluation import Evaluated, HeldOutTask
+from asyncrl.generators.first_error import first_error
+from asyncrl.generators.vllm.engine_nodes import EngineNode
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.judge_processes import NO_JUDGES, Judges
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.nodes.placed_processes import Places
-from asyncrl.run.pool.generator_actor import GeneratorSpec, RemoteGenerator
+from asyncrl.run.pool.follower_actor import RemoteFollower, follower_name
+from asyncrl.run.pool.generator_actor import RemoteGenerator
+from asyncrl.run.pool.generator_spec import GeneratorSpec
 from asyncrl.run.reward.service_tokens import service_tokens
 
 T = TypeVar("T")
@@ -36,25 +40,50 @@ AGAIN_S = 1.0
 
 
 class GeneratorHandle:
-    """The driver's handle of one generator process. Every call but :meth:`run` has a deadline.
+    """The driver's handle of one generator: its process, and those with workers of its engine on further nodes.
+
+    Every call but :meth:`run` has a deadline. A generator is gone when one of its processes is.
+
+    Args:
+        followers: the actors on further nodes, by name.
 
     Every call raises ``ProcessDied`` when the process or its event loop is gone, and what the generator itself raised otherwise.
 
     Attributes:
         worker: its name, which begins with that of its pool.
-        node: Ray's id of its node.
+        nodes: Ray's ids of its nodes. Its process is on the first; the others have workers of its engine.
         at_once: how many episodes it may play at once when it begins.
     """
 
-    def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path, node: str) -> None:
-        self.worker, self._actor, self._deadlines, self._log, self.node = worker, actor, deadlines, log, node
+    def __init__(
+        self,
+        worker: WorkerId,
+        actor: Any,
+        deadlines: DeadlinesConfig,
+        log: Path,
+        nodes: Sequence[str],
+        followers: Mapping[str, Any] = {},
+    ) -> None:
+        self.worker, self._actor, self._deadlines, self._log, self.nodes = worker, actor, deadlines, log, tuple(nodes)
+        self._followers = followers
         self.at_once = 1
 
     async def start(self) -> None:
         """Bring its engine up, with the weights of version 0."""
         # Longer than the deadline that the engine keeps itself, because its error says more.
         seconds = self._deadlines.start + ANSWER_DEADLINE_S
-        await self._ask(self._actor.start.remote(self.at_once), "start", seconds, "raise deadlines.start")
+        remedy, first = "raise deadlines.start", EngineNode()
+        if self._followers:
+            first = await self._ask(self._actor.node.remote(), "find a port", seconds, remedy)
+        with first_error():
+            async with asyncio.TaskGroup() as starting:
+                starting.create_task(self._ask(self._actor.start.remote(self.at_once), "start", seconds, remedy))
+                for name, actor in self._followers.items():
+                    starting.create_task(self._start_follower(name, actor, first, seconds))
+
+    async def _start_follower(self, name: str, actor: Any, first: EngineNode, seconds: float) -> None:
+        asked, remedy = actor.start.remote(first), f"see {self._log.with_name(f'{name}.log')}; raise deadlines.start"
+        await ask(asked, of=f"{name} to start", by="the driver", seconds=seconds, remedy=remedy)
 
     async def run(self) -> None:
         """Generate until stopped; returns at once if it was stopped before. Goes on after it was out of reach for a while."""
@@ -68,16 +97,24 @@ class GeneratorHandle:
 
         await self._while_it_answers(run())
 
+    async def _watch_follower(self, name: str, actor: Any) -> NoReturn:
+        while True:
+            try:
+                await watch(actor.run.remote(), of=f"{self.worker}, whose engine is on several nodes: {name}")
+            except ProcessUnreachable:  # its node is watched by others
+                await asyncio.sleep(AGAIN_S)
+
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
         working = asyncio.ensure_future(work)
-        answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
+        going_on = [asyncio.create_task(self._answer(), name=f"{self.worker} answering")]
+        going_on += [asyncio.create_task(self._watch_follower(*each), name=f"{each[0]}") for each in self._followers.items()]
         try:
-            await asyncio.wait({working, answering}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else answering.result()
+            await asyncio.wait({working, *going_on}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else next(each for each in going_on if each.done()).result()
         finally:
-            working.cancel()
-            answering.cancel()
+            for task in (working, *going_on):
+                task.cancel()
 
     async def _answer(self) -> NoReturn:
         seconds = self._deadlines.lease
@@ -153,8 +190,9 @@ class GeneratorHandle:
         await self._ask(self._actor.close.remote(), "close", seconds, "it is killed")
 
     def kill(self) -> None:
-        """End its process, if there still is one; the engine's processes end with it."""
-        ray.kill(self._actor)
+        """End its processes, those that there still are; the engine's processes end with them."""
+        for actor in (self._actor, *self._followers.values()):
+            ray.kill(actor)
 
     async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float, remedy: str = "it may be overloaded") -> T:
         remedy = f"see {self._log}; {remedy}"
@@ -183,11 +221,19 @@ def make_generator(
     worker = WorkerId(f"{'generator' if pool == MAIN_POOL else pool}-{number}")
     where = places.take(worker, pool)
     of_pool = msgspec.structs.replace(recipe, generators=largest_running(recipe).generators.by_pool[pool])
-    spec = GeneratorSpec(worker, number, places.on_node_of(recipe.generators.by_pool)[where.node])
+    engines_on = places.on_node_of(recipe.generators.by_pool)
+    spec = GeneratorSpec(worker, number, engines_on[where.node])
     secrets = read_secrets(recipe.environment, os.environ)
     if buffer is not None:
         secrets = Secrets({**secrets, **service_tokens(recipe, os.environ)})
     actor = RemoteGenerator.options(max_concurrency=1000, **where.options).remote(
         of_pool, model, buffer, judges, spec, secrets, folder
     )
-    return GeneratorHandle(worker, actor, recipe.deadlines, folder.generator_log(worker), where.node)
+    followers = {}
+    for node, place in enumerate(where.apart, 1):
+        there = GeneratorSpec(worker, number, engines_on[place.node])
+        followers[follower_name(spec, node)] = RemoteFollower.options(max_concurrency=10, **place.options).remote(
+            of_pool, model, there, buffer is not None, node, folder
+        )
+    nodes = [place.node for place in (where, *where.apart)]
+    return GeneratorHandle(worker, actor, recipe.deadlines, folder.generator_log(worker), nodes, followers)

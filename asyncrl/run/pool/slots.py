@@ -149,8 +149,8 @@ class GeneratorSlots:
         return [done.result() for done in answers]
 
     async def was_lost_with_its_node(self, generator: GeneratorHandle) -> bool:
-        """Whether the node of a generator that died does not answer either."""
-        return not await self._nodes.look(generator.node)
+        """Whether a node of a generator that died does not answer either."""
+        return not all([await self._nodes.look(node) for node in generator.nodes])
 
     async def explained(self, generator: GeneratorHandle, death: ProcessDied) -> ProcessDied:
         """Return what a generator died of: the loss of its node, if that does not answer."""
@@ -161,9 +161,10 @@ class GeneratorSlots:
     def died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
         """Note that the generator in ``slot`` or its engine is gone; kill what is left, which also ends its ``run``."""
         if isinstance(death, NodeFull):
-            self._nodes.lacks(slot.generator.node, death.needed)
+            for node in slot.generator.nodes:  # only those that have less are avoided
+                self._nodes.lacks(node, death.needed)
         if isinstance(death, WeightsOutOfReach):
-            self._nodes.has_no_weights(slot.generator.node)
+            self._nodes.has_no_weights(death.node)
         worker, why = slot.generator.worker, str(death)
         slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self.last_death = slot.death

@@ -5,7 +5,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +15,7 @@ import aiohttp
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.network.open_port import open_port
 from asyncrl.run.host.gpus import usable
 from asyncrl.run.host.parent import ending_with_this
 from asyncrl.run.serving.served_model import KEY_VARIABLE, ServedModel
@@ -48,7 +48,7 @@ async def serving(model: ServedModel, log: Path, seconds: float) -> AsyncIterato
         ComponentFailed: the server ended before it answered.
         DeadlineExceeded: it did not answer in time.
     """
-    port, key = _free_port(), secrets.token_urlsafe()
+    port, key = open_port(LOOPBACK), secrets.token_urlsafe()
     address = Address(f"http://{LOOPBACK}:{port}", key)
     with log.open("wb") as said:
         process = _start(model, LOOPBACK, port, {KEY_VARIABLE: key}, said)
@@ -112,12 +112,6 @@ def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
         os.killpg(process.pid, number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
-
-
-def _free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _last_words(log: Path) -> str:

@@ -12,6 +12,7 @@ their matrices (:mod:`asyncrl.weights.vllm.adapter_slots`), and nothing changes 
 import logging
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.core.adapters import AdapterSettings
-from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.errors import ComponentFailed, WeightMismatch
 from asyncrl.core.process.parent_watch import die_with_parent
 from asyncrl.core.publication import LOAD, PREPARE, VLLM_BACKEND, Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
@@ -136,7 +137,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             WeightMismatch: its tensors are not those of the checkpoint.
             ComponentFailed, DeadlineExceeded: a learner rank did not broadcast it.
         """
-        publication = msgspec.msgpack.decode(encoded, type=Publication)
+        publication = self._decoded(encoded)
         if publication.senders and not paused and not self.broadcasts.receive_publication(publication):
             return
         self._prepared = None  # adapters are about to be overwritten
@@ -198,7 +199,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        publication = msgspec.msgpack.decode(update_info.publication, type=Publication)
+        publication = self._decoded(update_info.publication)
         self._checkpoint.check(publication.shards)
         initialize_layerwise_reload(self.model)
         if self.device.type == "cpu":
@@ -212,6 +213,10 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 f"vLLM's loader for {type(self.model).__name__} does not take every tensor of its own checkpoint"
             )
         self._loaded = tensors.total()
+
+    def _decoded(self, publication: bytes) -> Publication:
+        """Return a publication with the files of this worker's node."""
+        return msgspec.msgpack.decode(publication, type=Publication).on_node(self.parallel_config.node_rank)
 
     def _read(self, publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
         if publication.senders:
@@ -306,14 +311,23 @@ class PublicationWorker:
     """Methods that vLLM adds to its worker class (``worker_extension_cls``)."""
 
     weight_transfer_engine: PublicationTransfer
+    preparing_apart: "Future[None] | None" = None
+    """What a worker that cannot answer is making ready: it is on another node than the engine's process."""
 
-    def begin_preparing(self, publication: bytes, answers: str) -> None:
+    def begin_preparing(self, publication: bytes, answers: str) -> bool:
         """Begin to make the weights of a publication ready, in a thread; see :meth:`PublicationTransfer.prepare`.
 
         Args:
             answers: where the worker answers at the end; see :class:`asyncrl.weights.vllm.worker_answers.Answers`.
+
+        Returns:
+            whether it answers there; else :meth:`load_publication` waits until the weights are ready.
         """
-        answer, threads = Answer(answers), torch.get_num_threads()
+        answer, apart, threads = None, Future[None](), torch.get_num_threads()
+        if self.weight_transfer_engine.parallel_config.node_rank == 0:
+            answer = Answer(answers)
+        else:
+            self.preparing_apart = apart
 
         def prepare() -> None:
             problem = ""
@@ -327,13 +341,21 @@ class PublicationWorker:
                     logger.info("a thread has %d OpenMP threads instead of %d: the engine pauses longer", found, threads)
             except BaseException as error:  # noqa: BLE001 - the engine gets it as the answer
                 problem = str(error) or type(error).__name__
-            answer.give(problem)
+            if answer is not None:
+                answer.give(problem)
+            elif problem:
+                apart.set_exception(ComponentFailed(problem))
+            else:
+                apart.set_result(None)
 
         threading.Thread(target=prepare, name="preparing a publication", daemon=True).start()
+        return answer is not None
 
     def load_publication(self: Any, publication: bytes, slot: int) -> int:
         """Load a publication into the model of the paused engine, and return the fingerprint of what was loaded."""
-        transfer = self.weight_transfer_engine
+        transfer, preparing = self.weight_transfer_engine, self.preparing_apart
+        if preparing is not None:
+            preparing.result()
         if not transfer.exchange(publication, slot):
             if transfer.adapters is not None:
                 transfer.prepare(publication, paused=True)

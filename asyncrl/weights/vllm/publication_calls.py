@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[None]":
     """Make the weights of a publication ready beside those in use, in a thread of each worker, while requests go on.
 
+    Workers on other nodes than this process may still be at it when it is done; :func:`load_publication` waits for them.
+
     Args:
         publication: a :class:`Publication`, encoded as MessagePack.
     """
     done: Future[None] = Future()
     answers = Answers()
     try:
-        workers = core.collective_rpc("begin_preparing", args=(publication, answers.path))
+        answering = core.collective_rpc("begin_preparing", args=(publication, answers.path))
     finally:
         answers.close()
 
     def wait() -> None:
         try:
-            answers.wait(len(workers))
+            answers.wait(sum(answering))
         except BaseException as error:  # noqa: BLE001 - passed to whoever waits
             done.set_exception(error)
         else:

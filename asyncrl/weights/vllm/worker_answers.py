@@ -1,4 +1,4 @@
-"""Tells an engine's process what became of work that its workers do in threads, beside sampling.
+"""Tells an engine's process what became of work that its workers on the same node do in threads, beside sampling.
 
 vLLM's engine process asks its workers one thing after another, and waits for each answer before it lets them compute the next
 step. What takes longer is therefore only begun in such a call; each worker tells the end of it through a named pipe. What always

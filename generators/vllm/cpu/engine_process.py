@@ -10,9 +10,10 @@ nothing that the generator puts into its own environment later, such as secrets.
 """
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from types import ModuleType
 
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.generators.vllm.engine_folder import EngineFolder
@@ -47,21 +48,33 @@ class EngineProcessServer:
         self.folder = EngineFolder()
 
     @classmethod
-    def start(cls) -> "EngineProcessServer":
+    def start(cls, variables: Mapping[str, str] = {}) -> "EngineProcessServer":
         """Start the server, which imports vLLM while the caller goes on.
+
+        Args:
+            variables: further environment variables of it, where the user has not set them.
 
         Raises:
             ComponentFailed: there is no room for its sockets.
         """
         forkserver.set_forkserver_preload(["asyncrl.generators.vllm.cpu.engine_imports"])
         server = cls()
-        with server.folder.used(), added_to_environment(ENGINE_VARIABLES):
+        with server.folder.used(), added_to_environment({**ENGINE_VARIABLES, **variables}):
             forkserver.ensure_running()
         return server
 
     def close(self) -> None:
         """Remove the server's temporary folder. No process can be forked from it afterwards."""
         self.folder.close()
+
+    @staticmethod
+    def fork_workers_of(executors: ModuleType) -> None:
+        """Let workers that this process itself starts be forked from the server, as :meth:`used_by_vllm` does for engines.
+
+        Args:
+            executors: vLLM's module of the executor that starts them.
+        """
+        vars(executors)["get_mp_context"] = lambda: multiprocessing.get_context("forkserver")
 
     @contextmanager
     def used_by_vllm(self) -> Iterator[None]:

@@ -13,8 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-INTERFACES = "GLOO_SOCKET_IFNAME"
-"""The environment variable that names the network interfaces of gloo, with commas between them."""
+from asyncrl.core.network.interfaces import INTERFACES
 
 
 @contextmanager

@@ -9,6 +9,7 @@ RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"n
 EVALUATING = {"evaluation": {"count": 1, "role": "evaluation"}}
 ONE_FILE = [{"path": "a.jsonl"}]
 UNCORRECTED = {"algorithm": {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}}
+ON_TWO_NODES = {"tensor_parallel": 2, "engine_nodes": 2}
 SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
 
 
@@ -22,6 +23,9 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ({"evaluation": {"temperature": 0.005}}, "evaluation.temperature", "0 (greedy), or to at least 0.01"),
         ({"learner": {"micro_batch_tokens": 511}}, "learner.micro_batch_tokens", "at least 512"),
         ({"batch": {"group_size": 65}}, "batch.group_size", "at most 64"),
+        ({"generators": {"tensor_parallel": 3, "engine_nodes": 2}}, "generators.engine_nodes", "divides 3"),
+        ({"generators": {**ON_TWO_NODES, "data_parallel": 2}}, "generators.engine_nodes", "generators.data_parallel to 1"),
+        ({"generators": ON_TWO_NODES, "network": {"tls": {"kind": "run"}}}, "generators.engine_nodes", "network.tls out"),
         ({"batch": {"group_size": 1}}, "batch.group_size", "at least 2"),
         (
             {"batch": {"group_size": 1}, "algorithm": {"advantage": {"kind": "reinforce_plus_plus", "baseline": "group"}}},

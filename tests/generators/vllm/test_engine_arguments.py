@@ -5,6 +5,7 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.generators.vllm.engine_arguments import EngineSettings, check_engine_arguments, engine_arguments
+from asyncrl.generators.vllm.engine_nodes import EngineNode
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,8 @@ from asyncrl.generators.vllm.engine_arguments import EngineSettings, check_engin
         ("seed", "the recipe has a key of its own for it; set seed"),
         ("prefill_context_parallel_size", "it cannot be changed: GPUs that divide a prompt between them are not counted"),
         ("data_parallel_external_lb", "it cannot be changed: an engine and all its ranks are on the node where its generator is"),
+        ("nnodes", r"the recipe has a key of its own for it; set generators\.pools\.small\.engine_nodes"),
+        ("master_port", "it cannot be changed: the nodes of an engine find each other"),
         ("enable_eplb", "it cannot be changed: experts that move between workers would not be where a publication puts"),
         ("pipeline_parallel_size", r"'two' is not a number of pipeline stages; set it to an integer >= 1"),
     ],
@@ -74,3 +77,13 @@ def test_what_cannot_be_done_on_a_cpu_is_refused():
 def test_latent_attention_has_the_kernel_that_takes_publications(tmp_path, rank, backend):
     (tmp_path / "config.json").write_text(f'{{"kv_lora_rank": {rank}}}')
     assert engine_arguments(EngineSettings(GeneratorsConfig(), str(tmp_path), 128)).attention_backend == backend
+
+
+def test_the_nodes_of_an_engine_are_told_of_each_other_and_share_its_workers():
+    config = GeneratorsConfig(tensor_parallel=2, engine_nodes=2, kv_cache_mb=64)
+    first, further = (
+        engine_arguments(EngineSettings(config, "model", 128, node=EngineNode(number, 2, "10.0.0.1", 7))) for number in (0, 1)
+    )
+    assert (first.nnodes, first.node_rank, further.node_rank) == (2, 0, 1)
+    assert {(each.master_addr, each.master_port) for each in (first, further)} == {("10.0.0.1", 7)}
+    assert first.kv_cache_memory_bytes == further.kv_cache_memory_bytes == 32 << 20

@@ -1,6 +1,6 @@
 import pytest
 
-from asyncrl.run.dry_run.sent_between_nodes import sent_between_nodes
+from asyncrl.run.dry_run.sent_between_nodes import sent_between_nodes, sent_in_engines
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.process_kinds import learner_part
 from asyncrl.run.recipe.compose import compose
@@ -29,3 +29,16 @@ def test_a_plan_says_what_it_costs_to_divide_layers_between_nodes(ranks_on: tupl
 def test_ranks_of_a_layer_are_on_one_node_unless_the_recipe_says_otherwise(nodes: str, together: int):
     recipe = compose("quickstart", [*FOUR, f"learner.tensor_parallel_nodes={nodes}"])
     assert learner_part(recipe.learner, on_gpus=True).together == together
+
+
+def test_a_plan_says_what_it_costs_that_an_engine_is_on_several_nodes():
+    shape, far = read_shape("tiny"), "generators.pools={far: {count: 1, tensor_parallel: 4, engine_nodes: 2, dtype: float32}}"
+    assert not list(sent_in_engines(compose("quickstart"), shape))
+    (said,) = sent_in_engines(compose("quickstart", [far]), shape)
+    # the outputs of two parts of each layer, half of which comes from elsewhere, and the sum of the other half
+    received, waits = 2000 * shape.num_hidden_layers * shape.hidden_size * 4, 2 * shape.num_hidden_layers
+    assert (
+        f"far is on 2 nodes: for 1,000 tokens, {received / 2**20:.0f} MiB come to each, and each step waits {waits} times" in said
+    )
+    staged = "generators.pools={far: {count: 1, engine_nodes: 2, engine: {pipeline_parallel_size: 2}}}"
+    assert "waits 1 times" in next(sent_in_engines(compose("quickstart", [staged]), shape))

@@ -94,9 +94,9 @@ def test_a_short_interruption_is_not_told(cluster: Cluster) -> None:
 
 def test_a_call_to_a_node_ends_without_an_answer_when_the_node_falls_silent(cluster: Cluster) -> None:
     async def scenario() -> None:
-        assert await cluster.watch.unless_silent("a", asyncio.sleep(1, "answer")) == "answer"
+        assert await cluster.watch.unless_silent(["a"], asyncio.sleep(1, "answer")) == "answer"
         cluster.unreachable = {"a"}
-        assert await cluster.watch.unless_silent("a", asyncio.sleep(1000, "answer")) is None
+        assert await cluster.watch.unless_silent(["a"], asyncio.sleep(1000, "answer")) is None
         assert asyncio.get_running_loop().time() < 1 + SILENCE_S + ASK_EVERY_S
 
     cluster.run(scenario)

@@ -17,8 +17,8 @@ def node(name: str, gpus: float = 0, *, free: float | None = None, kind: str = "
     return Node(name, name, has, {**has, "GPU": gpus if free is None else free}, {GPU_KIND: kind} if kind else {})
 
 
-def part(name: str, count: int, gpus: float = 1, together: int = 1, **placement) -> Part:
-    return Part(name, count, {"GPU": gpus}, PlacementConfig(**placement), together, f"{name}.count")
+def part(name: str, count: int, gpus: float = 1, together: int = 1, apart: int = 1, **placement) -> Part:
+    return Part(name, count, {"GPU": gpus}, PlacementConfig(**placement), together, f"{name}.count", apart=apart)
 
 
 SIZES = st.sampled_from([1, 2, 4])
@@ -26,20 +26,22 @@ CLUSTERS = st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["", "H100", "L
 
 
 @st.composite
-def runs(draw) -> list[Part]:
+def runs(draw, *, several: bool = False) -> list[Part]:
     together = draw(SIZES)
     kinds = st.sampled_from([None, None, "H100"])
     strategies = st.sampled_from(["pack", "spread"])
     limits = st.sampled_from([None, None, 4, 8])
-    shapes = [("learner", together * draw(st.integers(1, 3)), 1, together)]
-    shapes += [(f"pool_{i}", draw(st.integers(1, 5)), draw(SIZES), 1) for i in range(draw(st.integers(0, 3)))]
+    shapes = [("learner", together * draw(st.integers(1, 3)), 1, together, 1)]
+    for i in range(draw(st.integers(0, 3))):
+        apart = draw(st.sampled_from([1, 1, 2])) if several else 1
+        shapes.append((f"pool_{i}", apart * draw(st.integers(1, 5)), draw(SIZES), 1, apart))
     return [
-        part(name, count, gpus, group, strategy=draw(strategies), per_node=draw(limits), gpu_kind=draw(kinds))
-        for name, count, gpus, group in shapes
+        part(name, count, gpus, group, apart, strategy=draw(strategies), per_node=draw(limits), gpu_kind=draw(kinds))
+        for name, count, gpus, group, apart in shapes
     ]
 
 
-@given(CLUSTERS, runs())
+@given(CLUSTERS, runs(several=True))
 def test_no_node_is_given_more_than_it_has_or_what_it_may_not_have(cluster, parts):
     nodes = {str(i): node(str(i), gpus, kind=kind) for i, (gpus, kind) in enumerate(cluster)}
     try:
@@ -56,6 +58,8 @@ def test_no_node_is_given_more_than_it_has_or_what_it_may_not_have(cluster, part
             assert each.placement.gpu_kind is None or nodes[name].labels.get(GPU_KIND) == each.placement.gpu_kind
         groups = [where[at : at + each.together] for at in range(0, each.count, each.together)]
         assert all(len(set(group)) == 1 for group in groups), "ranks that belong together are on one node"
+        engines = [where[at : at + each.apart] for at in range(0, each.count, each.apart)]
+        assert all(len(set(engine)) == each.apart for engine in engines), "an engine is on as many nodes as it should be"
     assert all(amount <= nodes[name].has["GPU"] for name, amount in taken.items())
 
 

@@ -221,3 +221,23 @@ async def test_newcomers_must_fit_into_the_memory_of_a_machine_that_the_run_has_
     assert caught.value.remedy == "lower newcomers of generators to at most 3, or join a cluster"
     await places.add("generators", 3, False, unexpected)
     await Places(parts, NodesSeen(ray.read), ray).add("generators", 4, False, unexpected)  # in a cluster each takes its own
+
+
+async def test_an_engine_on_several_nodes_is_one_place_and_goes_as_a_whole() -> None:
+    ray = FakeRay(node("a", 2), node("b", 2), node("c", 1))
+    divided = Part("generators", 4, {"GPU": 1}, key="generators.count", apart=2)
+    places = places_of(ray, part("learner", 1, gang=True), divided)
+    await places.find_all(unexpected)
+    engines = [places.take(f"generator-{number}", "generators") for number in range(2)]
+    on = [{where.node, *(further.node for further in where.apart)} for where in engines]
+    assert all(len(nodes) == 2 for nodes in on), on
+    assert sum(places.on_node_of(["generators"]).values()) == 4
+    with pytest.raises(NoRoom, match=r"no room for 2 of 2 processes of generators.*, 2 of them on as many nodes"):
+        await places.add("generators", 1, False, unexpected)
+    ray.nodes.append(node("d", 1))
+    with pytest.raises(NoRoom, match=r"lower generators\.engine_nodes"):
+        await places.add("generators", 1, False, unexpected)
+    places.leave("generator-1")
+    await places.add("generators", 1, False, unexpected)
+    (further,) = places.take("generator-2", "generators").apart
+    assert further.part == "generators"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnreachable
+from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessDied, ProcessUnreachable
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
@@ -34,7 +34,7 @@ class Actor:
 
 
 def handle(actor: Actor, lease: float = 0.04) -> GeneratorHandle:
-    return GeneratorHandle(WorkerId("generator-3"), actor, DeadlinesConfig(lease=lease), Path("/logs/generator-3.log"), "node")
+    return GeneratorHandle(WorkerId("generator-3"), actor, DeadlinesConfig(lease=lease), Path("/logs/generator-3.log"), ["node"])
 
 
 async def nothing() -> None:
@@ -132,6 +132,24 @@ async def test_a_process_that_is_out_of_reach_for_a_lease_while_it_loads_is_gone
 
 async def test_a_load_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     deadlines = DeadlinesConfig(publish=0.02)
-    generator = GeneratorHandle(WorkerId("generator-3"), Actor(forever, nothing), deadlines, Path("/logs/log"), "node")
+    generator = GeneratorHandle(WorkerId("generator-3"), Actor(forever, nothing), deadlines, Path("/logs/log"), ["node"])
     with pytest.raises(DeadlineExceeded, match=r"0\.02 s .*generator-3 to load version 3.*raise deadlines\.publish"):
         await generator.load_publication(PUBLICATION)
+
+
+async def test_a_generator_is_gone_when_a_worker_of_its_engine_on_another_node_ends() -> None:
+    async def end() -> None:
+        raise ProcessDied("a worker of the engine ended")
+
+    generator = GeneratorHandle(
+        WorkerId("generator-3"),
+        Actor(forever, nothing),
+        DeadlinesConfig(),
+        Path("/logs/generator-3.log"),
+        ["node", "other"],
+        {"generator-3-node-1": Actor(end, nothing)},
+    )
+    for work in (generator.run(), generator.load_publication(PUBLICATION)):
+        async with asyncio.timeout(60):
+            with pytest.raises(ProcessDied, match="a worker of the engine ended"):
+                await work

@@ -72,7 +72,7 @@ class Workers:
     def collective_rpc(self, method, args):
         assert (method, args[0]) == ("begin_preparing", b"p")
         self.made = [Answer(args[1]), Answer(args[1])]
-        return [None, None]
+        return [True, True]
 
 
 def test_weights_are_ready_when_every_worker_has_made_them_ready():
@@ -82,6 +82,21 @@ def test_weights_are_ready_when_every_worker_has_made_them_ready():
     one.give()
     assert not done.done()
     other.give()
+    assert done.result(timeout=60) is None
+
+
+class WorkersOnTwoNodes(Workers):
+    """One of the two is on another node, where it cannot answer."""
+
+    def collective_rpc(self, method, args):
+        self.made = [Answer(args[1])]
+        return [True, False]
+
+
+def test_workers_on_other_nodes_are_not_waited_for():
+    workers = WorkersOnTwoNodes()
+    done = prepare_publication(workers, b"p")
+    workers.made[0].give()
     assert done.result(timeout=60) is None
 
 

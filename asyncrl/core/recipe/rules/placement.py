@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.network import NoTlsConfig
 from asyncrl.core.recipe.placement import PlacementConfig
 from asyncrl.core.recipe.schema import Recipe
 
@@ -53,6 +54,31 @@ def _a_node_has_room_for_ranks_that_belong_together(recipe: Recipe) -> Iterator[
         )
 
 
+def _engines_can_be_on_so_many_nodes(recipe: Recipe) -> Iterator[RecipeError]:
+    for name, pool in recipe.generators.by_pool.items():
+        place, nodes, workers = pool_place(name), pool.engine_nodes, pool.engine_workers
+        if nodes == 1:
+            continue
+        if workers % nodes:
+            yield RecipeError(
+                f"{place}.engine_nodes",
+                f"{workers} GPUs or processes of an engine cannot be on {nodes} nodes, as many on each",
+                f"set it to a number that divides {workers}, or {place}.tensor_parallel to a multiple of {nodes}",
+            )
+        if pool.data_parallel > 1:
+            yield RecipeError(
+                f"{place}.engine_nodes",
+                f"an engine of {place}.data_parallel {pool.data_parallel} ranks is on one node",
+                f"set it to 1, or {place}.data_parallel to 1",
+            )
+        if not isinstance(recipe.network.tls, NoTlsConfig):
+            yield RecipeError(
+                f"{place}.engine_nodes",
+                "vLLM does not encrypt what the nodes of an engine exchange, and network.tls asks for that",
+                "set it to 1, or leave network.tls out if the network is yours",
+            )
+
+
 def _placements(recipe: Recipe) -> Iterator[tuple[str, PlacementConfig]]:
     """Yield each placement that the recipe gives, with its place."""
     yield "learner.placement", recipe.learner.placement
@@ -69,4 +95,5 @@ PLACEMENT_RULES = (
     _somebody_plays_each_kind_of_episode,
     _gpus_follow_from_the_parts,
     _a_node_has_room_for_ranks_that_belong_together,
+    _engines_can_be_on_so_many_nodes,
 )
