@@ -42,7 +42,7 @@ from asyncrl.generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineP
 from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
 from asyncrl.generators.vllm.engine_folder import EngineFolder
 from asyncrl.generators.vllm.engine_load import REPORT_LOAD
-from asyncrl.generators.vllm.engine_nodes import variables_towards_other_nodes
+from asyncrl.generators.vllm.engine_node import variables_towards_other_nodes
 from asyncrl.generators.vllm.engine_ranks import EngineRanks
 from asyncrl.generators.vllm.engine_routing import EngineRouting
 from asyncrl.generators.vllm.held_outputs import HOLD_OUTPUTS

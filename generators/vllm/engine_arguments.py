@@ -18,7 +18,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
 from asyncrl.core.recipe.generators import MAIN_POOL, PIPELINE, GeneratorsConfig
-from asyncrl.generators.vllm.engine_nodes import EngineNode
+from asyncrl.generators.vllm.engine_node import EngineNode
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -281,10 +281,20 @@ REACHES = (
         needless="vLLM makes memory without a name",
     ),
     Reach(
+        files=("generators/vllm/engine_follower.py",),
+        names=(
+            *("vllm.v1.executor.multiproc_executor", "vllm.v1.executor.multiproc_executor.MultiprocExecutor"),
+            "vllm.v1.executor.multiproc_executor.MultiprocExecutor.start_worker_monitor",
+        ),
+        why="start the workers of an engine on a further node of it, as `vllm serve --headless` does, which is a command alone",
+        test=_WHERE,
+        needless="vLLM starts them in the process of the caller",
+    ),
+    Reach(
         files=("generators/vllm/cpu/engine_process.py", "generators/vllm/cpu/forked_workers.py"),
         names=(
             *("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.engine.coordinator", "vllm.v1.engine.utils"),
-            *("vllm.v1.engine.utils.get_mp_context", "vllm.v1.engine.coordinator.get_mp_context"),
+            *("vllm.v1.engine.utils.get_mp_context", "vllm.v1.engine.coordinator.get_mp_context", ".[get_mp_context]"),
             "vllm.v1.executor.multiproc_executor",
             "vllm.v1.executor.multiproc_executor.get_mp_context",
         ),

@@ -279,7 +279,7 @@ def _try_vllm(chat: "ChatFormat", request: TrialRequest) -> None:
     from asyncrl.generators.tool_calls.reader import ToolCallReader
     from asyncrl.generators.tool_calls.reasoning import Reasoning
     from asyncrl.generators.vllm.engine_arguments import EngineSettings, try_engine_arguments
-    from asyncrl.generators.vllm.engine_nodes import EngineNode
+    from asyncrl.generators.vllm.engine_node import EngineNode
 
     refused = "name the parser that reads what this model writes (docs/reference/episodes.md)"
     for key, name in request.parsers.items():

@@ -10,7 +10,8 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ProcessDied
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
-from asyncrl.generators.vllm.engine_nodes import EngineFollower, EngineNode, variables_towards_other_nodes
+from asyncrl.generators.vllm.engine_follower import EngineFollower
+from asyncrl.generators.vllm.engine_node import EngineNode, variables_towards_other_nodes
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.nodes.model_folder import ModelFolder

@@ -40,7 +40,7 @@ from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.tool_calls.reasoning import Reasoning
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
-from asyncrl.generators.vllm.engine_nodes import EngineNode, variables_towards_other_nodes
+from asyncrl.generators.vllm.engine_node import EngineNode, variables_towards_other_nodes
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
 from asyncrl.generators.worker_settings import WorkerSettings
 from asyncrl.run.buffer.client import BufferClient

@@ -8,7 +8,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
-from asyncrl.generators.vllm.engine_nodes import EngineNode
+from asyncrl.generators.vllm.engine_node import EngineNode
 
 
 class GeneratorSpec(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from asyncrl.envs.secrets import Secrets, read_secrets
 from asyncrl.generators.completion import ScoredRow
 from asyncrl.generators.evaluation import Evaluated, HeldOutTask
 from asyncrl.generators.first_error import first_error
-from asyncrl.generators.vllm.engine_nodes import EngineNode
+from asyncrl.generators.vllm.engine_node import EngineNode
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, watch

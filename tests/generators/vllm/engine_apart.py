@@ -24,10 +24,11 @@ from asyncrl.core.trajectory import Sampling
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
-from asyncrl.generators.vllm.engine_nodes import EngineFollower, EngineNode, variables_towards_other_nodes
+from asyncrl.generators.vllm.engine_follower import EngineFollower
+from asyncrl.generators.vllm.engine_node import EngineNode, variables_towards_other_nodes
 from asyncrl.weights.shm.shared_memory import SharedMemory
 
-VERSIONS, SECONDS = 3, 400.0
+VERSIONS, SECONDS = 3, 600.0
 MODEL, MEETING, OWN = SHARED / "model", SHARED / "meeting", Path("/dev/shm")
 ROWS = [[int(token) for token in np.random.default_rng(number).integers(1, 320, 40 + number)] for number in range(8)]
 
@@ -96,7 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, hosts(2, Path(folder)) as made:
         small_model().save_pretrained(Path(folder) / SHARED.name / MODEL.name)
         environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
-        for name, workers, count in (("one worker", 1, 1), ("two on one host", 2, 1), ("two on two hosts", 2, 2)):
+        for name, workers, count in (("two on two hosts", 2, 2), ("two on one host", 2, 1), ("one worker", 1, 1)):
             result = SHARED / name.replace(" ", "-")
             started = [
                 host.popen(
@@ -110,7 +111,7 @@ def main() -> None:
             (Path(folder) / SHARED.name / MEETING.name).unlink()
             seen[name] = pickle.loads((Path(folder) / SHARED.name / result.name).read_bytes())
     for version in range(VERSIONS):
-        (whole, *_), (one, *_), (two, spans, pause) = (of[version] for of in seen.values())
+        (two, spans, pause), (one, *_), (whole, *_) = (of[version] for of in seen.values())
         worst = np.abs(whole - two).max()
         print(f"version {version + 1}, which a request met that has tokens of versions {spans}, in {pause:.3f} s:", flush=True)
         print(f"  equal to one host: {np.array_equal(one, two)}; one worker differs by {worst:.1e} at most", flush=True)

@@ -5,7 +5,7 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.generators.vllm.engine_arguments import EngineSettings, check_engine_arguments, engine_arguments
-from asyncrl.generators.vllm.engine_nodes import EngineNode
+from asyncrl.generators.vllm.engine_node import EngineNode
 
 
 @pytest.mark.parametrize(

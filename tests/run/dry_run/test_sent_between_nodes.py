@@ -37,8 +37,7 @@ def test_a_plan_says_what_it_costs_that_an_engine_is_on_several_nodes():
     (said,) = sent_in_engines(compose("quickstart", [far]), shape)
     # the outputs of two parts of each layer, half of which comes from elsewhere, and the sum of the other half
     received, waits = 2000 * shape.num_hidden_layers * shape.hidden_size * 4, 2 * shape.num_hidden_layers
-    assert (
-        f"far is on 2 nodes: for 1,000 tokens, {received / 2**20:.0f} MiB come to each, and each step waits {waits} times" in said
-    )
+    amount = f"{received / 2**20:.0f} MiB"
+    assert f"far is on 2 nodes: for 1,000 tokens, {amount} come to each, and each step waits {waits} times" in said
     staged = "generators.pools={far: {count: 1, engine_nodes: 2, engine: {pipeline_parallel_size: 2}}}"
     assert "waits 1 times" in next(sent_in_engines(compose("quickstart", [staged]), shape))

@@ -1,46 +1,21 @@
-"""The nodes of an engine whose workers are on several: where they meet, and the workers on all nodes but the first.
+"""The workers of an engine on a further node of it; its own process is on the first, and samples.
 
-On the first node is vLLM's whole engine, which samples. What always holds: each of its nodes has as many workers as the others;
-workers on further nodes hear from the engine alone, and end with the process that started them here; if one of them ends, all
-here do, and whoever waits hears of it. vLLM neither encrypts what nodes exchange nor checks who connects.
+What always holds: the workers here hear from the engine alone, and end with the process that started them; if one of them ends,
+all here do, and whoever waits hears of it.
 """
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.core.network.interfaces import INTERFACES, interface_of
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
 from asyncrl.generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
+from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
 from asyncrl.generators.vllm.engine_folder import EngineFolder
+from asyncrl.generators.vllm.engine_node import variables_towards_other_nodes
 
 if TYPE_CHECKING:
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
-    from asyncrl.generators.vllm.engine_arguments import EngineSettings
-
-
-class EngineNode(msgspec.Struct, frozen=True):
-    """Which node of an engine a process is on.
-
-    Attributes:
-        number: counted from 0, which is where the engine's own process is.
-        count: how many nodes the engine has.
-        host, port: where the workers of all nodes meet, an address of node 0; not used if there is one node.
-    """
-
-    number: int = 0
-    count: int = 1
-    host: str = ""
-    port: int = 0
-
-
-def variables_towards_other_nodes(address: str) -> dict[str, str]:
-    """Return the environment variables of processes of an engine that must be reached at ``address`` from its other nodes."""
-    interface = interface_of(address)
-    return {"VLLM_HOST_IP": address} | ({} if interface is None else {INTERFACES: interface})
 
 
 class EngineFollower:
@@ -50,7 +25,7 @@ class EngineFollower:
         self._executor = executor
 
     @classmethod
-    def start(cls, settings: "EngineSettings", address: str, server: EngineProcessServer | None) -> "EngineFollower":
+    def start(cls, settings: EngineSettings, address: str, server: EngineProcessServer | None) -> "EngineFollower":
         """Start the workers of this node; returns once all workers of the engine have met and loaded the model. May take long.
 
         Args:
@@ -65,8 +40,6 @@ class EngineFollower:
         folder = EngineFolder() if server is None else server.folder
         with folder.used(), added_to_environment(variables), long_import():
             from vllm.v1.executor import multiproc_executor
-
-            from asyncrl.generators.vllm.engine_arguments import engine_arguments
 
             config = engine_arguments(settings).create_engine_config(headless=True)
             if server is not None:
