@@ -6,7 +6,7 @@ all here do, and whoever waits hears of it.
 
 from typing import TYPE_CHECKING
 
-from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.errors import ProcessDied
 from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
 from asyncrl.generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
@@ -34,7 +34,7 @@ class EngineFollower:
             server: where processes are forked from; without one they are started afresh.
 
         Raises:
-            ComponentFailed: a worker ended meanwhile.
+            ProcessDied: a worker ended meanwhile.
         """
         variables = {**ENGINE_VARIABLES, **variables_towards_other_nodes(address)}
         folder = EngineFolder() if server is None else server.folder
@@ -52,7 +52,7 @@ class EngineFollower:
             except Exception as error:
                 # vLLM raises nothing more exact, and says in the log what a worker failed of.
                 problem = f"its workers on node {settings.node.number} of {settings.node.count} did not come up"
-                raise ComponentFailed(f"{problem}: {error}; see its log") from error
+                raise ProcessDied(f"{problem}: {error}; see its log") from error
 
     def wait(self) -> None:
         """Wait until a worker has ended, and end the others."""

@@ -52,7 +52,7 @@ class FollowerActor:
 
         Raises:
             DeadlineExceeded: after ``deadlines.start``.
-            ComponentFailed: a worker ended.
+            ProcessDied: a worker ended.
         """
         seconds, remedy = self._recipe.deadlines.start, "see the logs of both; raise deadlines.start if the model is large"
         owner = f"the workers of {self._spec.worker} on all of its {first.count} nodes to meet"
