@@ -36,7 +36,8 @@ class EngineFollower:
         Raises:
             ProcessDied: a worker ended meanwhile.
         """
-        variables = {**ENGINE_VARIABLES, **variables_towards_other_nodes(address)}
+        # Spawned where they are not forked from the server: a fork of this process would have copies of its threads.
+        variables = {**ENGINE_VARIABLES, **variables_towards_other_nodes(address), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         folder = EngineFolder() if server is None else server.folder
         with folder.used(), added_to_environment(variables), long_import():
             from vllm.v1.executor import multiproc_executor
