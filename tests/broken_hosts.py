@@ -1,6 +1,6 @@
 """Plays what goes wrong between two hosts in one whole run, by hand, and prints what the run says and does about it.
 
-As root: ``python tests/broken_hosts.py full slow strangers cut lost -- OVERRIDES`` plays these one after the other, in
+As root: ``python tests/broken_hosts.py full slow unknown_clients cut lost -- OVERRIDES`` plays these one after the other, in
 a run whose model of seven million parameters has engines on both hosts. ``full`` must come first: the far host's memory is almost
 full from the beginning.
 """
@@ -36,7 +36,7 @@ for each in psutil.net_connections("tcp"):
         if each.laddr.ip.startswith("10.") and "BufferActor" in name:
             print(each.laddr.ip, each.laddr.port, name.split()[0])
 """
-_STRANGER = """
+_UNKNOWN_CLIENT = """
 import os, socket, sys, time
 def refused(one):
     one.settimeout(20)
@@ -143,13 +143,13 @@ def slow(stage: Stage) -> None:
     stage.log("driver.log", "does not have version")
 
 
-def strangers(stage: Stage) -> None:
+def unknown_clients(stage: Stage) -> None:
     """Somebody without the secret connects to the buffer's process from the other host: to our port, and to Ray's."""
     ports = [line.split() for line in stage.head.call([sys.executable, "-c", _PORTS], {}, 60).splitlines()]
     stage.say(ports)
     calling = [f"{host}:{port}" for host, port, _ in ports]
     assert calling, "the buffer listens nowhere"
-    stage.say("\n" + stage.far.call([sys.executable, "-c", _STRANGER, *calling], {}, 300))
+    stage.say("\n" + stage.far.call([sys.executable, "-c", _UNKNOWN_CLIENT, *calling], {}, 300))
     stage.watch(10)
     stage.log("buffer.log", "did not show")
 
@@ -177,7 +177,7 @@ def lost(stage: Stage) -> None:
     stage.watch(10)
 
 
-PLAYS: dict[str, Callable[[Stage], None]] = {each.__name__: each for each in (full, slow, strangers, cut, lost)}
+PLAYS: dict[str, Callable[[Stage], None]] = {each.__name__: each for each in (full, slow, unknown_clients, cut, lost)}
 
 
 def make_model(folder: Path) -> Path:

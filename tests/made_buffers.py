@@ -1,6 +1,7 @@
 """Replay buffers of a recipe: new, restored from a snapshot, recovered from a journal."""
 
-from asyncrl.buffers.journal.recovery import Identity, recover
+from asyncrl.buffers.journal.recovery import recover
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 
 

@@ -133,7 +133,7 @@ class _Stage:
         thread.join(CHECK_S)
         if thread.is_alive():
             at = self._checks.at if self._checks is not None else "setting up what episodes share"
-            remedy = "give every wait a deadline; the preflight of a run would name the line it hangs in"
+            remedy = "give every wait a deadline; a dry run would name the line it hangs in"
             self._findings.error("episodes", self._subject.name, f"{at} did not end in {CHECK_S:g} s", remedy)
         return self._figures
 

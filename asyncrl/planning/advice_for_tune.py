@@ -17,7 +17,7 @@ from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.tuning.controller import Foreseen
 from asyncrl.planning.fit import Basis, fit_run
 from asyncrl.planning.prediction import predict
-from asyncrl.run.tuning.advice_question import PlanAnswer, PlanQuestion
+from asyncrl.run.tuning.advice_question import AdviceQuestion, TuneAdvice
 
 LEAST_EPISODES = 64
 """Episodes to draw from, for which older steps are looked at too."""
@@ -26,18 +26,18 @@ SEEDS, STEPS = 2, 12
 _LOWEST_PRIORITY = 19
 
 
-def answer(question: PlanQuestion) -> PlanAnswer:
+def answer(question: AdviceQuestion) -> TuneAdvice:
     """Model each setting; those that cannot be are left out."""
     present, *others = question.settings
     try:
         basis = fit_run(Path(question.run), since=question.since, least_episodes=LEAST_EPISODES)
         foreseen = [_foresee(basis, present)]
     except AsyncRLError as error:
-        return PlanAnswer(why=f"there is no plan: {error}")
+        return TuneAdvice(why=f"there is no plan: {error}")
     for setting in others:
         with contextlib.suppress(AsyncRLError):  # the rules, or the model, refuse this one
             foreseen.append(_foresee(basis, setting))
-    return PlanAnswer(foreseen)
+    return TuneAdvice(foreseen)
 
 
 def _foresee(basis: Basis, setting: Setting) -> Foreseen:
@@ -52,7 +52,7 @@ def _foresee(basis: Basis, setting: Setting) -> Foreseen:
 def main() -> None:
     """Answer the question in the arguments, as JSON."""
     os.nice(_LOWEST_PRIORITY)
-    sys.stdout.buffer.write(msgspec.json.encode(answer(msgspec.json.decode(sys.argv[1], type=PlanQuestion))))
+    sys.stdout.buffer.write(msgspec.json.encode(answer(msgspec.json.decode(sys.argv[1], type=AdviceQuestion))))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.buffers.journal.journal_files import JournalGone, Recovery, read_journal
-from asyncrl.buffers.journal.recovery import Identity, rebuild
+from asyncrl.buffers.journal.recovery import rebuild
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.payload import SUFFIX, check_there
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import AsyncRLError, RecipeError
@@ -96,8 +97,8 @@ def _check_teacher(recipe: Recipe, folder: RunFolder) -> None:
 def check_changes(overrides: Sequence[str]) -> None:
     """Refuse changes of a resumed run's recipe that would say something else than its folder does.
 
-    What else may not change is found where it matters: see ``Identity.check``, and the checkpoint's
-    model.
+    What else may not change is found where it matters: :mod:`asyncrl.buffers.journal.unchangeable_keys`, and the model of
+    the checkpoint.
 
     Raises:
         RecipeError: one of them names the run or its folder anew.

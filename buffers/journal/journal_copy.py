@@ -13,7 +13,8 @@ from asyncrl.buffers.commands import Command
 from asyncrl.buffers.journal import journal_files
 from asyncrl.buffers.journal.journal import Journal
 from asyncrl.buffers.journal.journal_files import LOG, SNAPSHOT, Head
-from asyncrl.buffers.journal.recovery import Identity, rebuild
+from asyncrl.buffers.journal.recovery import rebuild
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig

@@ -13,15 +13,11 @@ A recovery has three steps, so that a resume that is refused has changed nothing
    since the recovery is on disk, because then the run has shown that it can go on without them. Until then every
    trajectory stays where it is, even those that the run itself frees meanwhile. So a run that was resumed by mistake,
    for example on a journal from a backup, has destroyed nothing that the right journal needs.
-
-The identity of a run's journal: the tasks, and the recipe keys that the buffer's behaviour depends on.
-
-Replaying the same records with other tasks or other keys would give another state.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -29,81 +25,12 @@ from asyncrl.buffers import commands
 from asyncrl.buffers.commands import Command, SetTooLong
 from asyncrl.buffers.journal.journal import Journal
 from asyncrl.buffers.journal.journal_files import JournalGone, Recovery
+from asyncrl.buffers.journal.unchangeable_keys import Identity, JournalOfAnotherRun
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.replay_buffer import ReplayBuffer
-from asyncrl.buffers.tasks.recorded_tasks import RecordedSource, recorded_sources
-from asyncrl.buffers.tasks.task_stream import TaskStream
-from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
-from asyncrl.core.recipe.flatten import flatten
-from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.tasks import FileTasksConfig
-
-
-class JournalOfAnotherRun(AsyncRLError):
-    """The journal was written with another recipe or other tasks, so it cannot be replayed."""
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """The recipe and tasks that a journal belongs to. A replay depends on them and on the records.
-
-    Attributes:
-        tasks: fingerprint of the task stream.
-        recipe: the recipe keys that the buffer's behaviour depends on, and their values. Paths of task files are not among them.
-        sources: where the tasks came from, for those who look into the journal without having the tasks.
-    """
-
-    tasks: str
-    recipe: dict[str, Any]
-    sources: tuple[RecordedSource, ...]
-
-    @classmethod
-    def of(cls, recipe: Recipe, tasks: TaskStream) -> "Identity":
-        """Return the identity of a run, which its journal is written with."""
-        return cls(tasks.fingerprint(), _keys_of(recipe), recorded_sources(tasks))
-
-    def encoded(self) -> bytes:
-        """Encode the identity as the journal's files hold it."""
-        return msgspec.json.encode(self)
-
-    def check(self, recorded: bytes, folder: Path) -> None:
-        """Compare this identity with ``recorded``, the encoded one that the journal in ``folder`` was written with.
-
-        Raises:
-            JournalOfAnotherRun: they differ; the message names what differs.
-        """
-        self._check(msgspec.json.decode(recorded, type=Identity), folder)
-
-    def _check(self, recorded: "Identity", folder: Path) -> None:
-        _check_keys(self.recipe, recorded.recipe, folder)
-        if self.tasks != recorded.tasks:
-            raise JournalOfAnotherRun(
-                f"{folder} was written with other tasks (fingerprint {recorded.tasks}, now {self.tasks}); "
-                "put the task files back as they were when the run began, or launch a new run"
-            )
-
-
-def _keys_of(recipe: Recipe) -> dict[str, Any]:
-    values: dict[str, Any] = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
-    del values["buffer"]["journal"], values["tasks"]["evaluation"], values["tasks"]["too_long"]
-    for name in Limits.__struct_fields__:  # a resume may change these
-        del values["buffer"][name]
-    if isinstance(recipe.tasks, FileTasksConfig):
-        for source in values["tasks"]["train"]:
-            del source["path"]
-    return values
-
-
-def _check_keys(now: dict[str, Any], recorded: dict[str, Any], folder: Path) -> None:
-    is_now, was = ({key: msgspec.json.encode(value).decode() for key, value in flatten(values)} for values in (now, recorded))
-    if changed := sorted({key for key, _ in is_now.items() ^ was.items()}):
-        differences = ", ".join(f"{key} was {was.get(key, 'not there')} and is {is_now.get(key, 'not there')}" for key in changed)
-        raise JournalOfAnotherRun(
-            f"{folder} was written with another recipe: {differences}; resume with the recipe the run began with, or launch a "
-            "new run"
-        )
 
 
 class Store(Protocol):

@@ -170,7 +170,7 @@ async def test_half_sent_requests_keep_nobody_out_and_fill_no_log(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of files are those of Linux")
 def test_a_server_that_has_no_files_left_says_so_once_and_goes_on() -> None:
-    """Strangers take all the files that its process may have open; when they are gone, it lets clients in as before."""
+    """Unknown clients take all the files that its process may have open; when they are gone, it lets clients in as before."""
     serve = "from asyncrl.cli.main import main; main(['env', 'serve', 'calculator', '--port', '0'])"
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); {serve}"
     server = subprocess.Popen(
@@ -184,9 +184,9 @@ def test_a_server_that_has_no_files_left_says_so_once_and_goes_on() -> None:
         assert server.stdout is not None
         url = next(word for word in server.stdout.readline().split() if word.startswith("ws://")).rstrip(";")
         host, port = url.removeprefix("ws://").split(":")
-        with ExitStack() as strangers:
+        with ExitStack() as unknown_clients:
             for _ in range(150):
-                strangers.enter_context(socket.create_connection((host, int(port)), 60))
+                unknown_clients.enter_context(socket.create_connection((host, int(port)), 60))
             assert server.stderr is not None
             said = [server.stderr.readline()]
             while "accept" not in said[-1]:

@@ -10,20 +10,20 @@ from asyncrl.episodes.schema import Kind
 from asyncrl.planning.advice_for_tune import answer
 from asyncrl.planning.fit import fit_run
 from asyncrl.planning.kept_episodes import read_kept
-from asyncrl.run.tuning.advice_question import PlanQuestion
+from asyncrl.run.tuning.advice_question import AdviceQuestion
 
 
 def test_settings_are_foreseen_and_those_that_the_rules_refuse_are_left_out(tmp_path: Path):
     run = made_run(tmp_path)
     settings = [{"generators.count": 1, DEPTH: 1}, {"generators.count": 2, DEPTH: 1}, {"generators.count": 1, DEPTH: 9}]
-    found = answer(PlanQuestion(str(run.path), 5, settings))
+    found = answer(AdviceQuestion(str(run.path), 5, settings))
     assert [each.setting for each in found.foreseen] == settings[:2]
     assert all(each.rate > 0 for each in found.foreseen)
 
 
 def test_why_nothing_is_foreseen_is_said(tmp_path: Path):
     run = made_run(tmp_path)
-    found = answer(PlanQuestion(str(run.path), 11, [{DEPTH: 1}]))
+    found = answer(AdviceQuestion(str(run.path), 11, [{DEPTH: 1}]))
     assert "has 2 training steps from which rates can be fitted, and 4 are needed" in found.why
 
 

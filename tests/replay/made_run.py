@@ -11,7 +11,7 @@ from ranks import run_ranks
 
 from asyncrl.buffers import commands
 from asyncrl.buffers.journal.journal import Journal
-from asyncrl.buffers.journal.recovery import Identity
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.payload import PayloadWriter
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.batch import Batch

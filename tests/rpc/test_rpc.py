@@ -284,7 +284,7 @@ def test_the_token_is_not_told_by_accident():
     [b"\x20\0\0\0" + bytes(32), b"\x01\0\0\0a", b"\xff\xff\xff\x7f", b"GET / HTTP/1.1\r\n\r\n", b""],
     ids=["wrong", "short", "long", "other", "silent"],
 )
-async def test_a_stranger_is_turned_away_and_not_heard(
+async def test_an_unknown_client_is_turned_away_and_not_heard(
     said: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     async with Line() as line:
@@ -303,7 +303,7 @@ async def test_a_stranger_is_turned_away_and_not_heard(
         assert await client.call(Served.length, b"a") == 1
 
 
-async def stranger(endpoint: Endpoint) -> None:
+async def unknown_client(endpoint: Endpoint) -> None:
     """Connects, says nothing of worth, and is turned away."""
     reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
     writer.write(bytes(36))
@@ -317,11 +317,11 @@ def told(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == server.__name__]
 
 
-async def test_of_many_strangers_the_first_is_told_and_the_others_are_counted(caplog: pytest.LogCaptureFixture):
+async def test_of_many_unknown_clients_the_first_is_told_and_the_others_are_counted(caplog: pytest.LogCaptureFixture):
     async with Line() as line:
         await line.client()
         for _ in range(50):
-            await stranger(line.endpoint)
+            await unknown_client(line.endpoint)
         assert len(told(caplog)) == 1
         line.server.close()
     assert len(told(caplog)) == 2
@@ -406,7 +406,7 @@ def test_frames_arrive_however_the_network_cuts_them(frames: list[bytes], cuts: 
     assert connection.frames == frames
 
 
-async def test_encrypted_calls_and_strangers_with_other_keys_or_none(caplog: pytest.LogCaptureFixture):
+async def test_encrypted_calls_and_clients_with_other_keys_or_none(caplog: pytest.LogCaptureFixture):
     async with Line(KEYS) as line:
         client = await line.client()
         assert await client.call(Served.length, bytes(3 << 20)) == 3 << 20

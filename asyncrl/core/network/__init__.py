@@ -1,1 +1,1 @@
-"""What every server of ours needs: listening, strangers, TLS, and where its socket lies."""
+"""What every server of ours needs: listening, unknown clients, TLS, and where its socket lies."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from asyncrl.core.network.rare_warning import RareWarning
 from asyncrl.core.network.tls import TlsKeys
-from asyncrl.core.network.unknown_clients import GRACE_S, INTRODUCTION_S, Strangers
+from asyncrl.core.network.unknown_clients import GRACE_S, INTRODUCTION_S, UnknownClients
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Listener:
         self, server: str, make: Callable[[], asyncio.BaseProtocol], log: logging.Logger, tls: TlsKeys | None = None
     ) -> None:
         self._server, self._make, self._tls = server, make, None if tls is None else tls.server()
-        self.strangers = Strangers(server, log)
+        self.unknown_clients = UnknownClients(server, log)
         self._newcomers: dict[asyncio.BaseProtocol, _Newcomer] = {}  # in the order in which they connected
         self._fewer = asyncio.Event()
         self._listening: list[asyncio.Task[None]] = []
@@ -78,7 +78,7 @@ class Listener:
     def gone(self, protocol: asyncio.BaseProtocol, why: str) -> None:
         """Note that a connection has ended; ``why`` is told of a client that had not shown who it is."""
         if (newcomer := self._leave(protocol)) is not None:
-            self.strangers.turned_away(newcomer.address, why)
+            self.unknown_clients.turned_away(newcomer.address, why)
 
     def close(self) -> None:
         """Accept no more connections; those whose clients are known go on."""
@@ -88,7 +88,7 @@ class Listener:
             newcomer.patience.cancel()
             newcomer.hang_up()
         self._newcomers.clear()
-        self.strangers.close()
+        self.unknown_clients.close()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop, warning = asyncio.get_running_loop(), RareWarning(logger)

@@ -17,7 +17,7 @@ GRACE_S = 0.5
 """Seconds that a client has to show who it is, however many others connect."""
 
 
-class Strangers:
+class UnknownClients:
     """The clients that one server turned away: the first is told of at once, later ones by their number. Used in any thread.
 
     Args:

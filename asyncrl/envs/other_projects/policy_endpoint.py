@@ -161,7 +161,7 @@ def _assistant(action: Action) -> dict[str, Any]:
         for call in action.calls
         if isinstance(call, ToolCall)
     ]
-    # Clients take an answer without anything in it for a fault of the server; a policy may say nothing, and so does a preflight.
+    # Clients take an answer without anything in it for a fault of the server; a policy may say nothing, and so does a dry run.
     said = action.content + malformed or ("" if calls else " ")
     return {"role": "assistant", "content": said, **({"tool_calls": calls} if calls else {})}
 

@@ -10,7 +10,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.buffers.commands import SetTooLong
 from asyncrl.buffers.journal.journal import Journal
-from asyncrl.buffers.journal.recovery import Identity, Store, Takeover, recover
+from asyncrl.buffers.journal.recovery import Store, Takeover, recover
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.payload import PayloadStore
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.buffers.service import BufferService

@@ -7,7 +7,8 @@ import msgspec
 
 from asyncrl.buffers.inspection import BufferReport, inspect
 from asyncrl.buffers.journal.journal_files import Recovery, read_journal
-from asyncrl.buffers.journal.recovery import Identity, rebuild
+from asyncrl.buffers.journal.recovery import rebuild
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig

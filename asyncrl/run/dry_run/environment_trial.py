@@ -38,7 +38,7 @@ from asyncrl.run.dry_run.model_trial import TrialPrompt
 from asyncrl.run.dry_run.prompt_lengths import PromptSet, chosen
 
 SLOW_S = 3.0
-"""Seconds after which the user reads what the preflight is waiting for."""
+"""Seconds after which the user reads what the trial is waiting for."""
 SLACK_S = 2.0
 """Seconds beyond all deadlines after which the thread that plays a task counts as stuck."""
 NEVER_S = 1e6

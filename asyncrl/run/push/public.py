@@ -1,4 +1,4 @@
-"""Makes what a run has recorded fit for strangers: the recipe of a model card without secrets, and without this machine in it.
+"""Makes what a run has recorded fit for the public: the recipe of a model card without secrets, and without this machine in it.
 
 What always holds: no absolute path and no address with host, credentials or query passes; of each, the last name stays at most.
 What looks like a secret, by its name or by its form, is left out, and so is the value of each environment variable that is named

@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from asyncrl.buffers.journal.journal_copy import give_up_payload
-from asyncrl.buffers.journal.recovery import Identity
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.cache_folder import cache_folder

@@ -20,7 +20,7 @@ PLAN_S = 180.0
 """How long a plan may take. It is asked for once in some dozens of training steps."""
 
 
-class PlanQuestion(msgspec.Struct, frozen=True):
+class AdviceQuestion(msgspec.Struct, frozen=True):
     """What each of several settings would bring.
 
     Attributes:
@@ -34,25 +34,25 @@ class PlanQuestion(msgspec.Struct, frozen=True):
     settings: Sequence[dict[str, int]]
 
 
-class PlanAnswer(msgspec.Struct, frozen=True):
+class TuneAdvice(msgspec.Struct, frozen=True):
     """What is foreseen of the settings that can be modelled, the present one first; or why of none."""
 
     foreseen: Sequence[Foreseen] = ()
     why: str = ""
 
 
-AskPlan = Callable[[Path, int, Sequence[Setting]], Coroutine[Any, Any, PlanAnswer]]
+AskAdvice = Callable[[Path, int, Sequence[Setting]], Coroutine[Any, Any, TuneAdvice]]
 """Answers for a run's folder, the step since which its setting holds, and settings."""
 
 
-async def ask_plan(run: Path, since: int, settings: Sequence[Setting]) -> PlanAnswer:
+async def ask_advice(run: Path, since: int, settings: Sequence[Setting]) -> TuneAdvice:
     """Ask a process; an answer that does not come in time is none."""
-    question = PlanQuestion(str(run), since, [dict(setting) for setting in settings])
+    question = AdviceQuestion(str(run), since, [dict(setting) for setting in settings])
     said: list[bytes] = []
     try:
         await run_helper(MODULE, question, said.append, task="a plan for tune", seconds=PLAN_S, OMP_NUM_THREADS="1")
-        return msgspec.json.decode(b"".join(said), type=PlanAnswer)
+        return msgspec.json.decode(b"".join(said), type=TuneAdvice)
     except DeadlineExceeded:
-        return PlanAnswer(why=f"the plan was not ready in {PLAN_S:g} s")
+        return TuneAdvice(why=f"the plan was not ready in {PLAN_S:g} s")
     except (ComponentFailed, msgspec.DecodeError) as error:
-        return PlanAnswer(why=f"there is no plan: {error}")
+        return TuneAdvice(why=f"there is no plan: {error}")

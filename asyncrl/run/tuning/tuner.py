@@ -17,7 +17,7 @@ from asyncrl.core.tuning.window import Seen
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.metrics import TUNE_BROUGHT, TUNE_FORESEEN
 from asyncrl.run.recorder import RecordedStep
-from asyncrl.run.tuning.advice_question import AskPlan, PlanAnswer, ask_plan
+from asyncrl.run.tuning.advice_question import AskAdvice, TuneAdvice, ask_advice
 from asyncrl.run.tuning.move_journal import MoveJournal
 
 DISTURBED = 0.05
@@ -61,7 +61,7 @@ class Tuner:
         device: str,
         note: Callable[[str], None],
         log: Callable[[int, Mapping[str, float]], None],
-        ask: AskPlan = ask_plan,
+        ask: AskAdvice = ask_advice,
     ) -> None:
         assert recipe.tune is not None
         self._recipe, self._config, self._knobs, self._folder = recipe, recipe.tune, knobs, folder
@@ -69,7 +69,7 @@ class Tuner:
         self._journal, self._note, self._log, self._ask = MoveJournal(folder.tuning), note, log, ask
         self._controller: Controller
         self._told: Mapping[str, int] = {}
-        self._planning: asyncio.Task[PlanAnswer] | None = None
+        self._planning: asyncio.Task[TuneAdvice] | None = None
         self._moving: asyncio.Task[None] | None = None
         self._stopped = False
 

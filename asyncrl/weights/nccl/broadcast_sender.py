@@ -22,7 +22,7 @@ import torch
 
 from asyncrl.core.errors import DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.network.unknown_clients import INTRODUCTION_S, Strangers
+from asyncrl.core.network.unknown_clients import INTRODUCTION_S, UnknownClients
 from asyncrl.core.publication import BroadcastAddress, Publication
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.nccl.accepting_socket import AcceptingSocket
@@ -43,7 +43,7 @@ from asyncrl.weights.nccl.broadcast_wire import (
     tell,
 )
 from asyncrl.weights.nccl.collective import Collective, Group, Nccl
-from asyncrl.weights.nccl.waiting_clients import UnknownClients
+from asyncrl.weights.nccl.waiting_clients import WaitingClients
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class BroadcastSender:
         self._coming: dict[str, _Engine] = {}
         self._served: set[_Engine] = set()
         self._lock = threading.Lock()
-        self._unknown = UnknownClients()
-        self._strangers = Strangers(self._name, logger)
+        self._waiting = WaitingClients()
+        self._unknown_clients = UnknownClients(self._name, logger)
         self._listening = AcceptingSocket(host, self._name)
         there, port = self._listening.address
         self._address = BroadcastAddress(there, port, self._secret, seconds)
@@ -96,15 +96,15 @@ class BroadcastSender:
         while (accepted := self._listening.accept()) is not None:
             connection, address = accepted
             thread = threading.Thread(target=self._greet, args=accepted, name=f"weights: greet {address}", daemon=True)
-            if not self._unknown.enter(thread, connection):
-                self._strangers.turned_away(address, "found no thread to be served by")
+            if not self._waiting.enter(thread, connection):
+                self._unknown_clients.turned_away(address, "found no thread to be served by")
 
     def _greet(self, connection: socket.socket, address: object) -> None:
         """Let a worker in; the one that makes its engine complete has this thread serve them."""
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not hmac.compare_digest(self._shown(connection), self._introduction):
-                self._strangers.turned_away(address, "did not show the run's secret")
+                self._unknown_clients.turned_away(address, "did not show the run's secret")
                 connection.close()
                 return
             connection.settimeout(INTRODUCTION_S)
@@ -115,7 +115,7 @@ class BroadcastSender:
             connection.close()
             return
         finally:
-            self._unknown.leave()
+            self._waiting.leave()
         connection.settimeout(self._seconds)
         engine = self._with(hello, connection)
         if engine is None:
@@ -191,7 +191,7 @@ class BroadcastSender:
             for engine in (*self._coming.values(), *self._served):
                 engine.end()
         self._mappings.close()
-        self._strangers.close()
+        self._unknown_clients.close()
 
 
 class _Engine:

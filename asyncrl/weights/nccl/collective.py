@@ -4,7 +4,7 @@ vLLM's own dense back-end for NCCL cannot be used here: only rank 0 of the learn
 ``WeightSource.held_names`` is ignored, so that every other rank's part would have to be gathered there first. ``nccl_m2n`` wants
 every parameter on all ranks, which pipeline stages do not have. So each rank has communicators of its own, and all send side by
 side. Members find each other by NCCL's unique id, which they get on a connection that has shown a secret; vLLM's meeting
-in a TCPStore would unpickle what any stranger sends.
+in a TCPStore would unpickle what any client sends.
 """
 
 from typing import TYPE_CHECKING, Protocol

@@ -20,7 +20,7 @@ class _Client(NamedTuple):
     since: float
 
 
-class UnknownClients:
+class WaitingClients:
     """The clients of one server. Its methods may be called in any thread."""
 
     def __init__(self) -> None:

@@ -10,7 +10,8 @@ from test_recovery import RECIPE, Life
 
 from asyncrl.buffers.journal.journal_copy import copy_journal, give_up_payload
 from asyncrl.buffers.journal.journal_files import read_journal
-from asyncrl.buffers.journal.recovery import Identity, rebuild
+from asyncrl.buffers.journal.recovery import rebuild
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 
 
 @pytest.mark.parametrize("steps", [1, 5])

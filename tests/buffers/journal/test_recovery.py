@@ -12,7 +12,8 @@ from test_crash import recipe
 from asyncrl.buffers import commands
 from asyncrl.buffers.journal.journal import JournalInUse
 from asyncrl.buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
-from asyncrl.buffers.journal.recovery import Identity, JournalOfAnotherRun, RecoveryReport, rebuild
+from asyncrl.buffers.journal.recovery import RecoveryReport, rebuild
+from asyncrl.buffers.journal.unchangeable_keys import Identity, JournalOfAnotherRun
 from asyncrl.buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
 from asyncrl.buffers.tasks.recorded_tasks import recorded_sources, recorded_stream
 from asyncrl.buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream

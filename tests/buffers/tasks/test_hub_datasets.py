@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from loopback_hub import Hub, loopback_hub
 
-from asyncrl.buffers.journal.recovery import Identity
+from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.tasks import hub_datasets
 from asyncrl.buffers.tasks.hub_datasets import is_on_hub, pinned
 from asyncrl.buffers.tasks.task_files import read_sources

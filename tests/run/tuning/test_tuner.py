@@ -20,7 +20,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recorder import RecordedStep
-from asyncrl.run.tuning.advice_question import PlanAnswer, ask_plan
+from asyncrl.run.tuning.advice_question import TuneAdvice, ask_advice
 from asyncrl.run.tuning.move_journal import MoveJournal
 from asyncrl.run.tuning.run_knobs import RunKnobs
 from asyncrl.run.tuning.tuner import Tuner
@@ -61,11 +61,11 @@ class World:
     def _log(self, step: int, values: dict[str, float]) -> None:
         self.logged.append(values)
 
-    async def _ask(self, run: Path, since: int, settings: Sequence[Setting]) -> PlanAnswer:
+    async def _ask(self, run: Path, since: int, settings: Sequence[Setting]) -> TuneAdvice:
         self.asked.append(settings)
         if self.why:
-            return PlanAnswer(why=self.why)
-        return PlanAnswer([Foreseen(each, 1000.0 * each[ENGINES], 1.0) for each in settings])
+            return TuneAdvice(why=self.why)
+        return TuneAdvice([Foreseen(each, 1000.0 * each[ENGINES], 1.0) for each in settings])
 
     # the pools, and the buffer
     async def scale(self, pool: str, size: int) -> str:
@@ -186,7 +186,7 @@ async def test_how_many_episodes_are_played_at_once_is_changed_in_the_pools_and_
 
 async def test_a_process_is_asked_that_may_not_know(tmp_path: Path) -> None:
     folder = World(tmp_path).folder
-    answer = await ask_plan(folder.path, 0, [{ENGINES: 1}, {ENGINES: 2}])
+    answer = await ask_advice(folder.path, 0, [{ENGINES: 1}, {ENGINES: 2}])
     assert not answer.foreseen
     assert "measures.jsonl" in answer.why
 

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.weights.nccl import accepting_socket
 from asyncrl.weights.nccl.accepting_socket import AcceptingSocket
-from asyncrl.weights.nccl.waiting_clients import UnknownClients
+from asyncrl.weights.nccl.waiting_clients import WaitingClients
 
 HOST = "127.0.0.1"
 MINUTE = 60.0
@@ -44,5 +44,5 @@ def test_a_client_for_whom_the_machine_has_no_thread_is_let_go(monkeypatch: pyte
     monkeypatch.setattr(threading.Thread, "start", start)
     ours, theirs = socket.socketpair()
     with theirs:
-        assert not UnknownClients().enter(threading.Thread(), ours)
+        assert not WaitingClients().enter(threading.Thread(), ours)
         assert theirs.recv(1) == b""

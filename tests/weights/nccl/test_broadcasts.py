@@ -290,20 +290,20 @@ def test_a_rank_that_ends_is_noticed_at_once(tmp_path, stack) -> None:
 def test_who_does_not_show_the_secret_gets_nothing(tmp_path, stack) -> None:
     ranks = Ranks(tmp_path, stack, [Gloo(), Gloo()], MINUTE)
     address = ranks.publish(V1).senders[0]
-    with socket.create_connection((address.host, address.port), MINUTE) as stranger:
-        stranger.sendall(introduction(bytes(32)))
-        assert stranger.recv(1) == b""
+    with socket.create_connection((address.host, address.port), MINUTE) as client:
+        client.sendall(introduction(bytes(32)))
+        assert client.recv(1) == b""
     assert str(address.secret) not in repr(ranks.publish(V2))
 
 
-def test_of_many_strangers_the_first_is_told_and_slow_ones_have_no_more_time(monkeypatch, caplog) -> None:
+def test_of_many_unknown_clients_the_first_is_told_and_slow_ones_have_no_more_time(monkeypatch, caplog) -> None:
     monkeypatch.setattr(broadcast_sender, "INTRODUCTION_S", 0.5)
     with closing(BroadcastSender(0, HOST, CPU, MINUTE, Gloo())) as sender:
         there = (sender._address.host, sender._address.port)
         for _ in range(20):
-            with socket.create_connection(there, MINUTE) as stranger:
-                stranger.sendall(introduction(bytes(32)))
-                assert stranger.recv(1) == b""
+            with socket.create_connection(there, MINUTE) as client:
+                client.sendall(introduction(bytes(32)))
+                assert client.recv(1) == b""
         assert is_turned_away_while_it_sends(there, introduction(sender._address.secret)[:-1])
     told = [record.getMessage() for record in caplog.records if record.name == broadcast_sender.__name__]
     assert len(told) == 2
