@@ -1,7 +1,7 @@
 """Simulates a large pool for a day: does the ledger add up, does memory stay flat, and what does a group cost?
 
 The buffer, its policy and its ledger are the real ones, and the ledger checks itself at every operation. The staleness of every
-batch is computed again from when its tokens were sampled. See :mod:`asyncrl.simulation.pool`.
+batch is computed again from when its tokens were sampled. See :mod:`asyncrl.bench.simulated_pool.pool`.
 """
 
 import time
@@ -13,12 +13,13 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from asyncrl.bench.simulated_pool.figures import StalenessTally
+from asyncrl.bench.simulated_pool.pool import Pool, Shape, Varied
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
-from asyncrl.simulation.figures import StalenessTally
-from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
+from asyncrl.simulation.episodes import simulated_tasks
 
 HOUR_S = 3600.0
 EPISODES_AN_ENGINE = 32

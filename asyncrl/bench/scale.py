@@ -20,6 +20,8 @@ from rich.table import Table
 
 from asyncrl.bench.buffer.buffer import BenchSettings, cost_of_trajectories
 from asyncrl.bench.buffer.buffer_actors import episode_of
+from asyncrl.bench.simulated_pool.figures import StalenessTally
+from asyncrl.bench.simulated_pool.pool import Pool, Shape, Varied
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.episode import decode, encode
 from asyncrl.core.files.memory_files import memory_file_system
@@ -30,8 +32,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.run.host.ray_cluster import start_ray
 from asyncrl.run.publications.ray_pieces import AT_ONCE, LARGEST_BYTES, PieceFetch, put_pieces
-from asyncrl.simulation.figures import StalenessTally
-from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
+from asyncrl.simulation.episodes import simulated_tasks
 
 ENGINES = (16, 256, 4096)
 STEPS, WARM_UP = 5, 2

@@ -1,7 +1,7 @@
 """Compares the values of ``buffer.on_stale``, and admission control alone: staleness, lengths of trained episodes, and speed.
 
-All are measured in the same simulation (:mod:`asyncrl.simulation.pool`): durations have a heavy tail, 40 % of the groups are
-filtered, engines die, and environments break.
+All are measured in the same simulation (:mod:`asyncrl.bench.simulated_pool.pool`): durations have a heavy tail, 40 % of the
+groups are filtered, engines die, and environments break.
 """
 
 from pathlib import Path
@@ -12,12 +12,13 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from asyncrl.bench.simulated_pool.admission_only import AdmissionOnly
+from asyncrl.bench.simulated_pool.figures import Cohort, StalenessTally
+from asyncrl.bench.simulated_pool.pool import Pool, Shape, Varied
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
-from asyncrl.simulation.admission_only import AdmissionOnly
-from asyncrl.simulation.figures import Cohort, StalenessTally
-from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
+from asyncrl.simulation.episodes import simulated_tasks
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 1000, 16, 4
 MAX_STALENESS, PIPELINE_DEPTH = 4, 2

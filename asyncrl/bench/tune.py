@@ -1,6 +1,6 @@
 """Runs that tune themselves from a bad start while their episodes become longer, in simulated time, beside every fixed setting.
 
-Buffer, pacing, delivery and the controller are the production code (:mod:`asyncrl.simulation.run.tuned_run`). Every other run is
+Buffer, pacing, delivery and the controller are the production code (:mod:`asyncrl.bench.tuned_run`). Every other run is
 killed in the middle of a move, before or after the knob was turned, and goes on from its journal.
 """
 
@@ -12,16 +12,16 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from asyncrl.bench.tuned_run import ENGINES, TunedRun
 from asyncrl.core.recipe.knobs import Setting, with_setting
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tune import DEPTH
 from asyncrl.core.tuning.moves import Line, Moved
 from asyncrl.core.tuning.window import Seen
 from asyncrl.run.recipe.compose import compose
-from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, ModelTurn, uniform
-from asyncrl.simulation.run.modelled_run import ModelledRun
-from asyncrl.simulation.run.rates import EngineRates, LearnerRates, PublicationRates, Rate, Rates
-from asyncrl.simulation.run.tuned_run import ENGINES, TunedRun
+from asyncrl.simulation.episodes import ModelEpisode, ModelEpisodes, ModelTurn, uniform
+from asyncrl.simulation.modelled_run import ModelledRun
+from asyncrl.simulation.rates import EngineRates, LearnerRates, PublicationRates, Rate, Rates
 
 SEEDS, STEPS, LAST = 50, 300, 60
 """Tuned runs, the training steps of each, and those at its end that are compared."""

@@ -25,7 +25,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure, read
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, read_shape
 from asyncrl.run.recipe.compose import compose
-from asyncrl.simulation.run.rates import (
+from asyncrl.simulation.rates import (
     NOTHING,
     EngineRates,
     FailureRates,

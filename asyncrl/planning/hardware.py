@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.model_shape import ModelShape
-from asyncrl.simulation.run.rates import (
+from asyncrl.simulation.rates import (
     NOTHING,
     EngineRates,
     LearnerRates,

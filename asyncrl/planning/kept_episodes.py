@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from asyncrl.core.errors import RecipeError
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind
-from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, ModelTurn
+from asyncrl.simulation.episodes import ModelEpisode, ModelEpisodes, ModelTurn
 
 _COLUMNS = ("step", "version", "group_id", "sample_index", "attempt", "part", "shared", "task_id")
 _TIMES = ("reset_s", "scoring_s")

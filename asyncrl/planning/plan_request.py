@@ -12,7 +12,7 @@ from asyncrl.planning.grid import front, points, read_axis, shown, splits, verdi
 from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, predict
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.compose import compose_for
-from asyncrl.simulation.run.rates import Rate
+from asyncrl.simulation.rates import Rate
 
 SYNCHRONOUS = ("buffer.max_staleness=0", "buffer.pipeline_depth=0")
 _NUMBER = re.compile(r"[\d,.]*\d")

@@ -18,10 +18,10 @@ from asyncrl.planning.fit import Basis
 from asyncrl.run.measures.bottleneck import find_bottleneck
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.process_memory import processes_of
-from asyncrl.simulation.run.episodes import Held
-from asyncrl.simulation.run.modelled_run import ModelledRun
-from asyncrl.simulation.run.outcome import Outcome
-from asyncrl.simulation.run.rates import Rates
+from asyncrl.simulation.episodes import Held
+from asyncrl.simulation.modelled_run import ModelledRun
+from asyncrl.simulation.outcome import Outcome
+from asyncrl.simulation.rates import Rates
 
 SEEDS, STEPS = 3, 16
 """Modelled runs of a prediction, and training steps of each that count."""

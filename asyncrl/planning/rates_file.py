@@ -10,8 +10,8 @@ import yaml
 from asyncrl.core.errors import RecipeError
 from asyncrl.planning.hardware import Hardware
 from asyncrl.planning.kept_episodes import Kept
-from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, ModelTurn, uniform
-from asyncrl.simulation.run.rates import (
+from asyncrl.simulation.episodes import ModelEpisode, ModelEpisodes, ModelTurn, uniform
+from asyncrl.simulation.rates import (
     NOTHING,
     EngineRates,
     FailureRates,

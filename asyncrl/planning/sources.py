@@ -8,7 +8,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.planning.fit import Basis, fit_run
 from asyncrl.planning.rates_file import RatesFile
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.simulation.run.rates import Rates
+from asyncrl.simulation.rates import Rates
 
 UNBOUNDED = 1 << 14
 """The GPUs of a machine that is to hold any recipe."""

@@ -1,1 +1,1 @@
-"""Pools of engines in simulated time, around the real replay buffer."""
+"""The model of a run: engines, episodes, learner and publications in simulated time, around the production code."""

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from asyncrl.bench import pool
 from asyncrl.bench.pool import HOUR_S, PoolResult
+from asyncrl.bench.simulated_pool.figures import StalenessTally
+from asyncrl.bench.simulated_pool.pool import Pool, Varied
 from asyncrl.buffers.replay_buffer import ReplayBuffer
-from asyncrl.simulation.figures import StalenessTally
-from asyncrl.simulation.pool import Pool, Varied, simulated_tasks
+from asyncrl.simulation.episodes import simulated_tasks
 
 
 def test_the_result_is_written(tmp_path):

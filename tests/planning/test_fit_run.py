@@ -21,7 +21,7 @@ from asyncrl.planning.similar_runs import expected
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure, append, read
 from asyncrl.run.recipe.compose import compose
-from asyncrl.simulation.run.rates import Rate
+from asyncrl.simulation.rates import Rate
 
 STEP, REQUEST, PROMPT = 4e-3, 5e-5, 1e-5
 STEPS, TOKENS, ROWS = 12, 5000, 128

@@ -13,7 +13,7 @@ from asyncrl.planning.probe import probe
 from asyncrl.planning.rates_file import read_rates
 from asyncrl.planning.sources import basis_of_file, machine_of
 from asyncrl.run.recipe.compose import compose
-from asyncrl.simulation.run.rates import Rate
+from asyncrl.simulation.rates import Rate
 
 KEYS = ("model.max_context=20000", "batch.groups_per_step=4", "batch.group_size=4")
 

@@ -86,14 +86,13 @@ def _read(line: bytes) -> RunEvent | None:
     return event
 
 
-def follow_events(folder: RunFolder, offset: int = 0, wait: Callable[[float], object] = time.sleep) -> Iterator[RunEvent]:
+def follow_events(folder: RunFolder, wait: Callable[[float], object] = time.sleep) -> Iterator[RunEvent]:
     """Yield the events of a run, and then new ones as they come, until no process drives the run.
 
     Args:
-        offset: where in the file to begin.
         wait: lets the seconds pass until the next look.
     """
-    reader = EventReader(folder.events, offset)
+    reader = EventReader(folder.events)
     while True:
         driven = folder.is_driven  # asked first: what was written before the run's end is read below
         yield from reader.new()

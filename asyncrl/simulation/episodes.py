@@ -5,7 +5,10 @@ from functools import cached_property
 
 import msgspec
 
+from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
+from asyncrl.core.ids import TaskId
 from asyncrl.core.splitmix import STEP, WHOLE, mixed
+from asyncrl.core.task import Task
 
 
 class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -101,3 +104,9 @@ def random_bits(*key: int) -> int:
 def uniform(*key: int) -> float:
     """Return a number in [0, 1), a pure function of the key."""
     return (random_bits(*key) >> 11) * 2.0**-53
+
+
+def simulated_tasks(number: int, seed: int) -> TaskStream:
+    """Make a stream of ``number`` tasks from one source."""
+    tasks = [Task(id=TaskId(f"task-{i}"), prompt="", data={"number": i}) for i in range(number)]
+    return TaskStream([TaskSource("simulated", tasks)], seed)

@@ -6,15 +6,15 @@ import pytest
 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.recipe.compose import compose
-from asyncrl.simulation.run import modelled_run
-from asyncrl.simulation.run.engine import ModelEngine
-from asyncrl.simulation.run.episodes import Held, ModelEpisode, ModelEpisodes, ModelTurn, uniform
-from asyncrl.simulation.run.events import Events
-from asyncrl.simulation.run.modelled_run import ModelledRun
-from asyncrl.simulation.run.outcome import EnginesDieTooSoon, Outcome
-from asyncrl.simulation.run.processor import Processor
-from asyncrl.simulation.run.rates import EngineRates, FailureRates, LearnerRates, PublicationRates, Rate, Rates
-from asyncrl.simulation.run.worker import ModelWorker
+from asyncrl.simulation import modelled_run
+from asyncrl.simulation.engine import ModelEngine
+from asyncrl.simulation.episodes import Held, ModelEpisode, ModelEpisodes, ModelTurn, uniform
+from asyncrl.simulation.events import Events
+from asyncrl.simulation.modelled_run import ModelledRun
+from asyncrl.simulation.outcome import EnginesDieTooSoon, Outcome
+from asyncrl.simulation.processor import Processor
+from asyncrl.simulation.rates import EngineRates, FailureRates, LearnerRates, PublicationRates, Rate, Rates
+from asyncrl.simulation.worker import ModelWorker
 
 NO_FAILURES = FailureRates()
 EPISODES = ModelEpisodes(

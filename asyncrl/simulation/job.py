@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
-from asyncrl.simulation.run.events import Events
-from asyncrl.simulation.run.processor import Processor, Share
+from asyncrl.simulation.events import Events
+from asyncrl.simulation.processor import Processor, Share
 
 
 class Job:

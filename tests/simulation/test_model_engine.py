@@ -5,10 +5,10 @@ import random
 import pytest
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.simulation.run.engine import ModelEngine, ModelRequest, version_counts
-from asyncrl.simulation.run.events import Events
-from asyncrl.simulation.run.processor import Processor
-from asyncrl.simulation.run.rates import EngineRates, Rate
+from asyncrl.simulation.engine import ModelEngine, ModelRequest, version_counts
+from asyncrl.simulation.events import Events
+from asyncrl.simulation.processor import Processor
+from asyncrl.simulation.rates import EngineRates, Rate
 
 STEP, REQUEST, PROMPT, CONTEXT = 0.5, 0.01, 0.003, 0.0001
 

@@ -21,10 +21,10 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.tuning.controller import Controller, Foreseen
 from asyncrl.core.tuning.moves import Line
 from asyncrl.core.tuning.window import Seen
-from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, uniform
-from asyncrl.simulation.run.modelled_run import ModelledRun
-from asyncrl.simulation.run.rates import EngineRates, LearnerRates, Rate, Rates
-from asyncrl.simulation.run.worker import ModelWorker
+from asyncrl.simulation.episodes import ModelEpisode, ModelEpisodes, uniform
+from asyncrl.simulation.modelled_run import ModelledRun
+from asyncrl.simulation.rates import EngineRates, LearnerRates, Rate, Rates
+from asyncrl.simulation.worker import ModelWorker
 
 ENGINES = "generators.count"
 PLAN_S = 20.0
@@ -78,7 +78,7 @@ class TunedRun(ModelledRun):
         self.settings: list[Setting] = []
 
     def draw(self, ticket: Ticket, index: int) -> tuple[ModelEpisode, bool]:
-        """See :class:`.worker.Play`."""
+        """Return the episode of a sample, drawn from what the workload drifts between; no environment breaks."""
         later = uniform(self._seed, ticket.group_id, index, 8) < self._drift(int(ticket.group_id))
         episode = self._kinds[later].draw(self._seed, ticket.group_id, index)
         self._recent.append(episode)

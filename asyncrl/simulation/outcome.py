@@ -23,7 +23,6 @@ class Outcome(msgspec.Struct, kw_only=True):
         issued_episodes, issued_tokens: the episodes that were issued, and their tokens.
         trained_episodes, trained_tokens: the episodes that were trained, and their tokens.
         step_s: seconds of each training step.
-        engine_steps, engine_tokens, prompt_tokens: what all engines computed.
         most_requests: the most requests that an engine sampled at once.
         rank_tokens: tokens of the rank with the most, in the largest batch.
         preempted: requests that were computed again because the cache was full.
@@ -43,9 +42,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     issued_episodes: int = 0
     trained_episodes: int = 0
     step_s: list[float] = []
-    engine_steps: int = 0
-    engine_tokens: int = 0
-    prompt_tokens: int = 0
     most_requests: int = 0
     rank_tokens: int = 0
     preempted: int = 0

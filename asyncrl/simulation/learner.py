@@ -7,7 +7,7 @@ import msgspec
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.learners.batches import packing
-from asyncrl.simulation.run.rates import LearnerRates
+from asyncrl.simulation.rates import LearnerRates
 
 _LEAST_PREAMBLE = 16
 """A preamble of fewer tokens is not shared (``asyncrl.learners.batches.prefixes``)."""

@@ -13,12 +13,13 @@ import msgspec
 import pytest
 from scipy.stats import ks_2samp
 
+from asyncrl.bench.simulated_pool.admission_only import AdmissionOnly
+from asyncrl.bench.simulated_pool.figures import Cohort, StalenessTally
+from asyncrl.bench.simulated_pool.pool import Pool, Shape, Varied
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
-from asyncrl.simulation.admission_only import AdmissionOnly
-from asyncrl.simulation.figures import Cohort, StalenessTally
-from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
+from asyncrl.simulation.episodes import simulated_tasks
 
 BOUND = 4
 HARSH = Shape(

@@ -1,7 +1,7 @@
 """How fast the parts of a run are: each figure with where it comes from, so that a prediction can say what it stands on.
 
 What always holds: times are in seconds, and are those of a part that has its processor to itself. Where parts share the cores of
-a machine, :class:`asyncrl.simulation.run.processor.Processor` slows them down.
+a machine, :class:`asyncrl.simulation.processor.Processor` slows them down.
 """
 
 from collections.abc import Iterator

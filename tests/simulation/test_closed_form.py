@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from asyncrl.run.recipe.compose import compose
-from asyncrl.simulation.run.episodes import ModelEpisode, ModelEpisodes, ModelTurn
-from asyncrl.simulation.run.modelled_run import ModelledRun
-from asyncrl.simulation.run.rates import EngineRates, LearnerRates, PublicationRates, Rate, Rates
+from asyncrl.simulation.episodes import ModelEpisode, ModelEpisodes, ModelTurn
+from asyncrl.simulation.modelled_run import ModelledRun
+from asyncrl.simulation.rates import EngineRates, LearnerRates, PublicationRates, Rate, Rates
 
 GROUPS, STEPS = 96, 60
 FIRST, LAST = 3, 2

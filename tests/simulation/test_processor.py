@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.simulation.run.processor import Processor, Share
+from asyncrl.simulation.processor import Processor, Share
 
 
 def speeds(cores: float, others: float, wanted: list[tuple[float, float]]) -> list[float]:

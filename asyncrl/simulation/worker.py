@@ -16,9 +16,9 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.generators.concurrency import Concurrency, EngineLoad
 from asyncrl.generators.engine_time import Doing, EngineTime
 from asyncrl.generators.worker import ADAPT_S
-from asyncrl.simulation.run.engine import ModelEngine, ModelRequest, version_counts
-from asyncrl.simulation.run.episodes import ModelEpisode
-from asyncrl.simulation.run.events import Events
+from asyncrl.simulation.engine import ModelEngine, ModelRequest, version_counts
+from asyncrl.simulation.episodes import ModelEpisode
+from asyncrl.simulation.events import Events
 
 
 class Play(Protocol):
@@ -90,11 +90,6 @@ class ModelWorker:
         for ticket in tickets:
             for index in ticket.samples:
                 self._begin(ticket, index)
-        self.look_for_room()
-
-    def ask_again(self) -> None:
-        """Note that the question was of an older version, and is void."""
-        self._asking = False
         self.look_for_room()
 
     # Episodes

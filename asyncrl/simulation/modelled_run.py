@@ -27,16 +27,15 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
-from asyncrl.simulation.pool import simulated_tasks
-from asyncrl.simulation.run.engine import ModelEngine
-from asyncrl.simulation.run.episodes import NOTHING_HELD, Held, ModelEpisode, ModelEpisodes, uniform
-from asyncrl.simulation.run.events import Events
-from asyncrl.simulation.run.job import Job
-from asyncrl.simulation.run.learner import seconds, work
-from asyncrl.simulation.run.outcome import MOST_DEATHS, EnginesDieTooSoon, ModelStandsStill, Outcome
-from asyncrl.simulation.run.processor import Processor
-from asyncrl.simulation.run.rates import Rates
-from asyncrl.simulation.run.worker import ModelWorker
+from asyncrl.simulation.engine import ModelEngine
+from asyncrl.simulation.episodes import NOTHING_HELD, Held, ModelEpisode, ModelEpisodes, simulated_tasks, uniform
+from asyncrl.simulation.events import Events
+from asyncrl.simulation.job import Job
+from asyncrl.simulation.learner import seconds, work
+from asyncrl.simulation.outcome import MOST_DEATHS, EnginesDieTooSoon, ModelStandsStill, Outcome
+from asyncrl.simulation.processor import Processor
+from asyncrl.simulation.rates import Rates
+from asyncrl.simulation.worker import ModelWorker
 from asyncrl.weights.delivery_rules import Deliveries
 
 WARM_UP = 3
@@ -102,7 +101,7 @@ class ModelledRun:
         self._offsets = count()
         self._stored: dict[int, EpisodeRecord] = {}
         self._step = self._deaths = 0
-        self._delivering = self._waiting_for_delivery = self._evaluating = self._settling = False
+        self._delivering = self._evaluating = self._settling = False
         self._wants_batch: float | None = None
         self._trained_since = self._ready = 0.0
         self._spent: dict[str, float] = {}
@@ -138,9 +137,6 @@ class ModelledRun:
         outcome = self.outcome
         for worker in self._all:
             engine = worker.engine
-            outcome.engine_steps += engine.steps
-            outcome.engine_tokens += engine.sampled
-            outcome.prompt_tokens += engine.prompt_tokens
             outcome.preempted += engine.preempted
             outcome.most_requests = max(outcome.most_requests, engine.most_running)
         outcome.depth, outcome.scale = self._buffer.depth, self.scale
@@ -150,7 +146,7 @@ class ModelledRun:
     # What workers ask
 
     def draw(self, ticket: Ticket, index: int) -> tuple[ModelEpisode, bool]:
-        """See :class:`.worker.Play`."""
+        """Return the episode of a sample, and whether its environment breaks."""
         episode = self._episodes.draw(self._seed, ticket.group_id, index)
         broken = self._rates.failures.broken.value
         breaks = broken > 0 and uniform(self._seed, ticket.group_id, index, ticket.attempt, 1) < broken
@@ -162,7 +158,7 @@ class ModelledRun:
     def record(
         self, ticket: Ticket, index: int, episode: ModelEpisode, sampled: tuple[tuple[PolicyVersion, int], ...]
     ) -> EpisodeRecord:
-        """See :class:`.worker.Play`."""
+        """Return the record of a finished episode."""
         group, length, prompt = ticket.group_id, episode.length, episode.prompt
         same = self._filters and uniform(self._seed, group, 2) < min(_MOST_FILTERED, self._rates.failures.filtered.value)
         checksums = (int(group) & 0xFFFFFFFF,) * len(checked_lengths(prompt))
@@ -177,18 +173,18 @@ class ModelledRun:
         return any(isinstance(each, kinds) for each in self._limits.filters)
 
     def ask(self, worker: ModelWorker, limit: int) -> None:
-        """See :class:`.worker.Play`."""
+        """Have the worker get up to ``limit`` tickets as soon as there are some."""
         self._asking.append((worker, limit, worker.engine.version, worker.worker_id))
         self._settle()
 
     def hand_in(self, record: EpisodeRecord) -> None:
-        """See :class:`.worker.Play`."""
+        """Take in a finished episode."""
         self._stored[record.payload.offset] = record
         self._buffer.commit([record], self._events.now)
         self._settle()
 
     def fail(self, ticket: Ticket, index: int, kind: FailureKind) -> None:
-        """See :class:`.worker.Play`."""
+        """Take back an episode that failed."""
         self._buffer.fail(ticket.group_id, index, kind, "the modelled environment broke")
         self._settle()
 

@@ -3,9 +3,9 @@
 import pytest
 
 from asyncrl.bench import tune
+from asyncrl.bench.tuned_run import ENGINES
 from asyncrl.core.recipe.tune import DEPTH
 from asyncrl.core.tuning.moves import Judged, Moved
-from asyncrl.simulation.run.tuned_run import ENGINES
 
 STEPS, LAST = 200, 40
 MADE = tune.recipe(every=6)

@@ -14,9 +14,9 @@ from functools import partial
 from itertools import count
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.simulation.run.events import Events
-from asyncrl.simulation.run.processor import Processor, Share
-from asyncrl.simulation.run.rates import EngineRates
+from asyncrl.simulation.events import Events
+from asyncrl.simulation.processor import Processor, Share
+from asyncrl.simulation.rates import EngineRates
 
 _SLACK = 1e-9
 
@@ -56,18 +56,15 @@ class ModelEngine:
     Args:
         most: requests that it computes at once.
         preamble: tokens that all prompts begin with.
-        weight: its weight where parts want more cores than there are.
     """
 
-    def __init__(
-        self, events: Events, rates: EngineRates, processor: Processor, most: int, preamble: int = 0, weight: float = 1.0
-    ) -> None:
+    def __init__(self, events: Events, rates: EngineRates, processor: Processor, most: int, preamble: int = 0) -> None:
         self._events, self._processor, self._most, self._preamble = events, processor, most, preamble
         self._step, self._request = rates.step.value, rates.request.value
         self._prompt, self._context_s = rates.prompt_token.value, rates.context_token.value
         self._capacity = rates.cache_tokens.value or math.inf
         self._block, self._step_tokens = int(rates.block_tokens.value), rates.step_tokens.value
-        self._share = Share(max(rates.cores.value, 1e-9), weight, self._speed_changed)
+        self._share = Share(max(rates.cores.value, 1e-9), 1.0, self._speed_changed)
         self._uses_cores = rates.cores.value > 0
         self.version = PolicyVersion(0)
         self.prompt_tokens = self.sampled = self.preempted = self.most_running = 0

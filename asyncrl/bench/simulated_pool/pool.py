@@ -15,18 +15,17 @@ from itertools import count
 
 import msgspec
 
+from asyncrl.bench.simulated_pool.admission_only import AdmissionOnly
 from asyncrl.buffers.replay_buffer import ReplayBuffer
-from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
-from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import BatchConfig
-from asyncrl.core.splitmix import STEP, WHOLE, mixed
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
-from asyncrl.simulation.admission_only import AdmissionOnly
+from asyncrl.simulation.episodes import uniform
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SHARD = 0
@@ -65,8 +64,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     def duration(self, group_id: GroupId, sample_index: int) -> float:
         """Return the duration of an episode. It stays the same if the episode is issued again: the task is what makes it long."""
-        uniform = _uniform(self.seed, group_id, sample_index)
-        return min(self.shortest * math.pow(1 - uniform, -1 / self.tail), self.longest)
+        drawn = uniform(self.seed, group_id, sample_index)
+        return min(self.shortest * math.pow(1 - drawn, -1 / self.tail), self.longest)
 
     def length(self, group_id: GroupId, sample_index: int) -> int:
         """Return the length of an episode in tokens, all of them sampled."""
@@ -74,7 +73,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     def breaks(self, group_id: GroupId, sample_index: int, attempt: int) -> bool:
         """Return whether the environment of this attempt breaks."""
-        return _uniform(self.seed, group_id, sample_index, attempt, 1) < self.broken
+        return uniform(self.seed, group_id, sample_index, attempt, 1) < self.broken
 
 
 class Observer:
@@ -98,12 +97,12 @@ class Varied:
         self._share, self._seed = without_variance, seed
 
     def __call__(self, task: Task, sample_index: int, version: PolicyVersion) -> float:
-        """See :data:`Reward`."""
+        """Return 0 and 1 in turn; of a task without variance, 0."""
         return float(sample_index % 2) if self.varies(task) else 0.0
 
     def varies(self, task: Task) -> bool:
         """Return whether rewards of this task vary within a group."""
-        return _uniform(self._seed, task.data["number"]) >= self._share
+        return uniform(self._seed, task.data["number"]) >= self._share
 
 
 class Pool:
@@ -362,17 +361,3 @@ class _Episode:
 def episode_ends(how: Callable[[_Episode], None], episode: _Episode) -> Callable[[], None]:
     """Make an event that does nothing if the episode was stopped before."""
     return lambda: how(episode) if episode.runs else None
-
-
-def simulated_tasks(number: int, seed: int) -> TaskStream:
-    """Make a stream of ``number`` tasks from one source."""
-    tasks = [Task(id=TaskId(f"task-{i}"), prompt="", data={"number": i}) for i in range(number)]
-    return TaskStream([TaskSource("simulated", tasks)], seed)
-
-
-def _uniform(*key: int) -> float:
-    """Return a number in [0, 1), a pure function of the key."""
-    number = 0
-    for part in key:
-        number = mixed((number ^ part) + STEP & WHOLE)
-    return float((number >> 11) * 2.0**-53)
