@@ -15,10 +15,10 @@ from asyncrl.buffers.sampling import Sampler
 from asyncrl.buffers.staleness import StalenessPolicy
 from asyncrl.buffers.state import BufferState, KeptBatch
 from asyncrl.core.batch import Batch, BatchEpisode
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import BatchConfig
 
 STALE = "over the staleness bound"

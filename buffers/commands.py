@@ -13,9 +13,9 @@ import msgspec
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.batch import Batch
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.errors import AsyncRLError, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.ticket import Ticket
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 

@@ -15,9 +15,9 @@ from asyncrl.buffers.ledger import TERMINAL, Ledger
 from asyncrl.buffers.staleness import StalenessPolicy
 from asyncrl.buffers.state import BufferState, Draw
 from asyncrl.buffers.tasks.task_stream import TaskStream
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 
 
 class Groups:

@@ -27,10 +27,10 @@ from asyncrl.buffers.sampling import make_sampler
 from asyncrl.buffers.staleness import Load, StalenessPolicy
 from asyncrl.buffers.state import BufferState
 from asyncrl.buffers.tasks.task_stream import TaskStream
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef, compared_rewards
 from asyncrl.core.errors import FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, BufferStatistics, GroupState
-from asyncrl.core.payload import EpisodeRecord, PayloadRef, compared_rewards
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket

@@ -25,10 +25,10 @@ from asyncrl.buffers.replay_buffer import NOTHING_TRAINED, ReplayBuffer
 from asyncrl.buffers.waiters import Waiters, fair_share
 from asyncrl.buffers.write_ahead import WriteAhead
 from asyncrl.core.batch import Batch
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.ticket import Ticket
 

@@ -23,7 +23,7 @@ from asyncrl.core.text import writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.generators.chat_template import NO_ARGUMENTS, REMEDY, ChatTemplate, TemplateUnsuitable, first_line
 from asyncrl.generators.control_tokens import ControlTokens, spelt_out
-from asyncrl.generators.templates import DEFAULT, FOR_TOOLS, template_files, templates_of
+from asyncrl.generators.template_choice import DEFAULT, FOR_TOOLS, template_files, templates_of
 from asyncrl.generators.token_cache import TokenCache
 
 if TYPE_CHECKING:

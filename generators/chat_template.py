@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.messages import Message, ToolCall, ToolSpec
 from asyncrl.generators.control_tokens import RESERVED, ControlTokens
-from asyncrl.generators.templates import variables_of
+from asyncrl.generators.template_choice import variables_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,9 +6,9 @@ import numpy as np
 
 from asyncrl.core.batch import BatchEpisode
 from asyncrl.core.episode import Episode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.messages import CallOutcome, CallRecord
-from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory, Turn, VersionSpan
 
 CALL = CallRecord("calculator", 0.25, CallOutcome.OK)

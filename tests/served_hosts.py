@@ -18,7 +18,7 @@ from judging_models import make_reward_model
 from spanning_hosts import FAR, TINY, Command, Stage, main
 from two_nodes import Host
 
-from asyncrl.buffers.payload import SUFFIX
+from asyncrl.buffers.payload_store import SUFFIX
 from asyncrl.core.task import Task
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, write_files
 from asyncrl.envs.mcp.calculator import make_tasks, reward

@@ -20,8 +20,8 @@ from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, la
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.planning.fit import Basis, fit_run
 from asyncrl.planning.prediction import predict
+from asyncrl.planning.rate_fit import Basis, fit_run
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.views.live_view import LiveView
 

@@ -63,7 +63,7 @@ def _looked_at(arguments: argparse.Namespace) -> ModelConfig | None:
         RecipeError: the template that is named cannot be read.
     """
     from asyncrl.core.recipe.schema import ModelConfig
-    from asyncrl.run.models.chat_template import template_text
+    from asyncrl.run.models.template_facts import template_text
 
     if arguments.model is None:
         return None

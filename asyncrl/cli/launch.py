@@ -229,7 +229,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     from asyncrl.run.recipe.compose import compose_for
     from asyncrl.run.resume import check_changes, check_resumable
     from asyncrl.run.storage.fetched_run import settle
-    from asyncrl.run.storage.mirrors import check_not_elsewhere
+    from asyncrl.run.storage.upload_places import check_not_elsewhere
 
     check_open_files()
     found = RunFolder.find(resume) if resume else None

@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.planning.plan_request import PlanRequest, answer
     from asyncrl.planning.prediction import SEEDS, STEPS
     from asyncrl.planning.probe import probe
+    from asyncrl.planning.rate_sources import UNBOUNDED, basis_from, machine_of
     from asyncrl.planning.rates_file import read_rates
-    from asyncrl.planning.sources import UNBOUNDED, basis_from, machine_of
     from asyncrl.planning.view import plan_answer_view
 
     if arguments.probe and arguments.source is not None:

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import msgspec
 
+from asyncrl.core.episode_records import EpisodeRecord, TrajectoryRecord
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import EpisodeRecord, TrajectoryRecord
 
 SampleName = tuple[GroupId, int]
 """What an episode is called: group and sample index."""

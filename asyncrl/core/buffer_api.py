@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
 
 

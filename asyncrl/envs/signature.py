@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from asyncrl.core.messages import ToolSpec
+from asyncrl.envs.call_usage import usage_of
 from asyncrl.envs.parameter_types import parameter_type
-from asyncrl.envs.usage import usage_of
 
 Field = tuple[str, Any, Any]
 """Name, type and default of a parameter."""

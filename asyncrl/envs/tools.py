@@ -41,6 +41,7 @@ from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.task import Task
 from asyncrl.core.text import describe_error, pluralize, short, text_of
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
+from asyncrl.envs.call_usage import choices
 from asyncrl.envs.hosting.guarded_calls import Overdue, Raised, contained, contained_within
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import Answered, Load, Refused, ToolError
@@ -48,7 +49,6 @@ from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.signature import Parameters, SchemaParameters, finite
 from asyncrl.envs.tool_marks import MarkedMethod, Marks, marked_methods
 from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
-from asyncrl.envs.usage import choices
 
 _CALLS, _PROCESSES = "__asyncrl_calls__", "_asyncrl_processes"
 AT_ONCE = 16

@@ -15,8 +15,8 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.knobs import Setting, with_setting
 from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.tuning.controller import Foreseen
-from asyncrl.planning.fit import Basis, fit_run
 from asyncrl.planning.prediction import predict
+from asyncrl.planning.rate_fit import Basis, fit_run
 from asyncrl.run.tuning.advice_question import AdviceQuestion, TuneAdvice
 
 LEAST_EPISODES = 64

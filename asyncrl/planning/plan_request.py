@@ -7,9 +7,9 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.planning.fit import Basis
 from asyncrl.planning.grid import front, points, read_axis, shown, splits, verdict
 from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, predict
+from asyncrl.planning.rate_fit import Basis
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.simulation.rates import Rate

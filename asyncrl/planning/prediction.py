@@ -14,7 +14,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import GeneratedTasksConfig
-from asyncrl.planning.fit import Basis
+from asyncrl.planning.rate_fit import Basis
 from asyncrl.run.measures.bottleneck import find_bottleneck
 from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.nodes.process_memory import processes_of

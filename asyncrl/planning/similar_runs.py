@@ -10,8 +10,8 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.measures.units import percent
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
-from asyncrl.planning.fit import Basis, fit_run
 from asyncrl.planning.prediction import predict
+from asyncrl.planning.rate_fit import Basis, fit_run
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.gpus import usable
 from asyncrl.run.measures.measure_file import read

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.buffers.payload import PayloadWriter
+from asyncrl.buffers.payload_store import PayloadWriter
 from asyncrl.core.batch import BatchEpisode
 from asyncrl.core.episode import Episode, encode
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.episodes.writer import decoder
 from asyncrl.generators.chat_format import ChatFormat

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncrl.buffers.payload import PayloadReader
+from asyncrl.buffers.payload_store import PayloadReader
 from asyncrl.core.batch import Batch, RowName, SampleName
 from asyncrl.core.episode import Episode, decode
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.measures.metrics import combine
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.plug_ins.plug_in_function import FunctionBroken, UserFunction, find_function
 from asyncrl.core.text import describe_error
 from asyncrl.learners.rank import FileMeeting, RankSpec

@@ -13,9 +13,9 @@ import msgspec
 from asyncrl.buffers.filters import left_out_by
 from asyncrl.core.batch import Batch, BatchEpisode
 from asyncrl.core.episode import Episode
+from asyncrl.core.episode_records import compared_rewards
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.payload import compared_rewards
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.replay.kept_steps import KeptSteps
 

@@ -26,8 +26,8 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.totals import SavedTotals, Totals
 from asyncrl.run.resume import begin_from, totals_at, totals_file
-from asyncrl.run.storage.mirrors import Mirrors
 from asyncrl.run.storage.stored_checkpoints import journal_copy_of
+from asyncrl.run.storage.upload_places import Uploads
 from asyncrl.run.views.live_view import LiveView
 
 
@@ -52,7 +52,7 @@ class Checkpointer:
 
     Args:
         recipe: says how often a checkpoint is made, how many are kept, and how many steps' batches beside them.
-        mirrors: upload the run to object stores; None, if nothing does.
+        uploads: upload the run to object stores; None, if nothing does.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Checkpointer:
         buffer: BufferApi,
         totals: Totals,
         view: LiveView,
-        mirrors: Mirrors | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         journal = recipe.buffer.journal
         self._config: CheckpointConfig | None = None
@@ -72,7 +72,7 @@ class Checkpointer:
             self._config, self._keep_batches = recipe.checkpoint, journal.keep
         self._steps = recipe.steps
         self._folder, self._ranks, self._buffer, self._totals, self._view = folder, ranks, buffer, totals, view
-        self._mirrors = mirrors
+        self._uploads = uploads
         self._published_before = PolicyVersion(0)
         self._writing: PolicyVersion | None = None
         self._overdue = False
@@ -133,7 +133,7 @@ class Checkpointer:
         No batch after ``version`` has been handed out yet, so that resume needs no trajectory. Where training steps are done
         again, the journal is ahead, and no copy is made.
         """
-        if self._mirrors is None or not self._mirrors.with_checkpoints or version < self._published_before:
+        if self._uploads is None or not self._uploads.with_checkpoints or version < self._published_before:
             return
         to = journal_copy_of(checkpoints.path_of(self._folder.checkpoints, version))
         try:
@@ -155,8 +155,8 @@ class Checkpointer:
         path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
         oldest = self._prune(self._config.keep)
-        if self._mirrors is not None:
-            self._mirrors.wake()
+        if self._uploads is not None:
+            self._uploads.wake()
         await self._buffer.checkpointed(min(oldest, PolicyVersion(max(0, version - self._keep_batches))))
 
     def _prune(self, keep: int) -> PolicyVersion:
@@ -193,8 +193,8 @@ class Checkpointer:
         Raises:
             RunTakenOver: another process drives the run by now.
         """
-        if self._mirrors is not None:
-            self._mirrors.check()
+        if self._uploads is not None:
+            self._uploads.check()
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:

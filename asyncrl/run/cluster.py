@@ -30,7 +30,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
 from asyncrl.run.judge_processes import Judges
 from asyncrl.run.learner_actor import RemoteLearner
-from asyncrl.run.models.chat_template import write_templates
+from asyncrl.run.models.template_facts import write_templates
 from asyncrl.run.nodes.certificates import keys_of
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.nodes.node_watch import SHARE_OF_LEASE, NodeWatch

@@ -54,7 +54,7 @@ from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.resume import Reached
-from asyncrl.run.storage.mirrors import Mirrors
+from asyncrl.run.storage.upload_places import Uploads
 from asyncrl.run.teacher.teacher_check import check_teacher_fits
 from asyncrl.run.tracking.further_trackers import TRACKING_PROCESS
 from asyncrl.run.tracking.tracker import Tracker
@@ -81,7 +81,7 @@ class _Records(NamedTuple):
     """Where a run's records go beside its folder."""
 
     tracker: Tracker
-    mirrors: Mirrors
+    uploads: Uploads
 
 
 def launch(
@@ -104,15 +104,15 @@ def launch(
         totals.buffer = reached.statistics
         if reached.note:
             view.note(reached.note)
-    mirrors = Mirrors(recipe, folder, view.note)
-    mirrors.start()
-    for address in mirrors.addresses:
+    uploads = Uploads(recipe, folder, view.note)
+    uploads.start()
+    for address in uploads.addresses:
         view.note(f"Copied, beside training, to {address}")
     tracker = Tracker(recipe, folder)
     adopt_orphans()
     tracker.start()
     changed = reached is not None and reached.changed
-    running = partial(_run, recipe, folder, view, totals, _Records(tracker, mirrors), changed, too_long)
+    running = partial(_run, recipe, folder, view, totals, _Records(tracker, uploads), changed, too_long)
     status, reason = asyncio.run(supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
     summary = summarize(totals, status, reason, recipe.buffer).leaving_out(left_out(too_long, "evaluation"))
     if reached is not None:
@@ -125,16 +125,16 @@ def launch(
         if status is Status.COMPLETED:
             summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
             summary = summary.recorded(folder.summary)
-    summary = _uploaded(summary, recipe, folder, mirrors)
+    summary = _uploaded(summary, recipe, folder, uploads)
     end_descendants(LAST_WORDS_S)
     return summary, totals.now()
 
 
-def _uploaded(summary: Summary, recipe: Recipe, folder: RunFolder, mirrors: Mirrors) -> Summary:
+def _uploaded(summary: Summary, recipe: Recipe, folder: RunFolder, uploads: Uploads) -> Summary:
     """Wait for the last uploads; return the summary, of a run that has failed if it completed and they did not."""
     limits = {Status.COMPLETED: recipe.deadlines.upload, Status.FAILED: min(recipe.deadlines.upload, LAST_UPLOADS_S)}
     try:
-        mirrors.finish(limits.get(summary.status, recipe.deadlines.shutdown / 5))
+        uploads.finish(limits.get(summary.status, recipe.deadlines.shutdown / 5))
     except (AsyncRLError, KeyboardInterrupt) as error:
         logger.warning("the last uploads: %s", error or "interrupted")
         if summary.status is Status.COMPLETED:
@@ -207,7 +207,7 @@ async def _run(
         check_model_weights(msgspec.structs.replace(recipe, model=here))  # of a model of the hub, the plan may not have seen them
         async with _cluster(recipe, folder, view, str(model_path), totals, too_long, ending) as cluster:
             buffer, generators = cluster.buffer, cluster.generators
-            checkpointer = Checkpointer(recipe, folder, cluster, buffer, totals, view, records.mirrors)
+            checkpointer = Checkpointer(recipe, folder, cluster, buffer, totals, view, records.uploads)
             statistics = await buffer.statistics()
             published_version = statistics.version
             begin = await checkpointer.resume(published_version, statistics.kept_from)

@@ -28,7 +28,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.learners.metrics import MOST_LOAD
 from asyncrl.learners.rank import FileMeeting, RankSpec, TcpMeeting
 from asyncrl.learners.step_report import StepReport
-from asyncrl.run.buffer.payload import PayloadSource
+from asyncrl.run.buffer.payload_shards import PayloadSource
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.exactly_once import ExactlyOnce
 from asyncrl.run.host.process_output import route_output

@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.buffers.journal.journal_files import JournalGone, Recovery, read_journal
 from asyncrl.buffers.journal.recovery import rebuild
 from asyncrl.buffers.journal.unchangeable_keys import Identity
-from asyncrl.buffers.payload import SUFFIX, check_there
+from asyncrl.buffers.payload_store import SUFFIX, check_there
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat, check_json_format

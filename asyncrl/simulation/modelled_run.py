@@ -16,11 +16,11 @@ import msgspec
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.buffers.waiters import fair_share
 from asyncrl.core.batch import Batch
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef, TrajectoryRecord, checked_lengths
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.pacing import Pacing
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit
-from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord, checked_lengths
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import Recipe

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.time_split import GeneratorTime
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
 from asyncrl.generators.concurrency import Concurrency, EngineLoad
 from asyncrl.generators.engine_time import Doing, EngineTime

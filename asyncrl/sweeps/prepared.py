@@ -17,12 +17,12 @@ from asyncrl.core.measures.units import memory
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import is_address
 from asyncrl.core.text import pluralize
-from asyncrl.planning.fit import Basis
 from asyncrl.planning.prediction import predict
 from asyncrl.planning.probe import probe
+from asyncrl.planning.rate_fit import Basis
+from asyncrl.planning.rate_sources import basis_from
 from asyncrl.planning.rates_file import read_rates
 from asyncrl.planning.similar_runs import alike
-from asyncrl.planning.sources import basis_from
 from asyncrl.run.dry_run.plan import Plan
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder

@@ -28,13 +28,13 @@ from asyncrl.buffers.journal.journal_files import JournalGone, Recovery
 from asyncrl.buffers.journal.unchangeable_keys import Identity, JournalOfAnotherRun
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.replay_buffer import ReplayBuffer
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.files.file_formats import UnknownFormat
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 
 
 class Store(Protocol):
-    """What a recovery needs of a shard's payload; see :class:`asyncrl.buffers.payload.PayloadStore`."""
+    """What a recovery needs of a shard's payload; see :class:`asyncrl.buffers.payload_store.PayloadStore`."""
 
     def is_empty(self) -> bool: ...  # noqa: D102
     def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]: ...  # noqa: D102

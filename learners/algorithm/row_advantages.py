@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch, BatchEpisode
+from asyncrl.core.episode_records import compared_rewards
 from asyncrl.core.ids import GroupId
-from asyncrl.core.payload import compared_rewards
 from asyncrl.core.recipe.advantage import AdvantageConfig, GdpoAdvantageConfig, RemaxAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, OverlongPenaltyConfig, TurnCreditConfig
 from asyncrl.core.recipe.custom import CustomAdvantageConfig

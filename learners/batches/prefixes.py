@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncrl.core.batch import BatchRow
+from asyncrl.core.episode_records import TrajectoryRecord, checked_lengths
 from asyncrl.core.ids import GroupId
-from asyncrl.core.payload import TrajectoryRecord, checked_lengths
 from asyncrl.core.trajectory import Trajectory
 
 _LEAST_PREAMBLE = 16

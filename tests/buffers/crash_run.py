@@ -24,13 +24,13 @@ from played_episodes import played
 from asyncrl.buffers import service as service_module
 from asyncrl.buffers import write_ahead
 from asyncrl.buffers.journal.disk import DiskFull
-from asyncrl.buffers.payload import PayloadReader, PayloadStore, PayloadWriter
+from asyncrl.buffers.payload_store import PayloadReader, PayloadStore, PayloadWriter
 from asyncrl.buffers.service import BufferService
 from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.episode import decode, encode
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Turn, VersionSpan

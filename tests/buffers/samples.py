@@ -6,7 +6,7 @@ from made_buffers import buffer_of
 from played_episodes import record
 
 from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
-from asyncrl.core.payload import PayloadRef
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe

@@ -6,9 +6,9 @@ from made_buffers import restored
 from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
 from asyncrl.buffers.replay_buffer import NOTHING_TRAINED
+from asyncrl.core.episode_records import TrajectoryRecord
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG, GroupState
-from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.buffer import ZeroVarianceFilterConfig
 from asyncrl.core.trajectory import StopReason
 

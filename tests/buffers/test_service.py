@@ -16,9 +16,9 @@ from asyncrl.buffers.journal.journal import Journal
 from asyncrl.buffers.journal.journal_files import read_journal
 from asyncrl.buffers.service import LEASE_WAIT_S, BufferService
 from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig, NoJournalConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe

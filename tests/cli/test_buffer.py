@@ -11,10 +11,10 @@ from asyncrl.buffers import commands
 from asyncrl.buffers.inspection import BufferReport
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import PROMPT_TOO_LONG
-from asyncrl.core.payload import PayloadRef
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.folder.run_folder import RunFolder

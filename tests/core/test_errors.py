@@ -8,7 +8,7 @@ import pytest
 from asyncrl.buffers.journal.disk import DiskFull
 from asyncrl.buffers.journal.journal import JournalInUse
 from asyncrl.buffers.journal.journal_files import JournalDamaged, JournalGone
-from asyncrl.buffers.payload import PayloadGone, PayloadLost
+from asyncrl.buffers.payload_store import PayloadGone, PayloadLost
 from asyncrl.buffers.tasks.curriculum import CurriculumBroken
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, RecipeError, ScoringFailed
 from asyncrl.rpc.wire import Failure

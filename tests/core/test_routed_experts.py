@@ -6,7 +6,7 @@ import pytest
 from learner_samples import make_episode
 
 from asyncrl.core.episode import decode, encode
-from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.episode_records import TrajectoryRecord
 from asyncrl.core.routed_experts import RoutedExperts, joined
 
 

@@ -12,7 +12,7 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment, tool
-from asyncrl.envs.usage import SHOWN
+from asyncrl.envs.call_usage import SHOWN
 
 
 def logged(method: Callable[..., Any]) -> Callable[..., Any]:

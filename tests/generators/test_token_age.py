@@ -20,10 +20,10 @@ from scripted_environment import Scripted, task
 from asyncrl.buffers.service import BufferService
 from asyncrl.buffers.tasks.task_stream import TaskSource, TaskStream
 from asyncrl.core.episode import Episode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.errors import FailureKind, HandedBack, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import GroupState
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.recipe.buffer import BufferConfig, NoJournalConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig

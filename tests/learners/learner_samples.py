@@ -33,8 +33,8 @@ from transformers import (
 
 from asyncrl.core.batch import Batch, BatchEpisode, BatchRow, RowName, SampleName
 from asyncrl.core.episode import Episode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe, SamplingConfig

@@ -8,8 +8,8 @@ from asyncrl.core.recipe.tune import DEPTH
 from asyncrl.episodes.reader import EpisodeReader
 from asyncrl.episodes.schema import Kind
 from asyncrl.planning.advice_for_tune import answer
-from asyncrl.planning.fit import fit_run
 from asyncrl.planning.kept_episodes import read_kept
+from asyncrl.planning.rate_fit import fit_run
 from asyncrl.run.tuning.advice_question import AdviceQuestion
 
 

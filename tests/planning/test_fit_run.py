@@ -15,8 +15,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import SCHEMA
 from asyncrl.planning import kept_episodes
-from asyncrl.planning.fit import fit_run
 from asyncrl.planning.prediction import predict
+from asyncrl.planning.rate_fit import fit_run
 from asyncrl.planning.similar_runs import expected
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure, append, read

@@ -10,8 +10,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.planning.page import plan_page
 from asyncrl.planning.plan_request import PlanAnswer, PlanRequest, answer
 from asyncrl.planning.probe import probe
+from asyncrl.planning.rate_sources import basis_of_file, machine_of
 from asyncrl.planning.rates_file import read_rates
-from asyncrl.planning.sources import basis_of_file, machine_of
 from asyncrl.run.recipe.compose import compose
 from asyncrl.simulation.rates import Rate
 

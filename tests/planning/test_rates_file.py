@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.planning.rate_sources import basis_of_file, machine_of
 from asyncrl.planning.rates_file import SHIPPED, read_rates
-from asyncrl.planning.sources import basis_of_file, machine_of
 from asyncrl.run.recipe.compose import compose_for
 
 FIGURES = "{value: 0.1, source: given}"

@@ -12,12 +12,12 @@ from ranks import run_ranks
 from asyncrl.buffers import commands
 from asyncrl.buffers.journal.journal import Journal
 from asyncrl.buffers.journal.unchangeable_keys import Identity
-from asyncrl.buffers.payload import PayloadWriter
+from asyncrl.buffers.payload_store import PayloadWriter
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.batch import Batch
 from asyncrl.core.episode import Episode, encode
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import VersionSpan
 from asyncrl.learners.checkpointing import checkpoints

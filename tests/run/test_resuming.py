@@ -18,7 +18,7 @@ from played_episodes import record
 from asyncrl.buffers import commands
 from asyncrl.buffers.journal.journal_files import head_of
 from asyncrl.buffers.limits import Limits
-from asyncrl.buffers.payload import PayloadStore, PayloadWriter
+from asyncrl.buffers.payload_store import PayloadStore, PayloadWriter
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError

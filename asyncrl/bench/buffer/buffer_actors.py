@@ -18,14 +18,14 @@ import ray
 
 from asyncrl.buffers.service import BufferService
 from asyncrl.core.episode import Episode, decode
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.run.buffer.buffer_actor import BufferActor
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.buffer.payload import PayloadSink, PayloadSource
+from asyncrl.run.buffer.payload_shards import PayloadSink, PayloadSource
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
 from asyncrl.run.host.process_output import route_output
 

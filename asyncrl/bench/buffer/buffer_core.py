@@ -7,8 +7,8 @@ from collections import deque
 import msgspec
 
 from asyncrl.buffers.replay_buffer import ReplayBuffer
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason

@@ -11,14 +11,14 @@ import psutil
 
 from asyncrl.bench.buffer.buffer_actors import episode_of
 from asyncrl.buffers import commands
-from asyncrl.buffers.payload import PayloadStore, PayloadWriter
+from asyncrl.buffers.payload_store import PayloadStore, PayloadWriter
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.episode import encode
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
-from asyncrl.run.buffer.payload import open_writer
+from asyncrl.run.buffer.payload_shards import open_writer
 from asyncrl.run.buffer.tasks import make_task_stream
 
 _WORKER = WorkerId("producer")

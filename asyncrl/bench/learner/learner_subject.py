@@ -11,8 +11,8 @@ import torch
 
 from asyncrl.core.batch import Batch, BatchEpisode, SampleName
 from asyncrl.core.episode import Episode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig

@@ -11,9 +11,9 @@ import msgspec
 
 from asyncrl.buffers.tasks.task_stream import TaskStream
 from asyncrl.core.batch import Batch, BatchEpisode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from asyncrl.bench.simulated_pool.pool import Observer, Shape, Varied
 from asyncrl.core.batch import Batch
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
 
 

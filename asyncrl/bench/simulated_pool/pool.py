@@ -18,9 +18,9 @@ import msgspec
 from asyncrl.bench.simulated_pool.admission_only import AdmissionOnly
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.core.batch import Batch
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord, PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket

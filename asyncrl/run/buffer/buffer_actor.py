@@ -12,18 +12,18 @@ from asyncrl.buffers.commands import SetTooLong
 from asyncrl.buffers.journal.journal import Journal
 from asyncrl.buffers.journal.recovery import Store, Takeover, recover
 from asyncrl.buffers.journal.unchangeable_keys import Identity
-from asyncrl.buffers.payload import PayloadStore
+from asyncrl.buffers.payload_store import PayloadStore
 from asyncrl.buffers.replay_buffer import ReplayBuffer
 from asyncrl.buffers.service import BufferService
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.network.tls import TlsKeys
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.buffer.client import METHODS
-from asyncrl.run.buffer.payload import SHARD_DEADLINE_S, PayloadShard, RemotePayloadShard, RemoteStore, ShardPlace
+from asyncrl.run.buffer.payload_shards import SHARD_DEADLINE_S, PayloadShard, RemotePayloadShard, RemoteStore, ShardPlace
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
 from asyncrl.run.host.process_output import route_output

@@ -7,10 +7,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.deadline import deadline
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.ticket import Ticket
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.wire import Endpoint, signatures

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from asyncrl.buffers.journal.disk import DiskFull
 from asyncrl.core.episode import Episode, encode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.errors import ComponentFailed, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.ticket import Ticket
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.request_coalescer import RequestCoalescer
@@ -26,7 +26,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
 
 
 class Sink(Protocol):
-    """Keeps encoded episodes; see :class:`asyncrl.run.buffer.payload.PayloadSink`."""
+    """Keeps encoded episodes; see :class:`asyncrl.run.buffer.payload_shards.PayloadSink`."""
 
     async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
         """Keep these episodes of one group, or raise ``DiskFull`` and keep none."""

@@ -21,16 +21,16 @@ from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.generators.template_choice import FOR_TOOLS, variables_of
 from asyncrl.generators.template_trial import Outcome, Trial, try_template
-from asyncrl.generators.templates import FOR_TOOLS, variables_of
 from asyncrl.learners.supported_model import supported_config
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
-from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, quantisation
 from asyncrl.run.models.embedded_tokens import check_embedded
 from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
 from asyncrl.run.models.model_shape import check_tied, read_shape
 from asyncrl.run.models.model_weights import check_folder, check_output, check_played
+from asyncrl.run.models.template_facts import tool_parser_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

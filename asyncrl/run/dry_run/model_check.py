@@ -21,11 +21,11 @@ from asyncrl.learners.tiny.cache import found_tiny_model
 from asyncrl.run.dry_run.environment_trial import Rehearsed
 from asyncrl.run.dry_run.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOutcome, TrialRequest, written
 from asyncrl.run.dry_run.prompt_lengths import PromptSet, TooLong, judged, most_tokens
-from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_facts import Fact
 from asyncrl.run.models.model_shape import TINY, ModelShape
+from asyncrl.run.models.template_facts import tool_parser_of
 from asyncrl.run.tiny.lessons import players_of
 
 SLOW_S = 10.0

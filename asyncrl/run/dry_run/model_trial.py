@@ -198,7 +198,7 @@ def _configuration(request: TrialRequest) -> "PreTrainedConfig | None":
 
 def _thoughts(chat: "ChatFormat", model: ModelConfig) -> Iterator[str]:
     """Remark that the model may think, and that nothing tells its thoughts from its answers."""
-    from asyncrl.generators.templates import variables_of
+    from asyncrl.generators.template_choice import variables_of
 
     known = [mark for mark in THOUGHTS if any(mark in template for template in chat.templates.values())]
     if model.reasoning_parser is not None or not known or f"{known[0][0]}/{known[0][1:]}" in chat.decode(chat.turn_start()):

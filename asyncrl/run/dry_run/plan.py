@@ -61,7 +61,7 @@ from asyncrl.run.publications.slices import WeightSlices, weight_slices
 from asyncrl.run.publications.transport import STORE, ObjectStore, Room, Routes
 from asyncrl.run.publications.transports import transport_of
 from asyncrl.run.recipe.automatic import Choice
-from asyncrl.run.storage.mirrors import check_addresses
+from asyncrl.run.storage.upload_places import check_addresses
 from asyncrl.run.tiny.lessons import remarks_on
 from asyncrl.run.tracking.further_trackers import check_further_trackers
 from asyncrl.run.tracking.tracking_check import check_tracking

@@ -13,7 +13,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.evaluation.export import export_checkpoint
 from asyncrl.run.evaluation.found_model import EvaluatedModel, Weights, recipe_that_trained
 from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
-from asyncrl.run.models.chat_template import write_templates
+from asyncrl.run.models.template_facts import write_templates
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.views.live_view import LiveView
 

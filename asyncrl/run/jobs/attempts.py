@@ -20,8 +20,8 @@ from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.signals import hearing
 from asyncrl.run.measures.summary import Status, Summary
-from asyncrl.run.storage.mirrors import resumed_from
 from asyncrl.run.storage.stored_checkpoints import stored_versions
+from asyncrl.run.storage.upload_places import resumed_from
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0
 """Seconds until a failed attempt is followed by another: at first, and at most, since they double."""

@@ -15,7 +15,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import NoTrajectoriesConfig
 from asyncrl.episodes.background import BackgroundWriter
 from asyncrl.episodes.files import training_file
-from asyncrl.episodes.sample import kept_episodes
+from asyncrl.episodes.kept_sample import kept_episodes
 from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.writer import KeptTrajectory, decoder, fate_code, untrained
 from asyncrl.learners.rank import RankSpec

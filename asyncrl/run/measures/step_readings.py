@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from asyncrl.core.batch import Batch, BatchEpisode
+from asyncrl.core.episode_records import compared_rewards
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.measures.metrics import Reading
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit, idle_in_pool
-from asyncrl.core.payload import compared_rewards
 from asyncrl.core.reward_spread import has_spread
 from asyncrl.generators.finished_episodes import FinishedEpisodes
 from asyncrl.generators.scoring import ScoringUse, TeachingUse

@@ -12,8 +12,8 @@ from asyncrl.core.recipe.algorithm import NoKlConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import is_address
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
-from asyncrl.run.models.chat_template import template_text
 from asyncrl.run.models.hub import model_folder, pinned
+from asyncrl.run.models.template_facts import template_text
 
 REFERENCE, TEACHER = "algorithm.kl.reference", "algorithm.teacher.path"
 

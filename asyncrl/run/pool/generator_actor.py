@@ -44,7 +44,7 @@ from asyncrl.generators.vllm.engine_node import EngineNode, variables_towards_ot
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
 from asyncrl.generators.worker_settings import WorkerSettings
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.buffer.payload import PayloadSink
+from asyncrl.run.buffer.payload_shards import PayloadSink
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.process_output import route_output

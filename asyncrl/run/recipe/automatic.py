@@ -28,8 +28,8 @@ from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.learners.type_speed import Product, TypeSpeed
-from asyncrl.run.models.chat_template import tool_parser_of
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, read_shape
+from asyncrl.run.models.template_facts import tool_parser_of
 from asyncrl.run.nodes.cluster_nodes import Nodes
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.placement import Node, NoRoom, place

@@ -26,7 +26,7 @@ from asyncrl.envs.lessons.demonstrations import Demonstration
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.learners.tiny.conversations import Example, calling
 from asyncrl.learners.tiny.settings import WarmUp
-from asyncrl.run.models.chat_template import write_templates
+from asyncrl.run.models.template_facts import write_templates
 from asyncrl.run.tiny.lessons import players_of
 from asyncrl.run.tiny.player import Player, play_greedily
 

@@ -34,8 +34,8 @@ from asyncrl.buffers.commands import (
     replay,
 )
 from asyncrl.buffers.limits import Limits
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.errors import AsyncRLError, FailureKind
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import BufferConfig
 
 FEW_FAILURES = recipe(max_staleness=3, max_failures=2)

@@ -14,7 +14,7 @@ from made_buffers import buffer_of, restored
 from asyncrl.buffers import commands
 from asyncrl.buffers.journal.journal_files import read_journal
 from asyncrl.buffers.ledger import TERMINAL
-from asyncrl.buffers.payload import PayloadStore
+from asyncrl.buffers.payload_store import PayloadStore
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
 from asyncrl.core.recipe.buffer import BufferConfig, PrioritisedSamplerConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig

@@ -14,14 +14,14 @@ from asyncrl.buffers.journal.journal import JournalInUse
 from asyncrl.buffers.journal.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 from asyncrl.buffers.journal.recovery import RecoveryReport, rebuild
 from asyncrl.buffers.journal.unchangeable_keys import Identity, JournalOfAnotherRun
-from asyncrl.buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
+from asyncrl.buffers.payload_store import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
 from asyncrl.buffers.tasks.recorded_tasks import recorded_sources, recorded_stream
 from asyncrl.buffers.tasks.task_stream import NoTaskLeft, TaskSource, TaskStream
 from asyncrl.core.episode import encode
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.ids import TaskId
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.tasks import FileTasksConfig, GeneratedTasksConfig, TaskFileConfig
 from asyncrl.core.task import Task

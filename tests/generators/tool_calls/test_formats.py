@@ -11,7 +11,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.generators.tool_calls.formats import FORMATS, CallFormat, format_of
 from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.vllm.vllm_parsers import own_tool_parsers
-from asyncrl.run.models.chat_template import tool_parser_of
+from asyncrl.run.models.template_facts import tool_parser_of
 
 BARS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 

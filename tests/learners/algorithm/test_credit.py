@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.batch import Batch, BatchEpisode
+from asyncrl.core.episode_records import PayloadRef, TrajectoryRecord
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.advantage import GrpoAdvantageConfig, RlooAdvantageConfig
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCreditConfig, OverlongPenaltyConfig, TurnCreditConfig
 from asyncrl.core.trajectory import StopReason

@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 from learner_samples import NO_PAYLOAD
 
 from asyncrl.core.batch import Batch, BatchEpisode
+from asyncrl.core.episode_records import TrajectoryRecord
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from asyncrl.learners.batches.mini_batches import mini_batches, order
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from learner_samples import NO_PAYLOAD
 
 from asyncrl.core.batch import Batch, BatchEpisode
+from asyncrl.core.episode_records import EpisodeRecord, TrajectoryRecord, prompt_checksums
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import EpisodeRecord, TrajectoryRecord, prompt_checksums
 from asyncrl.core.trajectory import StopReason
 from asyncrl.learners.batches.packing import plan
 from asyncrl.learners.batches.prefixes import families, planned_prefix

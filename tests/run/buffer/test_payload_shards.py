@@ -13,17 +13,24 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_actors import end_actor
 
 from asyncrl.bench.buffer.buffer_actors import episode_of
-from asyncrl.buffers.payload import PayloadLost, PayloadReader
+from asyncrl.buffers.payload_store import PayloadLost, PayloadReader
 from asyncrl.core.episode import encode
+from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import ComponentFailed, ProcessDied
 from asyncrl.core.files.memory_owners import remove_owner_file
-from asyncrl.core.payload import EpisodeRecord
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig, NoJournalConfig
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.buffer.payload import PayloadShard, PayloadSink, PayloadSource, RemotePayloadShard, RemoteStore, ShardPlace
+from asyncrl.run.buffer.payload_shards import (
+    PayloadShard,
+    PayloadSink,
+    PayloadSource,
+    RemotePayloadShard,
+    RemoteStore,
+    ShardPlace,
+)
 from asyncrl.run.host.ray_calls import ask, ask_blocking
 from asyncrl.run.nodes.remote_files import start_node_files
 

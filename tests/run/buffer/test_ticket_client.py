@@ -12,13 +12,13 @@ from samples import make_buffer
 from short_episodes import episode
 
 from asyncrl.buffers.journal.disk import DiskFull
-from asyncrl.buffers.payload import PayloadReader
+from asyncrl.buffers.payload_store import PayloadReader
 from asyncrl.core.batch import Batch
 from asyncrl.core.episode import Episode, decode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.core.trajectory import Sampling
 from asyncrl.rpc.client import RpcClient
@@ -26,7 +26,7 @@ from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.buffer import client, ticket_client
 from asyncrl.run.buffer.client import METHODS, BufferClient
-from asyncrl.run.buffer.payload import PayloadSink, ShardPlace
+from asyncrl.run.buffer.payload_shards import PayloadSink, ShardPlace
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
 
 WORKER = WorkerId("generator-0")

@@ -17,7 +17,7 @@ from rich.console import Console
 import asyncrl.core.files.weight_files
 import asyncrl.generators.chat_format
 import asyncrl.generators.chat_template
-import asyncrl.generators.templates
+import asyncrl.generators.template_choice
 import asyncrl.generators.vllm.engine_arguments
 import asyncrl.learners.reward_model
 import asyncrl.learners.supported_model
@@ -48,7 +48,7 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (asyncrl.generators.chat_template, "ChatTemplate.check_follows"): ("no tools",),
     (asyncrl.generators.chat_format, "_named_ends"): ("ends",),
     (asyncrl.generators.chat_template, "ChatTemplate._check_tokens"): ("pieces",),
-    (asyncrl.generators.templates, "templates_of"): ("no such variable",),
+    (asyncrl.generators.template_choice, "templates_of"): ("no such variable",),
     (asyncrl.generators.vllm.engine_arguments, "check_cpu_arguments"): "the plan calls it",
     (asyncrl.generators.vllm.engine_arguments, "check_engine_arguments"): "the plan calls it",
     (asyncrl.generators.vllm.engine_arguments, "try_engine_arguments"): ("argument",),

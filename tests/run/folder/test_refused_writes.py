@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.buffers.payload import PayloadStore, PayloadWriter
+from asyncrl.buffers.payload_store import PayloadStore, PayloadWriter
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import explained
 from asyncrl.learners.megatron.hugging_face import save_tensors

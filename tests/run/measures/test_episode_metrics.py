@@ -7,11 +7,11 @@ from played_episodes import in_batch, played, record
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.episode import Episode
+from asyncrl.core.episode_records import EpisodeRecord, PayloadRef
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.measures.counters import snapshot
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.messages import CallOutcome, CallRecord
-from asyncrl.core.payload import EpisodeRecord, PayloadRef
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Turn, VersionSpan
 from asyncrl.generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes

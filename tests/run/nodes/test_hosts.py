@@ -16,7 +16,7 @@ from two_nodes import Host, RayCluster, cannot_make, encrypted, hosts
 from unhindered import Unhindered
 from unhurried import PLACE
 
-from asyncrl.buffers.payload import SUFFIX
+from asyncrl.buffers.payload_store import SUFFIX
 from asyncrl.run.measures.summary import Status, Summary
 
 _WHY_NOT = cannot_make()

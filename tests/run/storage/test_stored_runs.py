@@ -27,12 +27,12 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.resume import check_resumable
-from asyncrl.run.storage import mirror
+from asyncrl.run.storage import upload as upload_module
 from asyncrl.run.storage.driver_mark import Driver, RunTakenOver, ask_to_end, read_mark, wait_for_silence
 from asyncrl.run.storage.fetched_run import copy_of, fetch_run, resumed_run, settle
 from asyncrl.run.storage.known_copies import read_known_copies
-from asyncrl.run.storage.mirrors import Mirrors, check_addresses, check_not_elsewhere
 from asyncrl.run.storage.stored_checkpoints import journal_copy_of
+from asyncrl.run.storage.upload_places import Uploads, check_addresses, check_not_elsewhere
 
 SOON_S = 60.0
 
@@ -57,8 +57,8 @@ def store() -> Iterator[ObjectStore]:
 def bucket(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(mirror, "RETRY_S", 0.01)
-    monkeypatch.setattr(mirror, "LONGEST_RETRY_S", 0.05)
+    monkeypatch.setattr(upload_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(upload_module, "LONGEST_RETRY_S", 0.05)
     monkeypatch.setattr(addresses, "ATTEMPTS", 1)
     yield store.make_bucket()
     store.refuse = lambda method, path: None
@@ -83,10 +83,10 @@ class Notes:
 
 def uploaded(run: Run, notes: Notes | None = None) -> str:
     """Upload a run as its driver does, and return its address."""
-    mirrors = Mirrors(run.recipe, run.folder, notes or Notes())
-    mirrors.start()
-    mirrors.finish(SOON_S)
-    return mirrors.addresses[0]
+    uploads = Uploads(run.recipe, run.folder, notes or Notes())
+    uploads.start()
+    uploads.finish(SOON_S)
+    return uploads.addresses[0]
 
 
 def gone_on_with(at: str, tmp_path: Path, name: str = "elsewhere") -> tuple[RunFolder, object]:
@@ -127,7 +127,7 @@ def test_the_machine_that_drove_a_run_last_goes_on_with_its_own_folder(bucket: s
     assert notes.lines[-1] == f"This machine has driven the run last: it goes on in {run.folder.path}"
     check_not_elsewhere(run.recipe, run.folder)
     folder, _ = gone_on_with(at, tmp_path)
-    uploaded_again = Mirrors(compose(str(folder.recipe)), folder, Notes())
+    uploaded_again = Uploads(compose(str(folder.recipe)), folder, Notes())
     uploaded_again.start()
     uploaded_again.finish(SOON_S)
     assert uploaded_again.addresses == (at,)
@@ -143,10 +143,10 @@ def test_the_machine_that_drove_a_run_last_goes_on_with_its_own_folder(bucket: s
 def test_checkpoints_and_episodes_go_where_the_recipe_says(store: ObjectStore, bucket: str, tmp_path: Path):
     keys = [f"checkpoint.dir={bucket}/checkpoints", f"tracking.trajectories.dir={bucket}/episodes"]
     run = StoredRun(tmp_path / "local", steps=6, versions=(4, 6), overrides=keys)
-    mirrors = Mirrors(run.recipe, run.folder, Notes())
-    mirrors.start()
+    uploads = Uploads(run.recipe, run.folder, Notes())
+    uploads.start()
     (run.folder.logs / "driver.log").write_text("a line")
-    mirrors.finish(SOON_S)
+    uploads.finish(SOON_S)
     name = run.folder.path.name
     at = f"{bucket}/checkpoints/{name}"
     assert not [each for each in store.names(at) if each.startswith(("logs", "trajectories"))]
@@ -175,34 +175,34 @@ def test_older_checkpoints_are_removed_and_what_a_killed_upload_left(store: Obje
 
 def test_a_store_that_is_down_costs_nothing_but_time(store: ObjectStore, bucket: str):
     run, notes = StoredRun(f"{bucket}/runs", steps=4, versions=(2, 4)), Notes()
-    mirrors = Mirrors(run.recipe, run.folder, notes)
-    mirrors.start()
+    uploads = Uploads(run.recipe, run.folder, notes)
+    uploads.start()
     store.refuse = lambda method, path: (503, "SlowDown") if method in ("PUT", "POST") else None
     (run.folder.logs / "driver.log").write_text("a line")
-    mirrors.wake()
+    uploads.wake()
     notes.wait_for("the store is too busy")
-    mirrors.check()
+    uploads.check()
     with pytest.raises(DeadlineExceeded, match=r"the run waited .* to reach s3://.* too busy.*resume it to upload the rest"):
-        mirrors.finish(0.3)
+        uploads.finish(0.3)
     store.refuse = lambda method, path: None
-    mirrors.finish(SOON_S)
-    assert store.content(f"{mirrors.addresses[0]}/logs/driver.log") == b"a line"
+    uploads.finish(SOON_S)
+    assert store.content(f"{uploads.addresses[0]}/logs/driver.log") == b"a line"
     assert len([line for line in notes.lines if "too busy" in line]) == 1
 
 
 def test_a_checkpoint_without_its_manifest_does_not_count(store: ObjectStore, bucket: str, tmp_path: Path):
     run = StoredRun(f"{bucket}/runs", steps=6, versions=(4, 6))
     store.refuse = lambda method, path: (500, "InternalError") if "manifest" in path and method == "PUT" else None
-    mirrors = Mirrors(run.recipe, run.folder, Notes())
-    mirrors.start()
+    uploads = Uploads(run.recipe, run.folder, Notes())
+    uploads.start()
     with pytest.raises(DeadlineExceeded):
-        mirrors.finish(2)
-    assert "checkpoints/version-000006/checkpoint.json" in store.names(mirrors.addresses[0])
+        uploads.finish(2)
+    assert "checkpoints/version-000006/checkpoint.json" in store.names(uploads.addresses[0])
     with pytest.raises(RecipeError, match=r"there is no whole checkpoint at .* yet"):
-        fetch_run(mirrors.addresses[0], Notes(), tmp_path)
+        fetch_run(uploads.addresses[0], Notes(), tmp_path)
     store.refuse = lambda method, path: None
-    mirrors.finish(SOON_S)
-    assert "checkpoints/version-000006.manifest.json" in store.names(mirrors.addresses[0])
+    uploads.finish(SOON_S)
+    assert "checkpoints/version-000006.manifest.json" in store.names(uploads.addresses[0])
 
 
 def test_a_checkpoint_that_was_changed_in_the_store_is_refused_by_name(store: ObjectStore, bucket: str, tmp_path: Path):
@@ -216,20 +216,20 @@ def test_a_checkpoint_that_was_changed_in_the_store_is_refused_by_name(store: Ob
 
 def test_a_driver_that_was_cut_off_ends_when_the_run_goes_on_elsewhere(bucket: str):
     run = StoredRun(f"{bucket}/runs", steps=4, versions=(4,))
-    mirrors = Mirrors(run.recipe, run.folder, Notes())
-    mirrors.start()
-    other = Driver(Storage(mirrors.addresses[0]), lambda: None)
+    uploads = Uploads(run.recipe, run.folder, Notes())
+    uploads.start()
+    other = Driver(Storage(uploads.addresses[0]), lambda: None)
     other.mark()
-    mine = Driver(Storage(mirrors.addresses[0]), lambda: None)
+    mine = Driver(Storage(uploads.addresses[0]), lambda: None)
     mine.mark()
     with pytest.raises(RunTakenOver, match="has resumed this run"):
         other.mark(ended=True)
-    assert read_mark(Storage(mirrors.addresses[0])).token == mine.token
-    mirrors._mirrors[0]._driver._next = 0.0  # as if a while had passed
+    assert read_mark(Storage(uploads.addresses[0])).token == mine.token
+    uploads._uploads[0]._driver._next = 0.0  # as if a while had passed
     with pytest.raises(RunTakenOver):
-        mirrors.finish(SOON_S)
+        uploads.finish(SOON_S)
     with pytest.raises(RunTakenOver):
-        mirrors.check()
+        uploads.check()
 
 
 def test_a_run_is_not_taken_from_a_driver_that_lives(bucket: str):
@@ -330,9 +330,9 @@ def test_what_is_read_of_a_run_in_a_store_is_what_is_there_now(store: ObjectStor
     assert training_file(copy / "trajectories", 6, 0).read_bytes() == b"episodes of 6"
     training_file(run.folder.trajectories, 6, 0).unlink()
     Summary(status=Status.FAILED, reason="it was stopped").recorded(run.folder.summary)
-    mirrors = Mirrors(run.recipe, run.folder, Notes())
-    mirrors.start()
-    mirrors.finish(SOON_S)
+    uploads = Uploads(run.recipe, run.folder, Notes())
+    uploads.start()
+    uploads.finish(SOON_S)
     Storage(at).remove("trajectories/train-000006-0.parquet")
     assert copy_of(at, weights=True) == copy
     assert Summary.read(copy / "summary.json").reason == "it was stopped"
@@ -345,14 +345,14 @@ def test_what_is_read_of_a_run_in_a_store_is_what_is_there_now(store: ObjectStor
 def test_episodes_of_a_step_that_is_done_again_are_removed_there_too(store: ObjectStore, bucket: str):
     run = StoredRun(f"{bucket}/runs", steps=4, versions=(4,))
     file = training_file(run.folder.trajectories, 4, 0)
-    mirrors = Mirrors(run.recipe, run.folder, Notes())
-    mirrors.start()
+    uploads = Uploads(run.recipe, run.folder, Notes())
+    uploads.start()
     until = time.monotonic() + SOON_S
-    while f"trajectories/{file.name}" not in store.names(mirrors.addresses[0]):
+    while f"trajectories/{file.name}" not in store.names(uploads.addresses[0]):
         assert time.monotonic() < until
     file.unlink()
-    mirrors.finish(SOON_S)
-    assert f"trajectories/{file.name}" not in store.names(mirrors.addresses[0])
+    uploads.finish(SOON_S)
+    assert f"trajectories/{file.name}" not in store.names(uploads.addresses[0])
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import msgspec
 import ray
 
-from asyncrl.buffers.payload import PayloadReader, PayloadStore, PayloadWriter
+from asyncrl.buffers.payload_store import PayloadReader, PayloadStore, PayloadWriter
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.files.own_folder import open_own_folder
 from asyncrl.core.ids import GroupId
-from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
 from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN, ask, ask_blocking, ask_buffer, this_node

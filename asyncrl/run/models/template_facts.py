@@ -8,7 +8,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.recipe.schema import ModelConfig
-from asyncrl.generators.templates import DEFAULT, FILE, FURTHER, template_files, templates_of
+from asyncrl.generators.template_choice import DEFAULT, FILE, FURTHER, template_files, templates_of
 from asyncrl.generators.tool_calls.formats import FORMATS, format_of
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY

@@ -12,8 +12,8 @@ from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.generators.chat_template import TemplateUnsuitable
-from asyncrl.generators.templates import templates_of, variables_of, with_values
-from asyncrl.run.models.chat_template import found_templates, template_text, write_templates
+from asyncrl.generators.template_choice import templates_of, variables_of, with_values
+from asyncrl.run.models.template_facts import found_templates, template_text, write_templates
 
 QUESTION = [Message("user", "1+2?")]
 TOOL = ToolSpec("add", "Adds.", {"type": "object", "properties": {}})

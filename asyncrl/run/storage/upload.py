@@ -1,7 +1,7 @@
 """Uploads what a run has finished to an object store, beside training, in a thread of its own.
 
 What always holds: training never waits for the store; a checkpoint there is whole or does not count; what could not be uploaded
-is tried again, for as long as the run goes on; when :meth:`Mirror.finish` has returned, all is there.
+is tried again, for as long as the run goes on; when :meth:`Upload.finish` has returned, all is there.
 """
 
 import logging
@@ -55,7 +55,7 @@ class Wanted(msgspec.Struct, frozen=True):
     rest: bool
 
 
-class Mirror:
+class Upload:
     """The upload of one run to one address.
 
     Args:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asyncrl.core.measures.step_moments import PAIRS, StepMoments, add_step
-from asyncrl.planning.fit import least_squares
+from asyncrl.planning.rate_fit import least_squares
 
 VARIABLES = ("steps", "prompts", "sampled", "context")
 

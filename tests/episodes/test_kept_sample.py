@@ -9,7 +9,7 @@ from played_episodes import in_batch, record
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, NoTrajectoriesConfig, SampledTrajectoriesConfig
-from asyncrl.episodes.sample import kept_episodes
+from asyncrl.episodes.kept_sample import kept_episodes
 
 
 def batch(sizes, version=3):

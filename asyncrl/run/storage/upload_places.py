@@ -12,7 +12,7 @@ from asyncrl.core.storage.storage import Storage
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.storage.driver_mark import read_mark
 from asyncrl.run.storage.known_copies import read_known_copies
-from asyncrl.run.storage.mirror import Mirror, Wanted
+from asyncrl.run.storage.upload import Upload, Wanted
 
 
 def addresses(recipe: Recipe) -> dict[str, str]:
@@ -77,13 +77,13 @@ def check_not_elsewhere(recipe: Recipe, folder: RunFolder) -> None:
             raise RecipeError("", problem, f"resume it from where that one has put it: --resume {at}")
 
 
-class Mirrors:
+class Uploads:
     """All uploads of one run; none, where its recipe names no address."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, note: Callable[[str], None]) -> None:
         name, named = read_known_copies(folder).name, addresses(recipe)
-        self._mirrors = [
-            Mirror(folder, Storage(joined(address, name)), _wanted(key, tuple(named)), recipe.checkpoint.keep, note)
+        self._uploads = [
+            Upload(folder, Storage(joined(address, name)), _wanted(key, tuple(named)), recipe.checkpoint.keep, note)
             for key, address in named.items()
         ]
         self.with_checkpoints = bool(named.keys() & {"run_dir", "checkpoint.dir"})
@@ -92,27 +92,27 @@ class Mirrors:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where the run is uploaded to."""
-        return tuple(mirror.address for mirror in self._mirrors)
+        return tuple(upload.address for upload in self._uploads)
 
     def start(self) -> None:
         """Begin. Raises ``StorageError`` if a store refuses."""
-        for mirror in self._mirrors:
-            mirror.start()
+        for upload in self._uploads:
+            upload.start()
 
     def wake(self) -> None:
         """Something that matters is new in the run folder."""
-        for mirror in self._mirrors:
-            mirror.wake()
+        for upload in self._uploads:
+            upload.wake()
 
     def check(self) -> None:
         """Raise ``RunTakenOver`` if another driver has the run."""
-        for mirror in self._mirrors:
-            mirror.check()
+        for upload in self._uploads:
+            upload.check()
 
     def finish(self, seconds: float) -> None:
-        """Upload the rest within ``seconds``; see :meth:`Mirror.finish`."""
+        """Upload the rest within ``seconds``; see :meth:`Upload.finish`."""
         until = time.monotonic() + seconds
-        for mirror in self._mirrors:
-            mirror.wind_up()
-        for mirror in self._mirrors:
-            mirror.finish(max(0.1, until - time.monotonic()))
+        for upload in self._uploads:
+            upload.wind_up()
+        for upload in self._uploads:
+            upload.finish(max(0.1, until - time.monotonic()))

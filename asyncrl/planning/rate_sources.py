@@ -5,7 +5,7 @@ from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.planning.fit import Basis, fit_run
+from asyncrl.planning.rate_fit import Basis, fit_run
 from asyncrl.planning.rates_file import RatesFile
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.simulation.rates import Rates

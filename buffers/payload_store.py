@@ -24,10 +24,10 @@ from pathlib import Path
 
 from asyncrl.buffers.journal.disk import PAGE, append_whole, disk_full, punch_hole
 from asyncrl.buffers.journal.extents import Extents
+from asyncrl.core.episode_records import PayloadRef
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import naming
-from asyncrl.core.payload import PayloadRef
 
 logger = logging.getLogger(__name__)
 

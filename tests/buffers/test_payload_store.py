@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import filled, mounted
 
-from asyncrl.buffers import payload as payload_module
+from asyncrl.buffers import payload_store as payload_module
 from asyncrl.buffers.journal import disk
 from asyncrl.buffers.journal.disk import PAGE, DiskFull
-from asyncrl.buffers.payload import PayloadLost, PayloadReader, PayloadStore, PayloadWriter
-from asyncrl.core.payload import PayloadRef
+from asyncrl.buffers.payload_store import PayloadLost, PayloadReader, PayloadStore, PayloadWriter
+from asyncrl.core.episode_records import PayloadRef
 
 ROW = 18_500
 """Bytes of a trajectory of 2,048 tokens."""
@@ -230,7 +230,7 @@ def test_what_is_appended_while_all_before_it_is_freed_stays(tmp_path, monkeypat
 
 def test_a_segment_of_a_killed_writer_goes(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from asyncrl.buffers.payload import PayloadWriter; import msgspec, time;"
+        "import sys; from pathlib import Path; from asyncrl.buffers.payload_store import PayloadWriter; import msgspec, time;"
         "refs = PayloadWriter(Path(sys.argv[1]), 0, 'w', segment_bytes=1 << 20, fsync=False).append([b'abc']);"
         "print(msgspec.json.encode(refs).decode(), flush=True); time.sleep(60)"
     )
