@@ -236,9 +236,12 @@ def _why(
     kind = "" if placement.gpu_kind is None else f", on GPUs of kind {placement.gpu_kind}"
     labels = "".join(f", on nodes with label {name}={value}" for name, value in placement.labels.items())
     needed = " + ".join(f"{each.count} x {_amounts(each.each)} ({each.name})" for each in parts)
+    takes, needs = f", each of which takes {_amounts(part.each)}", f"The run needs {needed}, and there is: "
+    if not part.each:  # a run that has one machine to itself, whose processes share what there is
+        takes, needs = "", "There is: "
     problem = (
-        f"there is no room for {left} of {part.count} processes of {part.name}, each of which takes {_amounts(part.each)}"
-        f"{together}{limit}{kind}{labels}. The run needs {needed}, and there is: {'; '.join(_described(part, nodes))}"
+        f"there is no room for {left} of {part.count} processes of {part.name}{takes}{together}{limit}{kind}{labels}. "
+        f"{needs}{'; '.join(_described(part, nodes))}"
     )
     return key, problem, ", or ".join([*_remedies(part, key, fitting), *remedies])
 
@@ -252,9 +255,10 @@ def _described(part: Part, nodes: Sequence[Node]) -> Iterator[str]:
         labels = (
             f" ({', '.join(value if name == GPU_KIND else f'{name}={value}' for name, value in asked.items())})" if asked else ""
         )
-        kinds.setdefault((had or f"none of {', '.join(part.each)}") + labels, []).append(node.host)
+        had = f" with {had or 'none of ' + ', '.join(part.each)}" if part.each else ""
+        kinds.setdefault(had + labels, []).append(node.host)
     for room, hosts in islice(kinds.items(), NODES_SHOWN):
-        yield f"{hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes, each'} with {room}"
+        yield f"{hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes, each'}{room}"
     if len(kinds) > NODES_SHOWN:
         yield f"and {sum(map(len, islice(kinds.values(), NODES_SHOWN, None)))} other nodes"
 

@@ -179,3 +179,9 @@ def test_what_others_had_taken_of_a_node_is_not_free():
     assert seen().alive[0].free["GPU"] == 2
     told.append(node("b", 4, free=1))  # a new node, of which Ray has already given this run two
     assert seen(lambda name: {"GPU": 2} if name == "b" else {}).alive[1].free["GPU"] == 3
+
+
+def test_an_engine_on_several_nodes_is_refused_on_one_machine():
+    alone = [Part("generators", 2, {}, key="generators.count", apart=2)]
+    with pytest.raises(NoRoom, match=r"generators, 2 of them on as many nodes\. There is: a; lower generators\.engine_nodes$"):
+        place(alone, (node("a", 4),), "a")
