@@ -71,7 +71,7 @@ class _CannotBring(Exception):
 
 
 def folder_to_bring(path: Path, recipe: str = "") -> FolderToBring:
-    """Return what of a folder goes to the nodes: not runs, nor the records of MLflow that lie beside them.
+    """Return what of a folder goes to the nodes: not runs, nor the records of MLflow that lie beside them, nor Ray's sessions.
 
     Args:
         recipe: its text; a run that it names, such as by ``model.path``, goes as well.
@@ -150,8 +150,8 @@ class _Walk:
     def _goes(self, place: Path) -> bool:
         if place == self._path:
             return True
-        if (place / "pyvenv.cfg").is_file() or _is_beside_runs(place):
-            return False
+        if (place / "pyvenv.cfg").is_file() or _is_beside_runs(place) or (place / "session_latest").is_symlink():
+            return False  # where Ray keeps its sessions lies the package that it makes: it would pack that into itself for ever
         is_run = (place / "recipe.yaml").is_file() and (place / "driver.lock").is_file()
         return place in self._named if is_run else place.is_dir() or place.is_file()
 

@@ -27,11 +27,14 @@ def _make(folder: Path, *names: str) -> None:
 
 
 def test_what_is_counted_is_what_ray_packs(tmp_path: Path) -> None:
-    """Runs stay, but for those that the recipe names, with MLflow's records beside them; so does what is hidden or ignored."""
+    """Runs stay, but for those that the recipe names, with MLflow's records beside them; so does what is hidden or ignored, and
+    where Ray keeps its sessions."""
     folder = tmp_path / "project"
     _make(folder, *(f"runs/{run}/{file}" for run in ("one", "two", "[3]") for file in ("recipe.yaml", "driver.lock", "a.log")))
     _make(folder, "runs/mlflow.db", "runs/mlflow-artifacts/a", ".env", "code/.cache/a", "venv/a.py", "code/__pycache__/a.pyc")
     _make(folder, "code/recipe.yaml", "code/mine.py", "data/tasks.jsonl", "data/large", "mlflow.db")
+    _make(folder, "ray/session_1/package.zip")
+    (folder / "ray/session_latest").symlink_to("session_1")
     (folder / ".gitignore").write_text("large\n")
     os.mkfifo(folder / "pipe")
     found = folder_to_bring(folder, "model: {path: runs/two/model}")
