@@ -1,7 +1,8 @@
 """Plays whole runs over two hosts that a job system starts, stops and resumes, and that are observed: Ray's, and Slurm.
 
-As root: ``python tests/job_hosts.py submitted scraped stored slurm`` plays these one after the other, each on a pair of hosts as
-in ``tests/spanning_hosts.py``. The first two need ``ray[default]``, and ``slurm`` Slurm's daemons (Debian: ``slurm-wlm``).
+As root: ``python tests/job_hosts.py submitted scraped stored redis slurm`` plays these one after the other, each on hosts as in
+``tests/spanning_hosts.py``. The first two need ``ray[default]``, ``redis`` Redis (Debian: ``redis-server``), and ``slurm`` Slurm's
+daemons (Debian: ``slurm-wlm``).
 """
 
 import os
@@ -82,6 +83,8 @@ PROJECT = Path("/tmp/project")
 STORED_STEPS = 12
 SPREAD = ["generators.count=2", "generators.placement.strategy=spread", "checkpoint.every=4"]
 STEPS, STOPPED_AT = 60, 8
+LONG, AWAY_S = 300, 20
+"""Steps of a run that goes on while the head of the cluster is away, and for how long it is."""
 
 
 def submitted(stage: Stage, call: Callable[..., str]) -> None:
@@ -187,6 +190,53 @@ def _stage(name: str) -> Iterator[tuple[Stage, Callable[..., str]]]:
         yield stage, call
 
 
+def redis() -> None:
+    """A run beside the head of a cluster whose tables are in Redis: the head is switched off and comes
+    back; nothing is lost, and an engine that dies then gets a successor."""
+    began = time.monotonic()
+
+    def say(*words: object) -> None:
+        print(f"[{time.monotonic() - began:6.1f}]", *words, flush=True)
+
+    with tempfile.TemporaryDirectory() as folder, hosts(3, Path(folder)) as made:
+        head, worker, store = made
+        server = ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", "/tmp"]
+        store.popen(server, {}, os.open(os.devnull, os.O_WRONLY))
+        vllm_cache = os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm"))
+        variables = {"RAY_REDIS_ADDRESS": f"{store.address}:6379", "RAY_gcs_rpc_server_reconnect_timeout_s": "180"}
+        path = ":".join(filter(None, sys.path))
+        cluster = RayCluster(made[:2], cpus=(0, 4), variables={**variables, "VLLM_CACHE_ROOT": vllm_cache, "PYTHONPATH": path})
+        cluster.start()
+        cluster.wait_for(2)
+        worker.seen_from_outside(PROJECT).mkdir()
+        small = [
+            "batch.groups_per_step=4",
+            "batch.group_size=4",
+            "tasks.train=2000",
+            "tasks.evaluation=8",
+            "evaluation.every=1000",
+        ]
+        arguments = ["launch", "quickstart", *small, "generators.count=1", f"steps={LONG}", "run_dir=/tmp/runs"]
+        run = FarRun(worker, cluster, *arguments, there=PROJECT)
+        run.wait_for(r"training step \d+/", 400)
+        head.power_off()
+        step = run.step
+        say(f"at step {step} of {LONG} the head is gone")
+        time.sleep(AWAY_S)
+        say(f"after {AWAY_S} s without it the run is at step {run.step}")
+        head.boot()
+        cluster.start(only=[head])
+        say(f"at step {run.step} the head is back; the engine's process is killed")
+        (generator,) = worker.processes("ray::GeneratorActor")
+        generator.kill()
+        run.wait_for("takes its place", 300)
+        assert run.process.wait(500) == 0, run.output
+        summary = Summary.read(run.folder / "summary.json")
+        say(summary.status, summary.steps, summary.resumes, summary.ledger)
+        assert (summary.status, summary.steps, summary.resumes) == (Status.COMPLETED, LONG, 0)
+        assert summary.ledger.trained == LONG * 4
+
+
 def stored() -> None:
     """A run whose all is in an object store: both of its hosts are switched off, and it goes on on two new ones to its end."""
     began = time.monotonic()
@@ -259,11 +309,12 @@ def stored() -> None:
 
 
 SCENARIOS = {each.__name__: each for each in (submitted, scraped, slurm)}
+WITHOUT_A_STAGE = {each.__name__: each for each in (stored, redis)}
 
 if __name__ == "__main__":
     for each in sys.argv[1:]:
-        if each == stored.__name__:
-            stored()
+        if each in WITHOUT_A_STAGE:
+            WITHOUT_A_STAGE[each]()
             continue
         with _stage(each) as (stage, call):
             stage.say(f"{each}: {SCENARIOS[each].__doc__}")
