@@ -1,8 +1,8 @@
 """Plays whole runs over two hosts that a job system starts, stops and resumes, and that are observed: Ray's, and Slurm.
 
 As root: ``python tests/job_hosts.py submitted scraped stored redis slurm`` plays these one after the other, each on hosts as in
-``tests/spanning_hosts.py``. The first two need ``ray[default]``, ``redis`` Redis (Debian: ``redis-server``), and ``slurm`` Slurm's
-daemons (Debian: ``slurm-wlm``).
+``tests/spanning_hosts.py``. The first two need ``ray[default]``, ``redis`` Redis (Debian: ``redis-server``), and ``slurm``
+Slurm's daemons (Debian: ``slurm-wlm``).
 """
 
 import os
