@@ -171,7 +171,7 @@ def _lists(place: str, values: Mapping[str, Any]) -> Iterator[str]:
     for key, each in values.items():
         if not isinstance(key, str):
             raise RecipeError(place, f"{short(key)} is no key", "keys are texts")
-        if isinstance(each, Mapping):
+        if isinstance(each, Mapping) and each:
             yield from _lists(f"{place}{key}.", each)
             continue
         each = each.tolist() if callable(getattr(each, "tolist", None)) else each  # numpy

@@ -55,6 +55,7 @@ def test_values_are_those_of_the_command_line(monkeypatch):
     ("values", "options", "told"),
     [
         ({"steps": 7}, {}, "steps: 7 is no list of values"),
+        ({"learner": {}}, {}, r"learner: {} is no list of values"),
         ({"learner": {"lr": []}}, {}, r"learner.lr: \[\] is no list of values"),
         ({3: [7, 8]}, {}, "3 is no key"),
         ({"steps": "78"}, {}, "steps: '78' is no list of values"),

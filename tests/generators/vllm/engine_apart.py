@@ -26,7 +26,7 @@ from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
 from asyncrl.generators.vllm.engine_follower import EngineFollower
 from asyncrl.generators.vllm.engine_node import EngineNode, variables_towards_other_nodes
-from asyncrl.weights.shm.shared_memory import SharedMemory
+from asyncrl.weights.shm.shared_tensors import SharedMemory
 
 VERSIONS, SECONDS = 3, 600.0
 MODEL, MEETING, OWN = SHARED / "model", SHARED / "meeting", Path("/dev/shm")
