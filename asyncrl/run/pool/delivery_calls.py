@@ -17,6 +17,7 @@ from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, NodeFull, Pro
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
+from asyncrl.generators.first_error import first_error
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.publications.transport import PublicationTransport
 from asyncrl.weights.delivery_rules import Deliveries, Step
@@ -208,10 +209,13 @@ class WeightDelivery:
             raise RuntimeError(
                 f"version {publication.version} is published in a pool that was made without a way for publications"
             )
-        fetching = [self._transport.fetch_to_node(publication, node) for node in generator.nodes]
         try:
-            fetched, *elsewhere = await asyncio.gather(*fetching)
-            return msgspec.structs.replace(fetched, copies=tuple(each.files for each in elsewhere))
+            with first_error():
+                async with asyncio.TaskGroup() as fetching:
+                    of_nodes = [
+                        fetching.create_task(self._transport.fetch_to_node(publication, node)) for node in generator.nodes
+                    ]
+            return for_engine([each.result() for each in of_nodes])
         except (ComponentFailed, DeadlineExceeded) as error:
             problem = f"{generator.worker}: version {publication.version} did not reach its node: {error}"
             if isinstance(error, MemoryFull):
@@ -236,3 +240,13 @@ class WeightDelivery:
             if worker not in self._noted | self._overlooked:
                 self._noted.add(worker)
                 self._note(remark)
+
+
+def for_engine(of_nodes: Sequence[Publication]) -> Publication:
+    """Return what an engine loads of a publication that was fetched to each of its nodes, the first first.
+
+    What ranks broadcast to one of them, the workers of all take, since they are in one group.
+    """
+    fetched, *further = of_nodes
+    senders = next((each.senders for each in of_nodes if each.senders), ())
+    return msgspec.structs.replace(fetched, senders=senders, copies=tuple(each.files for each in further))

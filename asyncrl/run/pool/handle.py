@@ -11,7 +11,7 @@ import msgspec
 import ray
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnreachable
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, ProcessUnreachable
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
@@ -65,7 +65,7 @@ class GeneratorHandle:
         followers: Mapping[str, Any] = {},
     ) -> None:
         self.worker, self._actor, self._deadlines, self._log, self.nodes = worker, actor, deadlines, log, tuple(nodes)
-        self._followers = followers
+        self._followers, self._ends = followers, dict[str, ray.ObjectRef[None]]()
         self.at_once = 1
 
     async def start(self) -> None:
@@ -77,13 +77,30 @@ class GeneratorHandle:
             first = await self._ask(self._actor.node.remote(), "find a port", seconds, remedy)
         with first_error():
             async with asyncio.TaskGroup() as starting:
-                starting.create_task(self._ask(self._actor.start.remote(self.at_once), "start", seconds, remedy))
+                up = starting.create_task(
+                    self._start_first(self._ask(self._actor.start.remote(self.at_once), "start", seconds, remedy))
+                )
                 for name, actor in self._followers.items():
-                    starting.create_task(self._start_follower(name, actor, first, seconds))
+                    starting.create_task(self._start_follower(name, actor, first, seconds, up))
 
-    async def _start_follower(self, name: str, actor: Any, first: EngineNode, seconds: float) -> None:
+    async def _start_first(self, starting: Coroutine[Any, Any, None]) -> None:
+        try:
+            await starting
+        except ComponentFailed as error:
+            if not self._followers or isinstance(error, ProcessDied):
+                raise
+            raise ProcessDied(f"{error}; it may be that a further node of its engine was lost") from error
+
+    async def _start_follower(self, name: str, actor: Any, first: EngineNode, seconds: float, up: "asyncio.Task[None]") -> None:
         asked, remedy = actor.start.remote(first), f"see {self._log.with_name(f'{name}.log')}; raise deadlines.start"
         await ask(asked, of=f"{name} to start", by="the driver", seconds=seconds, remedy=remedy)
+        watching = asyncio.create_task(self._watch_follower(name, actor), name=name)
+        try:
+            await asyncio.wait({watching, up}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+        finally:
+            watching.cancel()
 
     async def run(self) -> None:
         """Generate until stopped; returns at once if it was stopped before. Goes on after it was out of reach for a while."""
@@ -99,9 +116,14 @@ class GeneratorHandle:
 
     async def _watch_follower(self, name: str, actor: Any) -> NoReturn:
         while True:
+            if (
+                name not in self._ends
+            ):  # one call for as long as it answers: a call that is awaited no longer goes on in the actor
+                self._ends[name] = actor.run.remote()
             try:
-                await watch(actor.run.remote(), of=f"{self.worker}, whose engine is on several nodes: {name}")
+                await watch(self._ends[name], of=f"{self.worker}, whose engine is on several nodes: {name}")
             except ProcessUnreachable:  # its node is watched by others
+                self._ends.pop(name, None)
                 await asyncio.sleep(AGAIN_S)
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:

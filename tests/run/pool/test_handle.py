@@ -5,14 +5,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessDied, ProcessUnreachable
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, ProcessUnreachable
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.publication import Publication
+from asyncrl.core.publication import BroadcastAddress, Publication, WeightFile
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.run.pool import handle as handle_module
+from asyncrl.run.pool.delivery_calls import for_engine
 from asyncrl.run.pool.handle import GeneratorHandle
 
 
@@ -31,6 +33,7 @@ class Remote:
 class Actor:
     def __init__(self, work: Callable[[], Awaitable[Any]], answer: Callable[[], Awaitable[Any]]) -> None:
         self.run, self.load_publication, self.answer = Remote(work), Remote(work), Remote(answer)
+        self.node = self.start = Remote(nothing)
 
 
 def handle(actor: Actor, lease: float = 0.04) -> GeneratorHandle:
@@ -153,3 +156,62 @@ async def test_a_generator_is_gone_when_a_worker_of_its_engine_on_another_node_e
         async with asyncio.timeout(60):
             with pytest.raises(ProcessDied, match="a worker of the engine ended"):
                 await work
+
+
+class OwnCall(Remote):
+    """As of Ray: whoever no longer awaits a call does not end it."""
+
+    def remote(self, *arguments: Any) -> Any:
+        call = super().remote(*arguments)
+
+        class Ref:
+            def __await__(self) -> Any:
+                return asyncio.shield(call).__await__()
+
+        return Ref()
+
+
+async def test_each_further_node_of_an_engine_has_one_call_for_as_long_as_it_answers() -> None:
+    async def load() -> int:
+        for _ in range(9):
+            await asyncio.sleep(0)
+        return 7
+
+    actor, follower = Actor(load, nothing), Actor(forever, nothing)
+    follower.run = OwnCall(forever)
+    generator = GeneratorHandle(
+        WorkerId("generator-3"), actor, DeadlinesConfig(), Path("/logs/log"), ["node", "other"], {"generator-3-node-1": follower}
+    )
+    async with asyncio.timeout(60):
+        for _ in range(20):
+            assert await generator.load_publication(PUBLICATION) == 7
+    assert follower.run.asked == 1
+
+
+async def broken() -> None:
+    raise ComponentFailed("generator-3 to start: RuntimeError: Connection closed by peer")
+
+
+@pytest.mark.parametrize("first", [broken, forever])
+async def test_an_engine_that_loses_a_node_while_it_comes_up_may_have_a_successor(first: Callable[[], Awaitable[Any]]) -> None:
+    async def end() -> None:
+        raise ProcessDied("a worker of the engine ended")
+
+    actor, follower = Actor(forever, nothing), Actor(forever if first is broken else end, nothing)
+    actor.node, actor.start, follower.start = Remote(nothing), Remote(first), Remote(nothing)
+    generator = GeneratorHandle(
+        WorkerId("generator-3"), actor, DeadlinesConfig(), Path("/logs/log"), ["node", "other"], {"generator-3-node-1": follower}
+    )
+    async with asyncio.timeout(60):
+        with pytest.raises(ProcessDied, match=r"further node of its engine was lost|a worker of the engine ended"):
+            await generator.start()
+
+
+def test_what_is_broadcast_to_one_node_of_an_engine_is_taken_by_the_workers_of_all() -> None:
+    sender = BroadcastAddress("10.0.0.1", 7, b"", 60.0)
+    files = tuple((WeightFile(f"/dev/shm/{name}", name, 8),) for name in ("a", "b"))
+    near, far = (msgspec.structs.replace(PUBLICATION, files=each) for each in files)
+    assert for_engine([near]) == near
+    assert for_engine([near, far]) == msgspec.structs.replace(near, copies=(far.files,))
+    far = msgspec.structs.replace(far, senders=(sender,))
+    assert for_engine([near, far]).senders == for_engine([far, near]).senders == (sender,)
