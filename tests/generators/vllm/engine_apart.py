@@ -10,6 +10,7 @@ import asyncio
 import pickle
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -76,8 +77,10 @@ def work(number: int, count: int, workers: int, address: str, result: Path) -> N
         result.write_bytes(asyncio.run(lead(node, workers)))
         return
     versions_of(number)
+    by = time.monotonic() + SECONDS
     while not MEETING.exists():
-        pass
+        assert time.monotonic() < by, f"the first node did not come within {SECONDS:g} s"
+        time.sleep(0.05)
     node = msgspec.structs.replace(msgspec.json.decode(MEETING.read_bytes(), type=EngineNode), number=number)
     config = msgspec.structs.replace(CONFIG, tensor_parallel=workers, engine_nodes=count)
     server = EngineProcessServer.start(variables_towards_other_nodes(address))
