@@ -128,8 +128,7 @@ def test_prompts_are_looked_at_through_the_template_of_a_model(tmp_path: Path):
     (missing,) = checked("Sound", model=str(tmp_path / "nothing")).findings
     assert (missing.check, missing.place) == ("template", str(tmp_path / "nothing"))
     assert "holds no tokenizer" in missing.problem
-    (guessed,) = checked("Wordy").findings
-    assert "model.max_context is 1,024" in guessed.problem
+    assert any("model.max_context is 1,024" in each.problem for each in checked("Wordy").findings)
 
 
 def test_a_recipe_s_own_model_is_taken(tmp_path: Path):

@@ -88,7 +88,7 @@ class Tickets:
 class Generator:
     """A generator in this process: the real worker, and an engine that begins with the weights of version 0."""
 
-    node = ""
+    nodes = ("",)
 
     def __init__(self, world: "World", worker: WorkerId) -> None:
         self.worker, self._world, self._chance = worker, world, world.chance

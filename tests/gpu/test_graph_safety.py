@@ -118,9 +118,8 @@ def engine(name: str, folder: Path) -> Iterator[tuple[torch.nn.Module, Worker]]:
     with as_on_a_gpu(), vllm_model(MODELS[name], folder, 0, 1) as model:
         record_metadata_for_reloading(model)
         load(model, tensors_of(name, 0))
-        settings = mock.Mock(
-            **{"parallel_config.data_parallel_index": 0, "parallel_config.world_size": 1, "parallel_config.rank": 0}
-        )
+        parallel = {"data_parallel_index": 0, "world_size": 1, "rank": 0, "node_rank": 0}
+        settings = mock.Mock(**{f"parallel_config.{name}": value for name, value in parallel.items()})
         settings.model_config.model, settings.model_config.dtype = str(folder), torch.float32
         transfer = PublicationTransfer(mock.Mock(), settings, torch.device("cpu"), model)
         with mock.patch.object(LoadPlan, "of", return_value=None), mock.patch.object(engine_weights, "_have_experts_packed"):
