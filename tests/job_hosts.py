@@ -190,14 +190,16 @@ def _stage(name: str) -> Iterator[tuple[Stage, Callable[..., str]]]:
         yield stage, call
 
 
+def _told_with_the_time() -> Callable[..., None]:
+    """Return what prints words behind the seconds since this was called."""
+    began = time.monotonic()
+    return lambda *words: print(f"[{time.monotonic() - began:6.1f}]", *words, flush=True)
+
+
 def redis() -> None:
     """A run beside the head of a cluster whose tables are in Redis: the head is switched off and comes
     back; nothing is lost, and an engine that dies then gets a successor."""
-    began = time.monotonic()
-
-    def say(*words: object) -> None:
-        print(f"[{time.monotonic() - began:6.1f}]", *words, flush=True)
-
+    say = _told_with_the_time()
     with tempfile.TemporaryDirectory() as folder, hosts(3, Path(folder)) as made:
         head, worker, store = made
         server = ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", "/tmp"]
@@ -239,11 +241,7 @@ def redis() -> None:
 
 def stored() -> None:
     """A run whose all is in an object store: both of its hosts are switched off, and it goes on on two new ones to its end."""
-    began = time.monotonic()
-
-    def say(*words: object) -> None:
-        print(f"[{time.monotonic() - began:6.1f}]", *words, flush=True)
-
+    say = _told_with_the_time()
     with tempfile.TemporaryDirectory() as folder, hosts(3, Path(folder)) as made:
         head, far, store = made
         vllm_cache = os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm"))
