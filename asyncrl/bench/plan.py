@@ -15,17 +15,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.bench.loop.workloads import WARM_UP_STEPS, WORKLOADS, make_files, recipe
-from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, launch_here
-from asyncrl.core.errors import ComponentFailed
+from asyncrl.bench.loop.one_run import run_workload
+from asyncrl.bench.loop.workloads import WORKLOADS
+from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process
 from asyncrl.core.measures.time_split import TimeSplit
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.planning.prediction import predict
 from asyncrl.planning.rate_fit import Basis, fit_run
-from asyncrl.run.measures.summary import Status
-from asyncrl.run.views.live_view import LiveView
 
-MODEL = "1m"
 DIFFERS = 1.1
 """Pairs of settings are ranked whose measured throughputs differ by more than this factor."""
 FILLING = 3
@@ -51,7 +48,6 @@ def _setting(workload: str, steps: int, engines: int, ranks: int, depth: int, st
         f"learner.data_parallel={ranks}",
         f"buffer.pipeline_depth={depth}",
         f"buffer.max_staleness={staleness}",
-        "tracking.trajectories.keep=all",
     )
     return Setting(f"{workload}, {engines} x {ranks}, depth {depth} of {staleness}", workload, steps, keys)
 
@@ -154,7 +150,9 @@ def run(json_file: Path, console: Console, settings: Sequence[Setting] = SETTING
             for setting in of_workload:
                 console.print(f"Measuring {setting.name}", markup=False, highlight=False)
                 try:
-                    bases[setting.name] = fit_run(Path(in_own_process(_measure, setting, folder)))
+                    workload, steps = WORKLOADS[setting.workload], setting.steps + FILLING
+                    run_folder = in_own_process(run_workload, setting.name, workload, steps, setting.keys, folder)
+                    bases[setting.name] = fit_run(Path(run_folder))
                 except MeasurementInterrupted:
                     raise KeyboardInterrupt from None
             result = result.with_more(compared(bases))
@@ -175,19 +173,6 @@ def compared(bases: dict[str, Basis]) -> PlanBenchResult:
         {name: _measured(basis) for name, basis in bases.items()},
         {name: basis.rates.machine.others.value for name, basis in bases.items() if basis.rates is not None},
     )
-
-
-def _measure(setting: Setting, folder: str) -> str:
-    """Run a setting, and return the path of its folder."""
-    workload = msgspec.structs.replace(WORKLOADS[setting.workload], steps=setting.steps + FILLING - WARM_UP_STEPS)
-    material_folder = Path(folder) / setting.name.replace(",", "").replace(" ", "-")
-    material_folder.mkdir()
-    material = in_own_process(make_files, workload, MODEL, material_folder)
-    checked = recipe(workload, MODEL, material, (*setting.keys, f"run_dir={folder}/runs"))
-    run_folder, summary = launch_here(checked, LiveView(Console(quiet=True), checked.name))
-    if summary.status is not Status.COMPLETED:
-        raise ComponentFailed(f"{setting.name} failed: {summary.reason}; see {run_folder.logs}")
-    return str(run_folder.path)
 
 
 def _on_the_machine_of(basis: Basis, other: Basis) -> Basis:

@@ -69,7 +69,8 @@ Takes 15 minutes."""
 _TUNE = """\
 Let simulated runs whose episodes become longer tune themselves from a bad
 start, some of them killed in the middle of a move, and compare how fast they
-are at the end with the best fixed setting. Takes 10 minutes."""
+are at the end with the best fixed setting. Takes 10 minutes. With --engines,
+do so with one run on one or two engines of this machine. Takes 15 minutes."""
 
 _WEIGHTS = """\
 Publish weights of 200 MB and 1 GB from two learner ranks to an engine's
@@ -106,7 +107,8 @@ def add_command(commands: Commands) -> None:
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, partial(run_part, "staleness"))
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, partial(run_part, "learner.learner"))
     _add(kinds, "plan", "predictions beside runs", _PLAN, partial(run_part, "plan"))
-    _add(kinds, "tune", "runs that tune themselves, simulated", _TUNE, partial(run_part, "tune"))
+    tune = _add(kinds, "tune", "runs that tune themselves", _TUNE, run_tune)
+    tune.add_argument("--engines", action="store_true", help="a run on engines instead of simulated ones")
     _add(kinds, "weights", "publications, by each transport", _WEIGHTS, partial(run_part, "weights.weights"))
     gpu = _add(kinds, "gpu", "a GPU, in six parts", _GPU, run_gpu)
     gpu.add_argument("--small", action="store_true", help="tiny shapes, which run on a CPU too: this measures nothing")
@@ -124,6 +126,11 @@ def run_part(module: str, arguments: argparse.Namespace, console: Console) -> Ex
     benchmark = import_module(f"asyncrl.bench.{module}")
     console.print(benchmark.view(benchmark.run(arguments.json, console)))
     return ExitCode.COMPLETED
+
+
+def run_tune(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Measure runs that tune themselves, simulated or on engines."""
+    return run_part("tuned_engines" if arguments.engines else "tune", arguments, console)
 
 
 def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
