@@ -35,7 +35,7 @@ EVERY = 8
 FIXED_STEPS, TUNED_STEPS, LAST = 24, 120, 24
 """Training steps of a run with a fixed setting, those of the tuned run, and those at its end that are compared."""
 WORKLOAD = msgspec.structs.replace(WORKLOADS["slow"], groups_per_step=4)
-KEYS = ("generators.max_running=4", "buffer.max_staleness=4")
+KEYS = ("generators.max_running=8", "buffer.max_staleness=4")
 
 
 class TunedEngines(msgspec.Struct, frozen=True):
