@@ -1,7 +1,7 @@
 """Rates of a model on a kind of GPU, from what the GPU can do and how much of that engine and learner reach.
 
 It is the roofline of decoding and training: a step of an engine reads the weights once, and the keys and values of its requests;
-prompts and training are limited by multiplications. docs/how-to/planning.md has the formulas.
+prompts and training are limited by multiplications.
 """
 
 import msgspec
