@@ -18,8 +18,7 @@ from math import isnan
 from pathlib import Path
 from sqlite3 import OperationalError
 
-from far_run import FarRun
-from spanning_hosts import Stage
+from far_run import FarRun, Stage
 from two_nodes import SHARED, RayCluster, hosts
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig

@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
+from far_run import TINY, Command, Stage
 from judging_models import make_reward_model
-from spanning_hosts import FAR, TINY, Command, Stage, main
+from spanning_hosts import FAR, main
 from two_nodes import Host
 
 from asyncrl.buffers.payload_store import SUFFIX

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from spanning_hosts import make_experts
+from far_run import make_experts
 from whole_run import Run, small_model
 
 from asyncrl.cli.main import main
