@@ -187,6 +187,11 @@ def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcom
     if basis.hardware is None and recipe.learner.data_parallel != rates.learner.ranks.value:
         known, ranks = int(rates.learner.ranks.value), recipe.learner.data_parallel
         yield f"{ranks} data-parallel ranks were foreseen from {known}, without what adding gradients over more of them takes"
+    if any(pool.engine_nodes > 1 for pool in recipe.generators.by_pool.values()):
+        yield (
+            "engines on several nodes were foreseen without what they wait for the network, unless they were measured so: "
+            "`asyncrl launch --dry-run` says how often they do"
+        )
     if basis.recipe is not None:
         yield from _other_than(basis.recipe, recipe)
     if not basis.training.episodes.correlated and basis.training.count > basis.training.groups:
@@ -209,7 +214,7 @@ def _other_than(measured: Recipe, recipe: Recipe) -> Iterator[str]:
     for key in ("model", "environment", "sampling", "tasks", "reward"):
         if getattr(measured, key) != getattr(recipe, key):
             yield f"section {key} is not that of the run that was measured: its rates and episodes were taken as they are"
-    for key in ("dtype", "tensor_parallel", "engine"):
+    for key in ("dtype", "tensor_parallel", "engine_nodes", "engine"):
         if getattr(measured.generators, key) != getattr(recipe.generators, key):
             yield f"generators.{key} is not that of the run that was measured"
     for key in ("dtype", "tensor_parallel", "pipeline_parallel", "context_parallel", "recompute", "lora"):

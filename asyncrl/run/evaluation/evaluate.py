@@ -148,7 +148,10 @@ async def _generators(
 def _sizes(recipe: Recipe, weights: Path) -> dict[str, int]:
     """The memory that an engine of each pool is expected to take, in bytes. The learner need not know the model."""
     size = 2 * sum(file.stat().st_size for file in weights.glob("*.safetensors"))
-    return {name: engine_bytes(pool) + size + (pool.kv_cache_mb << 20) for name, pool in recipe.generators.by_pool.items()}
+    return {
+        name: engine_bytes(pool) + (size + (pool.kv_cache_mb << 20)) // pool.engine_nodes
+        for name, pool in recipe.generators.by_pool.items()
+    }
 
 
 async def _play(pool: GeneratorPool, plan: EvaluationPlan, model: EvaluatedModel, view: LiveView) -> Played:

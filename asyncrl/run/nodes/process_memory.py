@@ -83,23 +83,24 @@ def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
 
 
 def engine_bytes(pool: GeneratorsConfig) -> int:
-    """Bytes of the processes of one engine without model and cache: front end, the core of each rank, and workers.
+    """Bytes of the processes of one engine on its first node without model and cache: front end, the core of each rank, and
+    workers.
 
     A rank's only worker is in the process of its core; there, another core stands for what starts or coordinates them.
     """
     cores = pool.data_parallel if pool.engine_workers > pool.data_parallel else 1
-    return (1 + cores + pool.engine_workers) * ENGINE_PROCESS_BYTES
+    return (1 + cores + pool.engine_workers // pool.engine_nodes) * ENGINE_PROCESS_BYTES
 
 
 def _pool(name: str, pool: GeneratorsConfig, shape: ModelShape) -> Processes:
     in_each_rank = shape.parameters - shape.expert_parameters
     weights = shape.expert_parameters + pool.data_parallel * in_each_rank
-    size = engine_bytes(pool) + 2 * weights * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)
     nodes = pool.engine_nodes
+    size = engine_bytes(pool) + (2 * weights * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)) // nodes
     role = "generator" if name == MAIN_POOL else f"generator of {name}"
     plays = {"train": ", for training alone", "evaluation": ", for evaluations alone", "both": ""}[pool.role]
     what = "a vLLM engine" if nodes == 1 else f"a node of a vLLM engine on {nodes}"
-    return Processes(role, pool.count * nodes, size // nodes, f"{what} ({pool.dtype}{plays})", part=name)
+    return Processes(role, pool.count * nodes, size, f"{what} ({pool.dtype}{plays})", part=name)
 
 
 def sizes_of(recipe: Recipe, shape: ModelShape) -> dict[str, int]:

@@ -20,7 +20,7 @@ import ray
 
 from asyncrl.core.errors import HandedBack
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.network.open_port import open_port
+from asyncrl.core.network.open_port import held_port
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
@@ -91,7 +91,8 @@ class GeneratorActor:
         on_sigterm(self._end_by_sigterm)
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         nodes, address = recipe.generators.engine_nodes, str(ray.util.get_node_ip_address())
-        self._node = EngineNode() if nodes == 1 else EngineNode(0, nodes, address, open_port(address))
+        self._meeting = None if nodes == 1 else held_port(address)  # a worker of the engine listens there much later
+        self._node = EngineNode() if self._meeting is None else EngineNode(0, nodes, address, self._meeting.getsockname()[1])
         towards = {} if nodes == 1 else variables_towards_other_nodes(address)
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start(towards)
         self._recipe, self._model, self._spec = recipe, model, spec

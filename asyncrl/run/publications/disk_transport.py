@@ -18,7 +18,6 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
-from asyncrl.core.text import pluralize
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
 from asyncrl.run.publications.node_mirrors import ANSWER_S, NodeMirrors, on_node, twice_if_it_dies
@@ -69,7 +68,7 @@ class DiskTransport(PublicationTransport):
         weights, far = routes.recipe.weights, sum(routes.far.values())
         assert isinstance(weights, DiskWeightsConfig)
         how = ", as changed blocks where that is less" if weights.delta else ""
-        others = f"to {pluralize(far, 'engine')} elsewhere" if far else "for engines that come elsewhere"
+        others = f"to {routes.counted(far)} elsewhere" if far else "for engines that come elsewhere"
         through = f"disk {others}, through {_stored_in(weights, routes.folder)}{how}, since the recipe asks for it"
         return "; ".join([*routes.through_memory, through])
 

@@ -10,9 +10,8 @@ from asyncrl.core.publication import LEFT_FREE, Publication
 from asyncrl.core.recipe.network import NoTlsConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import NcclWeightsConfig
-from asyncrl.core.text import pluralize
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.publications.transport import PublicationTransport, Room, Routes, on_nodes
+from asyncrl.run.publications.transport import PublicationTransport, Room, Routes
 
 
 class NcclTransport(PublicationTransport):
@@ -49,9 +48,9 @@ class NcclTransport(PublicationTransport):
             problem = "NCCL does not encrypt what it sends, and network.tls asks for that"
             raise RecipeError("weights.kind", problem, "set it to auto or ray, or leave network.tls out if the network is yours")
         if isinstance(recipe.weights, NcclWeightsConfig):
-            ways = [f"nccl to {pluralize(routes.engines, 'engine')}, from GPU to GPU, since the recipe asks for it"]
+            ways = [f"nccl to {routes.counted(routes.engines)}, from GPU to GPU, since the recipe asks for it"]
         elif routes.far:
-            ways = [*routes.through_memory, f"nccl to {on_nodes(routes.far)} away from a rank, from GPU to GPU"]
+            ways = [*routes.through_memory, f"nccl to {routes.on_nodes(routes.far)} away from a rank, from GPU to GPU"]
         else:
             return "; ".join(routes.through_memory)
         room = [] if routes.room is None else [describe_room(recipe, routes.room)]

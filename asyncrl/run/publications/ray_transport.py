@@ -22,7 +22,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
 from asyncrl.run.publications.node_mirrors import ANSWER_S, NodeMirrors, PiecesLost, on_node, twice_if_it_dies
-from asyncrl.run.publications.transport import IN_STORE, ObjectStore, PublicationTransport, Routes, on_nodes, read_stores
+from asyncrl.run.publications.transport import IN_STORE, ObjectStore, PublicationTransport, Routes, read_stores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,12 +94,12 @@ class RayTransport(PublicationTransport):
                 if problem := too_small(room.stores.get(node), room.version * count // ranks):
                     raise RecipeError("weights.kind", *problem)
         if routes.beside:
-            engines = on_nodes(routes.beside)
+            engines = routes.on_nodes(routes.beside)
             ways.append(
                 f"shm from ranks beside them, and Ray's object store from those on other nodes, to {engines}, once to each"
             )
         if routes.apart:
-            ways.append(f"Ray's object store to {on_nodes(routes.apart)} where no rank writes, once to each")
+            ways.append(f"Ray's object store to {routes.on_nodes(routes.apart)} where no rank writes, once to each")
         return "; ".join(ways)
 
     async def fetch_to_node(self, publication: Publication, node: str) -> Publication:

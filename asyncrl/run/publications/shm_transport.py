@@ -5,7 +5,6 @@ from typing import Self
 from asyncrl.core.errors import RecipeError, WeightsOutOfReach
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.text import pluralize
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.publications.transport import PublicationTransport, Routes
 
@@ -27,7 +26,7 @@ class ShmTransport(PublicationTransport):
         """
         if routes.far:
             nodes = "engines and learner ranks are on different nodes"
-            far = pluralize(sum(routes.far.values()), "engine")
+            far = routes.counted(sum(routes.far.values()))
             raise RecipeError(
                 "weights.kind",
                 f"shm reaches engines on the node of all learner ranks alone, and {nodes} ({far})",

@@ -53,15 +53,16 @@ class Routes:
 
     Args:
         ranks_on: the node of each of the learner's ranks, all of which write publications.
-        engines_on: how many engines are on each node.
+        engines_on: how many engines are on each node, or parts of engines that are on several.
 
     Attributes:
         folder: the run's folder.
         on_gpus: learner and engines compute on GPUs.
         room: for a plan that says whether versions fit; None where that is not asked.
         ranks_on: how many ranks write on each node.
-        engines: how many there are.
-        near: how many engines are on the node that all ranks write on. They map the ranks' files, and have nothing to fetch.
+        engines: how many engines or parts there are.
+        near: how many engines or parts are on the node that all ranks write on. They map the ranks' files, and have nothing to
+            fetch.
         beside: how many are on each node that some ranks write on, others elsewhere.
         apart: how many are on each node that no rank writes on.
     """
@@ -79,6 +80,8 @@ class Routes:
         self.recipe, self.folder, self.on_gpus, self.room = recipe, folder, on_gpus, room
         self.ranks_on = Counter(ranks_on)
         only = set(ranks_on) if len(set(ranks_on)) == 1 else set()
+        whole = all(pool.engine_nodes == 1 for pool in recipe.generators.by_pool.values())
+        self._what = "engine" if whole else "engine part"
         self.engines = sum(engines_on.values())
         self.near = sum(count for node, count in engines_on.items() if node in only)
         self.beside = {node: count for node, count in engines_on.items() if node in ranks_on and node not in only}
@@ -86,14 +89,21 @@ class Routes:
 
     @cached_property
     def far(self) -> dict[str, int]:
-        """How many engines are on each node that something must be brought to."""
+        """How many engines or parts are on each node that something must be brought to."""
         return self.beside | self.apart
 
     @property
     def through_memory(self) -> list[str]:
         """How the engines that are near get weights, whatever the transport; empty if none is."""
-        engines = pluralize(self.near, "engine")
-        return [f"shm to {engines} on the learner's node, whose memory they share"] if self.near else []
+        return [f"shm to {self.counted(self.near)} on the learner's node, whose memory they share"] if self.near else []
+
+    def counted(self, engines: int) -> str:
+        """Say how many engines or parts of engines there are."""
+        return pluralize(engines, self._what)
+
+    def on_nodes(self, engines_on: Mapping[str, int]) -> str:
+        """Say how many engines or parts of engines are on how many nodes."""
+        return f"{self.counted(sum(engines_on.values()))} on {pluralize(len(engines_on), 'node')}"
 
 
 def read_stores() -> dict[str, ObjectStore]:
@@ -102,11 +112,6 @@ def read_stores() -> dict[str, ObjectStore]:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return {node["NodeID"]: ObjectStore(node["NodeManagerAddress"], int(node["Resources"].get(STORE, 0))) for node in nodes}
-
-
-def on_nodes(engines_on: Mapping[str, int]) -> str:
-    """Say how many engines are on how many nodes."""
-    return f"{pluralize(sum(engines_on.values()), 'engine')} on {pluralize(len(engines_on), 'node')}"
 
 
 class PublicationTransport(Protocol):

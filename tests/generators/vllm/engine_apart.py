@@ -19,7 +19,7 @@ import torch
 from small_engine import CONFIG, LONGEST, perturb, publish, small_model
 from two_nodes import SHARED, hosts
 
-from asyncrl.core.network.open_port import open_port
+from asyncrl.core.network.open_port import held_port
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.trajectory import Sampling
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
@@ -70,7 +70,8 @@ async def lead(node: EngineNode, workers: int) -> bytes:
 def work(number: int, count: int, workers: int, address: str, result: Path) -> None:
     """Be one of the nodes of an engine, which meet at an address of the first."""
     if number == 0:
-        node = EngineNode(0, count, address, open_port(address))
+        holding = held_port(address)
+        node = EngineNode(0, count, address, holding.getsockname()[1])
         draft = MEETING.with_suffix(".draft")
         draft.write_bytes(msgspec.json.encode(node))
         draft.rename(MEETING)

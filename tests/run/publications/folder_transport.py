@@ -45,7 +45,7 @@ class FolderTransport(PublicationTransport):
     @classmethod
     def describe(cls, routes: Routes) -> str:
         assert isinstance(routes.recipe.weights, FolderWeightsConfig)
-        return f"{routes.recipe.weights.folder} to {routes.engines} engines, since the recipe asks for it"
+        return f"{routes.recipe.weights.folder} to {routes.counted(routes.engines)}, since the recipe asks for it"
 
     async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
         version = publication.version

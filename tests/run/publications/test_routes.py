@@ -3,10 +3,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.network import NetworkConfig, NoTlsConfig, RunTlsConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.recipe.weights import (
@@ -80,6 +82,13 @@ def test_where_ranks_are_on_several_nodes_each_engine_needs_bytes_of_another() -
         "shm from ranks beside them, and Ray's object store from those on other nodes, to 2 engines on 2 nodes"
     )
     assert apart.startswith("Ray's object store to 1 engine on 1 node")
+
+
+def test_an_engine_on_several_nodes_is_not_counted_on_each_as_a_whole() -> None:
+    two = msgspec.structs.replace(recipe(AutoWeightsConfig()), generators=GeneratorsConfig(tensor_parallel=2, engine_nodes=2))
+    said = RayTransport.describe(Routes(two, ["a"], {"a": 1, "b": 1}, RUN, on_gpus=False))
+    assert said.startswith("shm to 1 engine part on the learner's node")
+    assert said.endswith("Ray's object store to 1 engine part on 1 node where no rank writes, once to each")
 
 
 def test_memory_alone_is_refused_where_it_does_not_reach() -> None:
