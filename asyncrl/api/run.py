@@ -165,10 +165,10 @@ class Run:
     def finish(self, reason: str = "finish() was called") -> None:
         """Have the run end as if the training step under way were its last: evaluated, and with its model saved.
 
-        A run that is starting trains one step first.
+        A run that is starting trains one step first; one that is ending already just ends.
 
         Raises:
-            RecipeError: the run does not go on, is ending already, or is driven on another machine.
+            RecipeError: the run does not go on, or is driven on another machine.
         """
         from asyncrl.run.control import finish
 
@@ -185,13 +185,21 @@ class Run:
         stop(self._folder)
 
     def scale(self, pool: str, size: int) -> str:
-        """Change how many engines a pool has, and return what happens now; raises what :meth:`finish` raises."""
+        """Change how many engines a pool has, and return what happens now.
+
+        Raises:
+            RecipeError: the run does not train now, is driven on another machine, or has no such pool.
+        """
         from asyncrl.run.control import scale
 
         return _answered(scale(self.path, pool, size))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Track metrics of your own beside those of a training step, as ``own/NAME``; raises what :meth:`finish` raises."""
+        """Track metrics of your own beside those of a training step, as ``own/NAME``, from the first step to the run's end.
+
+        Raises:
+            RecipeError: the run is starting, has ended, or is driven on another machine.
+        """
         from asyncrl.run.control import log
 
         _answered(log(self.path, step, {f"own/{name}": float(value) for name, value in values.items()}))

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ LOOPBACK = "127.0.0.1"
 BEGIN_S = 60.0
 """How long a driver that has just begun may take until it can be asked something; it imports Ray meanwhile."""
 _LOOK_S = 0.2
+_ENDING = "is ending already"
 T = TypeVar("T")
 
 
@@ -64,20 +65,21 @@ class RunControl:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, early: EarlyEnd) -> None:
         self._recipe, self._folder, self._early = recipe, folder, early
-        self._training: _Training | None = None
+        self._pools: Pools | None = None
+        self._log: Callable[[int, Mapping[str, float]], object] | None = None
         self._over = False
 
     def begin(self, pools: Pools, log: Callable[[int, Mapping[str, float]], object]) -> None:
-        """Training begins: pools may change, and ``log`` records metrics of a step."""
-        self._training = _Training(pools, log)
+        """Training begins: pools may change, and from now on ``log`` records metrics of a step."""
+        self._pools, self._log = pools, log
 
     def end(self) -> None:
         """The last training step is over."""
-        self._training, self._over = None, True
+        self._pools, self._over = None, True
 
     async def scale(self, pool: str, size: int) -> str:
         """Change the size of a pool, and return what happens now; raises what the pools raise."""
-        pools = self._now().pools
+        pools = self._changeable()
         answer = await pools.scale(pool, size)
         try:
             self._keep(self._recipe.generators.resized(pools.sizes))
@@ -95,7 +97,7 @@ class RunControl:
 
     async def bound(self, episodes: int) -> None:
         """Change ``generators.max_running``, within what the engines were made for; raises what writing the recipe raises."""
-        generators, pools = self._recipe.generators, self._now().pools
+        generators, pools = self._recipe.generators, self._changeable()
         theirs = [name for name in generators.by_pool if name == MAIN_POOL or generators.pools[name].max_running is None]
         await pools.bound(theirs, episodes)
         self._keep(msgspec.structs.replace(generators.resized(pools.sizes), max_running=episodes))
@@ -110,27 +112,22 @@ class RunControl:
         Returns:
             when it ends, as the end of a sentence.
         """
-        if self._over:
-            raise _not_now(self._folder)
-        trains = self._training is not None
+        if self._over:  # whoever follows the run learns of its last step when that is over
+            return _ENDING
+        trains = self._pools is not None
         self._early.ask(reason, trains=trains)
         return "ends after the training step under way" if trains else "is starting, and ends after one training step"
 
     async def log(self, step: int, values: dict[str, float]) -> None:
-        """Track metrics of whoever follows the run."""
-        self._now().log(step, values)
-
-    def _now(self) -> "_Training":
-        if self._training is None:
+        """Track metrics of whoever follows the run, also after the last step, of which they learn when it is over."""
+        if self._log is None:
             raise _not_now(self._folder)
-        return self._training
+        self._log(step, values)
 
-
-class _Training(NamedTuple):
-    """What can be changed while a run trains."""
-
-    pools: Pools
-    log: Callable[[int, Mapping[str, float]], object]
+    def _changeable(self) -> Pools:
+        if self._pools is None:
+            raise _not_now(self._folder)
+        return self._pools
 
 
 METHODS = signatures(RunControl)
@@ -177,11 +174,14 @@ async def scale(run: Path, pool: str, size: int) -> str:
 async def finish(run: Path, reason: str) -> str:
     """Ask the driver of the run in folder ``run`` to end it after the step under way, or after one if it is starting.
 
-    Returns when it ends, as :meth:`RunControl.finish` does, and raises what :func:`ask` raises.
+    Returns when it ends, as :meth:`RunControl.finish` does, also if it ends while it is asked; raises what :func:`ask` raises.
     """
     folder, until = RunFolder.find(run), time.monotonic() + BEGIN_S
-    while folder.is_driven and not folder.control.exists() and time.monotonic() < until:  # noqa: ASYNC110 - as below
+    goes_on = folder.is_driven
+    while goes_on and not folder.control.exists() and time.monotonic() < until:
         await asyncio.sleep(_LOOK_S)  # no event says that another process listens
+        if not folder.is_driven:
+            return _ENDING
     return await ask(run, RunControl.finish, reason)
 
 

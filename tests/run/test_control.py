@@ -135,11 +135,13 @@ async def test_whoever_follows_a_run_ends_it_early_and_adds_metrics(tmp_path: Pa
             await log(folder.path, 3, {"own/twice": 1.5})
             for reason in ("good enough", "again"):
                 assert await finish(folder.path, reason) == "ends after the training step under way"
-            control.end()
+            control.end()  # whoever follows it hears of the last step after that
+            await log(folder.path, 4, {"own/twice": 2.5})
+            assert await finish(folder.path, "too late") == "is ending already"
             with pytest.raises(RecipeError, match="is starting or ending"):
-                await finish(folder.path, "too late")
+                await scale(folder.path, "generators", 4)
     assert (early.reason, said) == ("good enough", ["The run ends after this training step: good enough"])
-    assert logged == [(3, {"own/twice": 1.5})]
+    assert logged == [(3, {"own/twice": 1.5}), (4, {"own/twice": 2.5})]
 
 
 async def test_a_run_that_is_starting_is_told_to_end_and_ends_after_a_step(tmp_path: Path) -> None:
@@ -153,6 +155,15 @@ async def test_a_run_that_is_starting_is_told_to_end_and_ends_after_a_step(tmp_p
                 await asyncio.wait([asking])
         assert await asking == "is starting, and ends after one training step"
     assert early.reason == "asyncrl stop --finish"
+
+
+async def test_a_run_that_ends_while_it_is_told_to_end_has_done_so(tmp_path: Path) -> None:
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    with folder.driven():  # and does not listen any more
+        asking = asyncio.create_task(finish(folder.path, "solved"))
+        await asyncio.sleep(0)
+        assert not asking.done()
+    assert await asking == "is ending already"
 
 
 async def test_a_resume_begins_with_the_engines_that_were_asked_for(tmp_path: Path) -> None:
