@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.api.driver_process import Ended, drive, shown, stop
 from asyncrl.api.following import completed, follow
-from asyncrl.api.given_classes import changes_for, written
+from asyncrl.api.given_classes import Written, changes_for, written
 from asyncrl.api.recipes import Overrides, RecipeLike
 from asyncrl.api.run import Callback, Run
 from asyncrl.cli.driving.messages import LaunchRequest
 from asyncrl.cli.driving.start import start_driver
+from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from asyncrl.envs.base import Environment
@@ -30,6 +31,7 @@ def launch(
     schedule: Callable[..., Any] | None = None,
     callbacks: Sequence[Callback] = (),
     tags: Sequence[str] = (),
+    quiet: bool = False,
 ) -> Run:
     """Run a recipe to its end, showing what ``asyncrl launch`` shows.
 
@@ -48,6 +50,7 @@ def launch(
         callbacks: each is called here with every event and the ``Run``; an error that one raises ends the run in order, and is
             raised here.
         tags: words that ``asyncrl runs`` finds the run by.
+        quiet: show only warnings, and how the run ended.
 
     Raises:
         RecipeError: the recipe was refused; nothing was started. Further problems are its notes.
@@ -56,7 +59,7 @@ def launch(
         ComponentFailed: the process that drives the run could not begin.
     """
     with written(recipe, overrides, changes_for(environment, loss, schedule)) as given:
-        request = LaunchRequest(given.recipe, given.overrides, code=given.code, named=_named(recipe), tags=tuple(tags))
+        request = _request(given, recipe, tags, quiet)
         return completed(drive(request, partial(follow, Run, callbacks)), Run)
 
 
@@ -69,6 +72,7 @@ async def running(
     loss: Callable[..., Any] | None = None,
     schedule: Callable[..., Any] | None = None,
     tags: Sequence[str] = (),
+    quiet: bool = False,
 ) -> AsyncIterator[Run]:
     """Run a recipe while this context is open, whose body may follow it: ``async for event in run.events()``.
 
@@ -77,7 +81,7 @@ async def running(
     Args and errors: see :func:`launch`.
     """
     with written(recipe, overrides, changes_for(environment, loss, schedule)) as given:
-        request = LaunchRequest(given.recipe, given.overrides, code=given.code, named=_named(recipe), tags=tuple(tags))
+        request = _request(given, recipe, tags, quiet)
         driver = start_driver(request)
         with driver.answers, shown(driver.process):
             try:
@@ -90,5 +94,13 @@ async def running(
     completed(Ended(run.path, driver.process.returncode), Run)
 
 
-def _named(recipe: RecipeLike) -> str:
-    return os.fspath(recipe) if isinstance(recipe, str | os.PathLike) else ""
+def _request(given: Written, recipe: RecipeLike, tags: Sequence[str], quiet: bool) -> LaunchRequest:
+    """Return what the process that drives a run is asked.
+
+    Raises:
+        RecipeError: the tags are one text, whose letters would be taken for them.
+    """
+    if isinstance(tags, str):
+        raise RecipeError("", f"tags is the text {tags!r}", f"give a list of words, {tags.split()!r}")
+    named = os.fspath(recipe) if isinstance(recipe, str | os.PathLike) else ""
+    return LaunchRequest(given.recipe, given.overrides, code=given.code, named=named, tags=tuple(tags), quiet=quiet)

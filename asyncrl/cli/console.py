@@ -11,6 +11,9 @@ from rich.text import Text
 
 from asyncrl.episodes.visible import visible
 
+_NOTEBOOK = "JPY_PARENT_PID"
+"""An environment variable that the kernels of notebooks have."""
+
 
 class _Harmless(RenderHook):
     """Makes control characters of texts visible where they would reach a terminal; a reader of a pipe gets them as they are."""
@@ -40,6 +43,7 @@ class PatientConsole(Console):
     """A console that raises no error of the operating system: what cannot be written is lost.
 
     On a terminal it shows the control characters of texts, which may quote what a model or a tool wrote, instead of sending them.
+    It draws in place, which is what ``is_interactive`` says, only on a terminal where that works.
 
     Attributes:
         failure: the first error through which output was lost; None if there was none, or if only the reader of a pipe went away,
@@ -50,7 +54,16 @@ class PatientConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.is_interactive = self.is_interactive and (bool(options.get("force_terminal")) or self._can_go_back())
         self.push_render_hook(_Harmless(self))
+
+    def _can_go_back(self) -> bool:
+        """Whether lines that were written can be drawn over.
+
+        Under FORCE_COLOR, which CI and notebooks set for colours, rich takes any output for a terminal. And a notebook gives the
+        commands of its cells (``!asyncrl ...``) a terminal whose output it appends.
+        """
+        return self.file.isatty() and _NOTEBOOK not in os.environ
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
         """Print as rich does, but wrap prose at words on a terminal, which would break lines anywhere by itself.

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from asyncrl.core.plug_ins.users_error import UsersError
+from asyncrl.core.plug_ins.users_error import UsersError, lines_in_notebook
 from asyncrl.core.text import as_the_program_names, writable
 
 
@@ -19,6 +19,10 @@ class AsyncRLError(Exception):
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         """Return the class and its constructor's arguments, as which the error is sent."""
         return type(self), tuple(value for name, value in vars(self).items() if name != "__notes__") or self.args
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows. IPython calls this; it would show pages of our code, and before 9 no notes."""
+        return lines_in_notebook(self)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,7 +1,9 @@
 """What is raised to a Python program: by refusals, by runs that end early, and by runs that lack what is asked of them."""
 
 import contextlib
+import io
 import json
+import linecache
 import os
 import shutil
 import signal
@@ -159,6 +161,7 @@ def unquoted(value: object) -> object:
         (lambda: asyncrl.launch("quickstart", {3: 1}), "3 is no key"),
         (lambda: asyncrl.launch(3), "3 is no recipe"),
         (lambda: asyncrl.launch({"steps": 1j}), "cannot stand in a recipe"),
+        (lambda: asyncrl.launch("quickstart", tags="mine"), r"tags is the text 'mine'; give a list of words, \['mine'\]"),
         (lambda: asyncrl.launch({"defaults": ["quickstart", "_self_"], "stepps": 3}), "stepps: unknown key"),
         (lambda: asyncrl.evaluate("tiny", "quickstart", "steps=3"), "overrides is the text"),
         (lambda: asyncrl.evaluate(3, "quickstart"), "what is to be evaluated cannot be read"),
@@ -173,10 +176,29 @@ def test_what_cannot_be_read_is_refused_by_one_class(call, problem: str):
 
 
 def test_an_environment_that_is_importable_here_is_importable_there(tmp_path, monkeypatch):
-    (tmp_path / "beside_the_notebook.py").write_text("1 / 0")
+    """And what is shown in a cell is not coloured for it: the kernel's FORCE_COLOR ends here."""
+    (tmp_path / "beside_the_notebook.py").write_text("import os\nraise RuntimeError(f'colours: {os.getenv(\"FORCE_COLOR\")}')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(asyncrl.RecipeError, match="ZeroDivisionError"):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(asyncrl.RecipeError, match="colours: None"):
         asyncrl.evaluate("tiny", "quickstart", ["environment.name=beside_the_notebook:Environment"])
+
+
+def test_a_notebook_shows_its_cells_lines_and_all_that_an_error_says(tmp_path):
+    cell, file = "import asyncrl\n\nasyncrl.launch('quickstart', 'steps=3')\n", str(tmp_path / "ipykernel_1" / "2.py")
+    linecache.cache[file] = (len(cell), None, cell.splitlines(keepends=True), file)
+    with pytest.raises(asyncrl.RecipeError) as refused:
+        exec(compile(cell, file, "exec"), {})
+    refused.value.add_note("steps: 0 does not fit")
+    shown = refused.value._render_traceback_()
+    assert [line for line in shown if "test_python" not in line and "exec(" not in line] == [
+        "Traceback (most recent call last):",
+        "  Cell, line 3",
+        "    asyncrl.launch('quickstart', 'steps=3')",
+        f"RecipeError: {refused.value}",
+        "steps: 0 does not fit",
+    ]
 
 
 INTERRUPTED = """

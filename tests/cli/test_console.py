@@ -1,6 +1,7 @@
 """What others wrote reaches a terminal as text, whatever command shows it."""
 
 import io
+import os
 
 import pytest
 from rich.live import Live
@@ -8,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.cli.console import PatientConsole
+from asyncrl.run.views.live_view import LiveView
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07gone\x9b2J\u202eback"
 
@@ -60,3 +62,26 @@ def test_styles_and_what_is_drawn_in_place_still_reach_the_terminal():
 def test_a_pipe_gets_what_was_written():
     assert "\x1b[2J" in shown(WAYS["raw"])
     assert "\x9b2J\u202eback" in shown(WAYS["raw"])
+
+
+def test_a_pipe_that_asks_for_colours_is_not_drawn_over(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = PatientConsole(file=io.StringIO(), width=80)
+    with LiveView(console, "quickstart") as view:
+        view.phase("Starting")
+        view.note("mind this", level=30)
+    written = console.file.getvalue()
+    assert "Starting" in written
+    assert not any(code in written for code in ("\x1b[?25l", "\x1b[1A", "\x1b[2K"))
+
+
+def test_a_notebooks_terminal_is_not_drawn_over(monkeypatch):
+    """That of ``!asyncrl launch``: what is written there is appended to the cell's output."""
+    monkeypatch.setenv("TERM", "xterm-color")
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as file:
+        monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+        assert PatientConsole(file=file).is_interactive
+        monkeypatch.setenv("JPY_PARENT_PID", "1")
+        assert not PatientConsole(file=file).is_interactive
+    os.close(ours)

@@ -66,7 +66,7 @@ def test_the_index_and_the_navigation_list_every_page():
     assert sorted(in_navigation(navigation)) == sorted(str(page.relative_to(DOCS)) for page in every)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [*PAGES, DOCS / "asyncrl.ipynb"], ids=named)
 def test_links_lead_somewhere(page):
     for link in links(page):
         path, _, anchor = link.partition("#")

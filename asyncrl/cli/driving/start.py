@@ -63,8 +63,7 @@ def start_driver(request: Request, *, detached: bool = False) -> Driver:
             text=True,
             errors="replace",
             pass_fds=(writing,),
-            # Environments of the user's own are importable there if they are here.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env=_environment(inherits),
             # An interrupt reaches it once, from here, and not also through the terminal or the notebook's kernel.
             start_new_session=True,
         )
@@ -74,6 +73,19 @@ def start_driver(request: Request, *, detached: bool = False) -> Driver:
     finally:
         os.close(writing)
     return Driver(process, open(reading, "rb"))
+
+
+def _environment(inherits: bool) -> dict[str, str]:
+    """Return the environment variables of a driver; environments of the user's own are importable there if they are here.
+
+    Args:
+        inherits: it writes where this process writes. Else its output is shown by whatever stands in place of ``sys.stdout``,
+            which need not know colours: the FORCE_COLOR that a notebook's kernel sets is for the notebook.
+    """
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    if not inherits:
+        variables.pop("FORCE_COLOR", None)
+    return variables
 
 
 def start_detached(request: Request) -> Path:

@@ -200,7 +200,7 @@ async def _to_end(sweeping: Sweeping, console: Console) -> bool:
         stopped = True
         sweeping.stop()
 
-    status = console.status("") if console.is_terminal else nullcontext()
+    status = console.status("") if console.is_interactive else nullcontext()
     with status as shown, hearing(lambda number: loop.call_soon_threadsafe(stop)):
 
         def show(text: str) -> None:

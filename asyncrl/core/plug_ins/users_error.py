@@ -25,6 +25,8 @@ USERS_CODE_MARK = "LIKE_USERS_CODE"
 """The name that a module of ours defines as True if its errors are to be shown like those of the user's own code."""
 _LIBRARIES = tuple(f"{Path(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 """How the file names of frames of Python's library and of installed packages begin."""
+_CELL = "<ipython-input-"
+"""How the file names of cells began before IPython 8; since then they lie in a folder that is not there."""
 _SENTENCE = 300
 """The most characters of an error's text in a sentence of one line."""
 _TRACEBACK = 3_000
@@ -149,6 +151,17 @@ def users_traceback(error: BaseException) -> str:
         return without_middle("".join(without_middle(part, _TRACEBACK // 4) for part in shown.format()), _TRACEBACK)
     except BaseException as worse:  # noqa: BLE001 - an exception's class and text are the user's code, too
         return f"(no traceback: writing it raised {class_name(worse)})"
+
+
+def lines_in_notebook(error: BaseException) -> list[str]:
+    """Return what a notebook shows of an error that we raise on purpose: the user's lines that led to it, and all it says."""
+    lines = ["Traceback (most recent call last):"]
+    for frame in traceback.extract_tb(error.__traceback__):
+        cell = not Path(frame.filename).is_file()
+        if _side(frame.filename) is _Side.USER or frame.filename.startswith(_CELL):
+            lines.append(f"  {'Cell' if cell else f'File {frame.filename}'}, line {frame.lineno}")
+            lines.extend(f"    {line}" for line in (frame.line or "").splitlines())
+    return [*lines, f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
 
 
 def _users(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:

@@ -81,7 +81,7 @@ class LiveView:
         self._phase_lines = 0
         self._live = (
             Live(console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_A_SECOND, transient=True)
-            if console.is_terminal and not quiet
+            if console.is_interactive and not quiet
             else None
         )
 

@@ -63,7 +63,7 @@ def actions_of(keys: bytes) -> list[str]:
 
 def is_interactive(console: Console) -> bool:
     """Whether pages can be shown one at a time: somebody reads, and can press keys."""
-    return console.is_terminal and not console.is_dumb_terminal and sys.stdin is not None and sys.stdin.isatty()
+    return console.is_interactive and sys.stdin is not None and sys.stdin.isatty()
 
 
 def show_pages(console: Console, pages: int, page: Callable[[int], RenderableType]) -> None:
