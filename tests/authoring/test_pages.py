@@ -31,7 +31,7 @@ def test_an_example_defines_an_environment(example: str):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 7
 
 
 async def test_a_metric_of_ones_own_is_beside_the_counts_of_calls():
