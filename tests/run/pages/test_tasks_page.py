@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.tasks import TaskFileConfig
 from asyncrl.run.buffer.tasks import load_held_out_tasks, make_task_stream
 from asyncrl.run.dry_run.plan import Source, make_plan
@@ -58,7 +57,7 @@ def test_its_sources_are_found_and_counted(recipe):
 
 
 def test_its_columns_are_those_of_the_schema():
-    _, columns, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    _, columns = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     sources = msgspec.convert(yaml.safe_load(columns)["train"], tuple[TaskFileConfig, ...])
     assert [source.reference for source in sources] == [None, None, None, "answer"]
     assert sources[2].json == ("answers", "tools")
@@ -76,10 +75,3 @@ def test_its_curriculum_moves_to_what_is_sometimes_solved_and_goes_on_after_a_re
     assert Counter(task.source for task in drawn)["word-problems:train"] > 85
     assert [resumed.next() for _ in range(100)] == drawn
     assert {task.task.id for task in drawn if task.source == "sums.jsonl"} == {"sums.jsonl/a-1", "sums.jsonl:3"}
-
-
-def test_its_filters_are_those_of_the_schema(tmp_path):
-    *_, filters = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "filters.yaml").write_text(f"defaults: [quickstart, _self_]\n{filters}")
-    found = compose(str(tmp_path / "filters.yaml")).buffer.filters
-    assert found == (ZeroVarianceFilterConfig(), AccuracyWindowFilterConfig(low=0.1, high=0.9))
