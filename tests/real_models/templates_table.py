@@ -31,8 +31,8 @@ REAL: dict[str, tuple[str, str]] = {
 """Name in the table: the family whose tokenizer it is, and the template of TRL's wheel; empty for the tokenizer's own."""
 
 
-_MANY = 7
-"""From this number on, conversations are not listed."""
+_MANY = 3
+"""From this number on, conversations are counted and not listed."""
 
 
 @cache
@@ -54,16 +54,14 @@ def row(name: str) -> str:
     for trial in trials:
         if trial.outcome is not Outcome.EQUAL:
             others.setdefault(reason(trial.outcome, trial.detail), []).append(trial.conversation)
-    said = "; ".join(
-        f"{', '.join(some) if len(some) < _MANY else f'the {len(some)} others'}: {why}" for why, some in others.items()
-    )
+    said = "; ".join(f"{', '.join(some) if len(some) < _MANY else len(some)}: {why}" for why, some in others.items())
     return f"| {name} | {len(equal)} of {len(trials)} | {said} |"
 
 
 def reason(outcome: Outcome, detail: str) -> str:
     match outcome:
         case Outcome.REWRITTEN:
-            return "the template strips an earlier turn's thoughts, also empty ones; the row keeps them"
+            return "the template strips an earlier turn's thoughts, the row keeps them"
         case Outcome.TOKENS:
             return "the same text, in other tokens"
         case _:
@@ -80,7 +78,7 @@ def page(lines: list[str]) -> str:
     """The page with these lines as its table."""
     text = PAGE.read_text()
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    tried = f"Tried: {'; '.join(CONVERSATIONS)}."
+    tried = f"Tried with {len(CONVERSATIONS)} conversations: thoughts, tools, calls, system messages, many scripts."
     return f"{before}{BEGIN}{tried}\n\n" + "\n".join(lines) + f"\n{END}{after}"
 
 
