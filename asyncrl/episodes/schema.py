@@ -87,11 +87,7 @@ SCHEMA = pa.schema(
         _field("group_id", pa.int64(), "the group; -1 in an evaluation"),
         _field("sample_index", pa.int32(), "its place in the group"),
         _field("attempt", pa.int32(), "how often the task had been given up before"),
-        _field(
-            "part",
-            pa.int32(),
-            "its place among the trajectories of the episode; null, as what follows, in files of earlier releases",
-        ),
+        _field("part", pa.int32(), "its place among the trajectories of the episode"),
         _field("parts", pa.int32(), "how many trajectories the episode has"),
         _field("role", pa.string(), "who asked for it; empty where the environment knows only one role"),
         _field("parent", pa.int32(), "the part that it branched off; null if it begins anew"),
@@ -112,7 +108,7 @@ SCHEMA = pa.schema(
         _field(
             "turn_rewards",
             pa.list_(pa.map_(pa.string(), pa.float64())),
-            "of each turn: the parts of its reward that have names; null in files of earlier releases",
+            "of each turn: the parts of its reward that have names",
         ),
         _field("began", pa.timestamp("us", "UTC"), "when its worker accepted the ticket"),
         _field("queued_s", pa.float32(), "seconds from then until it was played"),
@@ -131,7 +127,7 @@ SCHEMA = pa.schema(
         _field(
             "teacher_logprobs",
             pa.list_(pa.float32()),
-            "the same by the teacher of algorithm.teacher; null without one, and in files of earlier releases",
+            "the same by the teacher of algorithm.teacher; null without one",
         ),
         _field(
             "advantages",
@@ -143,7 +139,11 @@ SCHEMA = pa.schema(
             pa.list_(pa.float32()),
             "of each token: its importance weight in the loss, 0 where it is left out; null where no loss saw the trajectory",
         ),
-        _field("experts", EXPERTS, "experts that its tokens went to; null where the engine was not asked, and in earlier files"),
+        _field(
+            "experts",
+            EXPERTS,
+            "experts that its tokens went to, see asyncrl.core.routed_experts.RoutedExperts; null where the engine was not asked",
+        ),
         _field(
             "traffic",
             pa.large_binary(),

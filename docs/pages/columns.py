@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from asyncrl.episodes.schema import CALL, EXPERTS, SCHEMA, TURN
+from asyncrl.episodes.schema import CALL, SCHEMA, TURN
 
 _BEGIN, _END = "<!-- columns: written by `python -m docs.pages.columns` -->", "<!-- end of columns -->"
 
 
 def columns() -> str:
-    """The columns as Markdown: a table of the file's, of a turn's, of a call's, and of a trajectory's experts."""
-    parts = ((SCHEMA, ""), (TURN, "A turn, in `turns`:"), (CALL, "A tool call, in `turns.calls`:"), (EXPERTS, "`experts`:"))
+    """The columns as Markdown: a table of the file's, of a turn's, and of a call's. A class unpacks a trajectory's experts."""
+    parts = ((SCHEMA, ""), (TURN, "A turn, in `turns`:"), (CALL, "A tool call, in `turns.calls`:"))
     return "\n\n".join("\n".join(_table(fields, title)) for fields, title in parts)
 
 
@@ -45,7 +45,7 @@ def _type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"list of {_type(kind.value_type)}"
     if pa.types.is_struct(kind):
-        return "struct, see below"
+        return "struct"
     return "string" if pa.types.is_dictionary(kind) else str(kind)
 
 
