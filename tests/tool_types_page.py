@@ -42,9 +42,10 @@ class Point:
 _TYPES = """\
 ## Types
 
-Each also within others, such as `list[T]`, `dict[str, T]` and `T | None`. A `msgspec.Struct` or `TypedDict` is as a dataclass,
-`frozenset` as `set`, a `NewType` as what it names; `list` and `dict` alone hold anything. `datetime.time` and `uuid.UUID` are texts for
-the model. Little is converted: `"3"` and `true` are no integers, `1` is no boolean, `"RED"` no `Colour`; `null` fits only `None`.
+Each also within others, such as `list[T]`, `dict[str, T]` and `T | None`. A `msgspec.Struct` or `TypedDict` is as a
+dataclass, `frozenset` as `set`, a `NewType` as what it names; `list` and `dict` alone hold anything. `datetime.time` and
+`uuid.UUID` are texts for the model. Little is converted: `"3"` and `true` are no integers, `1` is no boolean, `"RED"` no
+`Colour`; `null` fits only `None`.
 """
 
 _LIMITS = """\
@@ -57,16 +58,16 @@ In `Annotated`, beside the type: a text, `msgspec.Meta`, `pydantic.Field` (also 
 _DEFAULTS = """\
 ## Defaults
 
-A parameter with a default may be left out. With `= None` it may also be null, whatever its type. Of mutable defaults only empty ones
-are taken, such as `[]`, and each call gets its own.
+A parameter with a default may be left out. With `= None` it may also be null, whatever its type. Of mutable defaults only
+empty ones are taken, such as `[]`, and each call gets its own.
 """
 
 _REFUSED = """\
 ## Refused
 
-When the class is defined, a `TypeError` names class, tool and parameter of a signature without types or with parameters that cannot
-be passed by name (`*x`, `x, /`), and of types that JSON cannot carry: pydantic models, `np.ndarray`, `complex`, `object`, `Callable`,
-`deque`, `Iterator`, unions that JSON cannot tell apart (`list[int] | set[int]`).
+When the class is defined, a `TypeError` names class, tool and parameter of a signature without types or with parameters that
+cannot be passed by name (`*x`, `x, /`), and of types that JSON cannot carry: pydantic models, `np.ndarray`, `complex`,
+`object`, `Callable`, `deque`, `Iterator`, unions that JSON cannot tell apart (`list[int] | set[int]`).
 """
 
 _RESULTS = """\
