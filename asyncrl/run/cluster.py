@@ -80,7 +80,7 @@ class Cluster:
         self._recipe, self._deadlines, self._folder, self.places, self._note = recipe, recipe.deadlines, folder, places, note
         silence_s = SHARE_OF_LEASE * recipe.deadlines.lease
         self._nodes = NodeWatch(lambda node: self.far_files.answer(node), lambda: self.far_files.met, silence_s)
-        places.avoided = lambda: self._nodes.avoided | self._unused.leaving
+        places.avoided = lambda: self._nodes.avoided | dict.fromkeys(self._unused.leaving, "the run is leaving it")
         engines_on = places.on_node_of(recipe.generators.by_pool)
         layout = recipe.learner.layout
         self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(layout.ranks)]
@@ -219,6 +219,9 @@ class Cluster:
         workers = self.generators.cut_off(node)
         for worker in workers:
             await self.buffer.hand_back(worker, "is out of reach")
+        if full := self._nodes.full([node]):
+            remedy = "where none is left, the system ends Ray's processes: make room there, and start Ray again"
+            self._note(f"{self.places.hosts.get(node)} does not answer. When it last did, {full}; {remedy}")
         if workers:
             silence = f"{self.places.hosts.get(node)} does not answer. Nobody waits for {', '.join(workers)}"
             its = "Its" if len(workers) == 1 else "Their"

@@ -7,7 +7,6 @@ The memory is an estimate, good enough to tell a run that fits from one that doe
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from asyncrl.run.dry_run.model_check import ModelCheck
 from asyncrl.run.dry_run.prompt_lengths import TooLong
 from asyncrl.run.dry_run.room_to_tune import room_to_tune
 from asyncrl.run.dry_run.sent_between_nodes import sent_between_nodes, sent_in_engines
+from asyncrl.run.dry_run.weight_routes import full_nodes, weight_routes
 from asyncrl.run.models.further_models import check_reference
 from asyncrl.run.models.model_facts import Fact
 from asyncrl.run.models.model_shape import ELEMENT_BYTES, ModelShape, check_attention, check_cache, check_sizes, read_shape
@@ -56,10 +56,8 @@ from asyncrl.run.nodes.process_memory import (
     processes_of,
     sizes_of,
 )
-from asyncrl.run.nodes.shared_folders import FolderOnNodes, look_at_folders
+from asyncrl.run.nodes.shared_folders import FolderOnNodes, OtherNodes, ask_other_nodes
 from asyncrl.run.publications.slices import WeightSlices, weight_slices
-from asyncrl.run.publications.transport import STORE, ObjectStore, Room, Routes
-from asyncrl.run.publications.transports import transport_of
 from asyncrl.run.recipe.automatic import Choice
 from asyncrl.run.storage.upload_places import check_addresses
 from asyncrl.run.tiny.lessons import remarks_on
@@ -177,8 +175,8 @@ def make_plan(
         return place_on(machine, of, parts_of(of, on_gpus=machine.gpus > 0, sizes=sizes))
 
     placed, lacking = place_all(recipe)
-    routes = _routes(recipe, machine, shape, placed, run)
-    folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
+    transport, routes = weight_routes(recipe, machine, shape, placed, run)
+    others = OtherNodes() if machine.cluster is None else ask_other_nodes(recipe, placed, machine.cluster, run)
     check_attention(shape, recipe.learner, recipe.generators.by_pool, on_gpus=machine.gpus > 0)
     if not machine.gpus:
         _check_on_cpu(recipe, shape)
@@ -212,14 +210,15 @@ def make_plan(
         adapter_bytes=0 if lora is None else shape.adapter_parameters(lora) * ELEMENT_BYTES[recipe.learner.dtype],
         machine=machine,
         placed=placed if machine.cluster is not None else {},
-        folders=folders,
+        folders=others.folders,
         choices=tuple(choices),
         kept=kept_steps(recipe, shape),
         inert=inert(recipe),
-        weight_routes=routes,
+        weight_routes=transport.describe(routes) if placed[LEARNER] else "what the nodes allow that the learner's ranks will get",
         remarks=(),
     )
-    remarks = (*_remarks(recipe, shape, plan), *room_to_tune(recipe, shape, machine, place_all))
+    full = full_nodes(transport, routes, others.free_memory)
+    remarks = (*_remarks(recipe, shape, plan), *full, *room_to_tune(recipe, shape, machine, place_all))
     return msgspec.structs.replace(plan, remarks=(*lacking, *played, *conflicts(recipe), *customs, *remarks))
 
 
@@ -279,21 +278,6 @@ def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> tuple[d
             raise
         waits = f"a launch asks Ray for it, and waits at most {seconds:g} s (deadlines.room)"
         return place_what_fits(parts, nodes.alive, nodes.driver), (f"{no_room.place}: {no_room.problem}; {waits}",)
-
-
-def _routes(recipe: Recipe, machine: Machine, shape: ModelShape, placed: Mapping[str, Sequence[str]], run: Path | None) -> str:
-    """Say how weights will reach the engines from and to the nodes of a plan."""
-    if not placed[LEARNER]:
-        return "what the nodes allow that the learner's ranks will get"
-    engines_on = Counter(node for pool in recipe.generators.by_pool for node in placed[pool])
-    ranks_on, on_gpus = placed[LEARNER], machine.gpus > 0
-    lora, adapters = recipe.learner.lora, AdapterSettings.of(recipe)
-    published = shape.parameters if lora is None or adapters is None else shape.adapter_parameters(lora)
-    nodes = () if machine.cluster is None else machine.cluster.alive
-    stores = {node.id: ObjectStore(node.host, int(node.has[STORE])) for node in nodes if STORE in node.has}
-    room = Room(published * ELEMENT_BYTES[recipe.learner.dtype], machine.gpu_memory, stores)
-    routes = Routes(recipe, ranks_on, engines_on, run or Path("RUN"), on_gpus=on_gpus, room=room)
-    return transport_of(recipe, on_gpus=on_gpus).describe(routes)
 
 
 def _with_gpus(recipe: Recipe, machine: Machine, shape: ModelShape) -> tuple[Processes, ...]:

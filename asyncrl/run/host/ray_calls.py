@@ -30,6 +30,10 @@ way."""
 ANSWER_DEADLINE_S = 60.0
 """The deadline of a call that needs no work, in seconds."""
 
+INLINE_BYTES = 64 << 10
+"""Answers of at most so many bytes come in Ray's messages. Larger ones go through its object stores, which take memory of the
+memory file system as they are written to: if it has none left, the system ends Ray's processes on that node."""
+
 AGAIN = -1
 """The ``max_task_retries`` of calls that Ray makes again if the connection breaks, as long as the process lives.
 

@@ -18,14 +18,15 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.memory_files import free_memory
 from asyncrl.learners.tiny.cache import default_cache_root
-from asyncrl.run.host.ray_calls import ask_blocking
+from asyncrl.run.host.ray_calls import INLINE_BYTES, ask_blocking
 from asyncrl.run.models.model_identity import ModelFile, model_files
 
-CHUNK_BYTES = 8 << 20
-"""The most bytes that are asked for at once."""
-_ASKED_AHEAD = 4
-"""Chunks that are on their way at the same time."""
+LARGE, SMALL = (8 << 20, 4), (INLINE_BYTES, 64)
+"""The most bytes of a chunk, and how many chunks are on their way at the same time. Large ones are faster."""
+ROOM_BYTES = 256 << 20
+"""What must be free in the memory file systems of both nodes for large chunks, which go through Ray's object stores."""
 ANSWER_S = 120.0
 """How long a chunk may take, in seconds."""
 
@@ -105,17 +106,21 @@ class ModelFolder(msgspec.Struct, frozen=True):
     def _chunks(self, file: ModelFile) -> Iterator[bytes]:
         asked: deque[Any] = deque()
         offset = 0
+        size, at_once = LARGE if min(self._ask(file, self.source.answer.remote()), free_memory()) >= ROOM_BYTES else SMALL
         while offset < file.size or asked:
-            while offset < file.size and len(asked) < _ASKED_AHEAD:
-                asked.append(self.source.read.remote(self.path / file.name, offset, CHUNK_BYTES))
-                offset += CHUNK_BYTES
-            yield ask_blocking(
-                asked.popleft(),
-                of=f"{file.name} of the model, from the driver's node",
-                by="a process on another node",
-                seconds=ANSWER_S,
-                remedy="that node or the network to it may be overloaded; launch again, or put the model on all nodes",
-            )
+            while offset < file.size and len(asked) < at_once:
+                asked.append(self.source.read.remote(self.path / file.name, offset, size))
+                offset += size
+            yield self._ask(file, asked.popleft())
+
+    def _ask(self, file: ModelFile, answer: Any) -> Any:
+        return ask_blocking(
+            answer,
+            of=f"{file.name} of the model, from the driver's node",
+            by="a process on another node",
+            seconds=ANSWER_S,
+            remedy="that node or the network to it may be overloaded; launch again, or put the model on all nodes",
+        )
 
     def _digest(self) -> str:
         return hashlib.sha256(repr((self.path, self.files)).encode()).hexdigest()[:16]

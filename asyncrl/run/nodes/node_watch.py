@@ -11,11 +11,14 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn, TypeVar
 
 from asyncrl.core.errors import AsyncRLError, NodeLost
+from asyncrl.core.measures.units import memory
 
 T = TypeVar("T")
 
 ASK_EVERY_S = 1.0
 """Seconds between an answer of a node and the next time that it is asked."""
+LEAST_BYTES = 8 << 20
+"""With less free in its memory file system, a node is full: processes that write there are ended by the system."""
 SHARE_OF_LEASE = 0.1
 """A node is silent once it has not answered for this share of ``deadlines.lease``."""
 
@@ -119,16 +122,29 @@ class NodeWatch:
                 waiting.cancel()
 
     def lacks(self, node: str, needed: int) -> None:
-        """Note that a node needs so many free bytes in its memory file system before a generator can be there."""
-        self._needed[node] = needed
+        """Note that a node needs so many free bytes in its memory file system before a generator can be there, if it is watched.
+
+        What was free there is not known any more, until it answers again.
+        """
+        if node in self._nodes():
+            self._needed[node] = needed
+            self._free.pop(node, None)
 
     def has_no_weights(self, node: str) -> None:
         """Note that new weights do not come to a node, so that no generator can be there."""
         self._out_of_reach.add(node)
 
+    def full(self, nodes: Collection[str]) -> str:
+        """Say how much was free on those of ``nodes`` that were full when they last answered; empty if none was."""
+        free = [memory(self._free[node]) for node in nodes if self._free.get(node, LEAST_BYTES) < LEAST_BYTES]
+        return f"its memory file system had {' and '.join(free)} free" if free else ""
+
     @property
-    def avoided(self) -> set[str]:
-        """The nodes on which no generator should be started now: they are silent, or new weights do not come to them, or their
-        memory file system is too full for them."""
-        full = {node for node, needed in self._needed.items() if node in self._free and self._free[node] < needed}
-        return self._out_of_reach | full | {node for node, is_silent in self._silent.items() if is_silent.is_set()}
+    def avoided(self) -> dict[str, str]:
+        """The nodes on which no generator should be started now, each with the reason."""
+        why = {node: "it does not answer" for node, is_silent in self._silent.items() if is_silent.is_set()}
+        for node, needed in self._needed.items():
+            if (free := self._free.get(node)) is None or free < needed:
+                has = "too little" if free is None else memory(free)
+                why[node] = f"its memory file system has {has} free, and {memory(needed)} are needed"
+        return why | dict.fromkeys(self._out_of_reach, "new weights do not come to it")

@@ -139,7 +139,7 @@ class Places:
     Attributes:
         driver: the id of the driver's node.
         hosts: the host of each node that was ever seen, for people.
-        avoided: returns the ids of nodes that no process should go to now.
+        avoided: returns the ids of nodes that no process should go to now, each with the reason.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Places:
         self._taken: dict[str, Place] = {}
         self._free: dict[str, deque[Place]] = {name: deque() for name in self._parts}
         self._asked: list[_Asked] = []
-        self.avoided: Callable[[], Collection[str]] = tuple
+        self.avoided: Callable[[], Mapping[str, str]] = dict
         self.hosts: dict[str, str] = {}
         self.driver = self._now().driver
 
@@ -219,9 +219,9 @@ class Places:
         left = tuple(self._left(node) for node in now.alive if node.id not in self.avoided())
         try:
             planned = place((more,), left, now.driver, self._there(), self._remedies)
-        except NoRoom:
+        except NoRoom as no_room:
             if not (successors or self._seconds):
-                raise
+                raise self._explained(no_room) from None
             planned = place_what_fits((more,), left, now.driver, self._there())
         await self._find(_wanted(more, planned[part]), None if successors else self._seconds, lacking)
 
@@ -318,9 +318,14 @@ class Places:
         try:
             place((missing,), left, now.driver, self._there(), self._remedies)
         except NoRoom as no_room:
-            return NoRoom(no_room.place, f"{no_room.problem}{so_far}", no_room.remedy)
+            return self._explained(no_room, so_far)
         problem = f"Ray has not placed {count} of {lacking.name}, although the nodes seem to have room{so_far}"
         return NoRoom(missing.key, problem, "see `ray status`; others may have taken the room meanwhile")
+
+    def _explained(self, no_room: NoRoom, so_far: str = "") -> NoRoom:
+        """Add which nodes are avoided, and why."""
+        avoided = "".join(f"; {self.hosts.get(node, node[:8])} is left out: {why}" for node, why in self.avoided().items())
+        return NoRoom(no_room.place, f"{no_room.problem}{avoided}{so_far}", no_room.remedy)
 
     def _there(self) -> dict[str, list[str]]:
         """The node of each process that has a place or is given one."""

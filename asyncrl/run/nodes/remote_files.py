@@ -22,11 +22,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.errors import AsyncRLError, NodeLost, ProcessDied, ProcessUnreachable
 from asyncrl.core.files.file_errors import naming
-from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.core.files.memory_files import free_memory
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.run_memory import free_memory_of, sweep_memory
 from asyncrl.run.folder.whole_file import write_whole
-from asyncrl.run.host.ray_calls import ask, this_node
+from asyncrl.run.host.ray_calls import INLINE_BYTES, ask, this_node
 from asyncrl.run.models.model_identity import model_files
 from asyncrl.run.nodes.model_folder import ModelFolder
 
@@ -36,8 +36,6 @@ LOOK_S = 2.0
 """Seconds between two looks for new lines of logs. No event tells that a file on another node has grown."""
 START_S, ANSWER_S = 180.0, 10.0
 """How long the process that reads a node's files may take to come up, and to answer a call, in seconds."""
-CHUNK_BYTES = 4 << 20
-"""The most bytes that are asked for at once."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -52,8 +50,7 @@ class NodeFiles:
 
     def answer(self) -> int:
         """Return how many bytes are free in the memory file system; who asks mostly wants to know that this node answers."""
-        memory = os.statvfs(memory_file_system())
-        return memory.f_bavail * memory.f_frsize
+        return free_memory()
 
     def sees(self, path: Path) -> bool:
         """Return whether there is such a file or folder on this node."""
@@ -282,7 +279,7 @@ class _FarNode:
             if entry.size < copy.copied:
                 copy.begin_again()
             while copy.copied < entry.size:
-                content = await self._read(copy.path, copy.copied, min(CHUNK_BYTES, entry.size - copy.copied))
+                content = await self._read(copy.path, copy.copied, min(INLINE_BYTES, entry.size - copy.copied))
                 if not content:
                     break
                 copy.append(content)
@@ -291,7 +288,7 @@ class _FarNode:
         for entry in await self._listing(self._folder.trajectories):
             path, parts, size = self._folder.trajectories / entry.name, list[bytes](), 0
             while size < entry.size:
-                content = await self._read(path, size, min(CHUNK_BYTES, entry.size - size))
+                content = await self._read(path, size, min(INLINE_BYTES, entry.size - size))
                 if not content:
                     break
                 parts.append(content)

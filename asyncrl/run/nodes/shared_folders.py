@@ -1,4 +1,5 @@
-"""Finds out which nodes of a cluster see the folders of this machine that a run needs, before the run's own process joins.
+"""Finds out which nodes of a cluster see the folders of this machine that a run needs, before the run's own process joins, and
+how much memory is free there for files.
 
 What always holds: a folder counts as seen where a file that was put there a moment ago is seen under the same path, so that no
 folder of the same name is taken for it; a model's folder counts as seen where it holds the same model.
@@ -20,6 +21,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.files.hub import is_hub_id
+from asyncrl.core.files.memory_files import free_memory
 from asyncrl.core.measures.units import memory
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
@@ -34,6 +36,8 @@ from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, TEACHER
 
 LOOK_S = 120.0
 """How long the nodes may take to look, in seconds; each starts a process for it."""
+_Seen = tuple[list[str], int]
+"""The names of the folders that a node sees, and the bytes that are free in its memory file system."""
 _CURRENT, _RUN, _WEIGHTS, _MODEL = "current folder", "run folder", "folder of weights", "model"
 
 
@@ -53,6 +57,18 @@ class FolderOnNodes(msgspec.Struct, frozen=True):
     instead: str
 
 
+class OtherNodes(msgspec.Struct, frozen=True):
+    """What the other nodes of a planned run said.
+
+    Attributes:
+        folders: what they have of this machine's folders.
+        free_memory: bytes that are free in the memory file system of each, by its id.
+    """
+
+    folders: tuple[FolderOnNodes, ...] = ()
+    free_memory: Mapping[str, int] = {}
+
+
 class _Look(msgspec.Struct, frozen=True):
     """What nodes are asked: files that they may see, and models that they may hold, each by the name of its folder.
 
@@ -66,10 +82,8 @@ class _Look(msgspec.Struct, frozen=True):
     models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]
 
 
-def look_at_folders(
-    recipe: Recipe, placed: Mapping[str, Sequence[str]], nodes: Nodes, run: Path | None
-) -> tuple[FolderOnNodes, ...]:
-    """Ask the nodes of a planned run what they see of its folders; none if it only uses this machine.
+def ask_other_nodes(recipe: Recipe, placed: Mapping[str, Sequence[str]], nodes: Nodes, run: Path | None) -> OtherNodes:
+    """Ask the other nodes of a planned run what they see of its folders; nobody is asked if it only uses this machine.
 
     Args:
         placed: the ids of the nodes of each part's processes.
@@ -80,7 +94,7 @@ def look_at_folders(
     """
     others = sorted({node for places in placed.values() for node in places} - {nodes.driver})
     if not others:
-        return ()
+        return OtherNodes()
     runs = run or local_run_dir(recipe.run_dir)
     wanted = {_RUN: runs}
     if isinstance(recipe.weights, DiskWeightsConfig) and recipe.weights.folder is not None:
@@ -98,15 +112,16 @@ def look_at_folders(
         looks = _Look(others, file_system(), marks, {name: (str(path), model_files(path)) for name, path in here.items()})
         seen = _ask(looks)
     hosts = {node.id: node.host for node in nodes.alive}
-    blind = {name: {node for node in others if name not in seen[node]} for name in (_CURRENT, *marks, *here)}
+    blind = {name: {node for node in others if name not in seen[node][0]} for name in (_CURRENT, *marks, *here)}
     refuse_blind(recipe, runs, hosts, blind[_RUN], placed)
     if blind.get(_WEIGHTS):
         raise _not_shared("weights.folder", wanted[_WEIGHTS], hosts, blind[_WEIGHTS], "weights go through it")
     described = _described(wanted, here | to_come)
-    return tuple(
+    folders = tuple(
         FolderOnNodes(name, path, tuple(sorted(hosts[node] for node in blind[name])), instead)
         for name, path, instead in described
     )
+    return OtherNodes(folders, {node: free for node, (_, free) in seen.items()})
 
 
 def refuse_blind(
@@ -176,8 +191,8 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def _ask(look: _Look) -> dict[str, list[str]]:
-    """Return the names of the folders that each node sees."""
+def _ask(look: _Look) -> dict[str, _Seen]:
+    """Return what each node sees."""
     command = [sys.executable, "-P", "-m", "asyncrl.run.nodes.shared_folders"]
     remedy = "see whether its nodes are alive with `ray status`"
     try:
@@ -187,16 +202,14 @@ def _ask(look: _Look) -> dict[str, list[str]]:
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"]
         raise RecipeError("", f"the cluster's nodes cannot say which folders they see: {lines[-1]}", remedy)
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, list[str]])
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, _Seen])
 
 
-def _seen(
-    from_here: tuple[str, str], marks: Mapping[str, str], models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]
-) -> list[str]:
-    """Return the names of what is seen on this node."""
+def _seen(from_here: tuple[str, str], marks: Mapping[str, str], models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]) -> _Seen:
+    """Return what is seen on this node."""
     seen = [name for name, path in marks.items() if Path(path).exists()]
     seen += [name for name, (path, files) in models.items() if model_files(Path(path)) == files]
-    return [_CURRENT, *seen] if from_here == file_system() else seen
+    return ([_CURRENT, *seen] if from_here == file_system() else seen), free_memory()
 
 
 def _main() -> None:

@@ -122,18 +122,18 @@ class GeneratorPool:
         return generator
 
     async def start(self, up: Callable[[WorkerId], None] = lambda worker: None) -> None:
-        """Bring all up side by side, and call ``up`` for each that is."""
+        """Bring all up side by side, and call ``up`` for each that is. It takes one of them for the run to begin."""
 
         async def start(slot: GeneratorSlot) -> None:
-            await slot.generator.start()
-            self._delivery.join(slot.generator, waited_for=True)
-            slot.up = True
-            up(slot.generator.worker)
+            await self._successors.begin(slot)
+            if slot.up:
+                up(slot.generator.worker)
 
         with first_error():
             async with asyncio.TaskGroup() as starting:
                 for slot in self._slots.all:
                     starting.create_task(start(slot))
+        self._slots.check_alive(self._slots.all)
 
     async def generate(self) -> None:
         """Run the generation pump: every generator pulls tickets until :meth:`stop`, and so do successors.

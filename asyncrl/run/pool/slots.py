@@ -14,6 +14,7 @@ from asyncrl.core.errors import (
     ComponentFailed,
     DeadlineExceeded,
     EventLoopBlocked,
+    HandedBack,
     NodeFull,
     NodeLost,
     ProcessDied,
@@ -23,10 +24,11 @@ from asyncrl.core.ids import WorkerId
 from asyncrl.core.recipe.generators import Role
 from asyncrl.generators.first_error import first_error
 from asyncrl.generators.worker import GeneratorStatistics
-from asyncrl.run.nodes.node_watch import NodeWatch
+from asyncrl.run.nodes.node_watch import LEAST_BYTES, NodeWatch
 from asyncrl.run.pool.handle import GeneratorHandle
 
 T = TypeVar("T")
+F = TypeVar("F", bound=ComponentFailed)
 
 
 class GeneratorSlot:
@@ -41,6 +43,7 @@ class GeneratorSlot:
         given_up: whether the generator is to end, or has ended, without a successor.
         coming_up: the task that starts the last successor, if there was one.
         death: how the last generator died.
+        blameless: whether that was no failure of its own, but of its node or of the way to it.
         blocked: how many died of a blocked event loop.
     """
 
@@ -50,6 +53,7 @@ class GeneratorSlot:
         self.up = False
         self.coming_up: asyncio.Task[None] | None = None
         self.death = ""
+        self.blameless = False
         self.blocked = 0
         self._dead: GeneratorHandle | None = None
         self._past = self._latest = GeneratorStatistics()
@@ -58,11 +62,12 @@ class GeneratorSlot:
         """Note the counters of the generator here."""
         self._latest = statistics
 
-    def vacate(self, death: str, *, blocked: bool = False) -> None:
+    def vacate(self, death: str, *, blocked: bool = False, blameless: bool = False) -> None:
         """Note that the generator here died. Harmless the second time: the first report of a death is its cause."""
         if self._dead is not self.generator:
-            self._dead, self.death = self.generator, death
+            self._dead, self.death, self.blameless = self.generator, death, False
             self.blocked += blocked
+        self.blameless |= blameless
         self.up = False
         self._past = self.counters
         # The gauges of the dead stay until its successor is heard of.
@@ -152,11 +157,18 @@ class GeneratorSlots:
         """Whether a node of a generator that died does not answer either."""
         return not all([await self._nodes.look(node) for node in generator.nodes])
 
-    async def explained(self, generator: GeneratorHandle, death: ProcessDied) -> ProcessDied:
-        """Return what a generator died of: the loss of its node, if that does not answer."""
-        if isinstance(death, NodeLost) or not await self.was_lost_with_its_node(generator):
+    async def explained(self, generator: GeneratorHandle, death: F) -> F | NodeLost | NodeFull:
+        """Return what a generator died of: the loss of its node if that does not answer, or a full memory file system there."""
+        if isinstance(death, NodeLost | NodeFull | WeightsOutOfReach):
             return death
-        return NodeLost(f"{generator.worker}: its node does not answer, and it is lost with it ({death})")
+        lost, full = await self.was_lost_with_its_node(generator), self._nodes.full(generator.nodes)
+        if lost:
+            why = f"{death}; {full}: make room there, and start Ray again" if full else str(death)
+            return NodeLost(f"{generator.worker}: its node does not answer, and it is lost with it ({why})")
+        if full and not isinstance(death, HandedBack | EventLoopBlocked):
+            remedy = "make it larger (--shm-size for a container, else mount -o remount,size=...), or make room"
+            return NodeFull(f"{generator.worker}: its node is full ({death}); {full}: {remedy}", LEAST_BYTES)
+        return death
 
     def died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
         """Note that the generator in ``slot`` or its engine is gone; kill what is left, which also ends its ``run``."""
@@ -166,7 +178,10 @@ class GeneratorSlots:
         if isinstance(death, WeightsOutOfReach):
             self._nodes.has_no_weights(death.node)
         worker, why = slot.generator.worker, str(death)
-        slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
+        blocked, blameless = isinstance(death, EventLoopBlocked), isinstance(death, NodeLost | WeightsOutOfReach)
+        if isinstance(death, NodeFull):  # a successor must not go there again at once
+            blameless = not self._nodes.avoided.keys().isdisjoint(slot.generator.nodes)
+        slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=blocked, blameless=blameless)
         self.last_death = slot.death
         self._forget(worker)
         slot.generator.kill()

@@ -1,4 +1,4 @@
-"""Brings generators up in their slots, and successors of those that died.
+"""Brings generators up in their slots, those that a run begins with and successors of those that died.
 
 What always holds: a generator that died is reported to the buffer before its successor is made; a generator that comes up takes
 part in nothing before it has caught up with the newest publication.
@@ -13,10 +13,10 @@ from asyncrl.core.errors import (
     AsyncRLError,
     BudgetExceeded,
     ComponentFailed,
+    NodeFull,
     NodeLost,
     ProcessDied,
     RecipeError,
-    WeightsOutOfReach,
 )
 from asyncrl.core.ids import WorkerId
 from asyncrl.run.pool.delivery_calls import WeightDelivery
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 SUCCESSORS_IN_A_ROW = 3
 """The run ends if this many successors in a row die in one slot while they come up: that is not an accident any more. Those that
-are lost with their node, or on a node that new weights do not come to, do not count."""
+are lost with their node, or on a node that is full or that new weights do not come to, do not count."""
 
 AT_ONCE_S = 1.0
 """How long it may take to be given room that is there."""
@@ -43,7 +43,7 @@ is no room in time. What it is given last it calls once with what is missing, if
 
 
 class Successors:
-    """Makes successors of generators, and brings up all but those that a run begins with.
+    """Makes successors of generators, and brings them up.
 
     Args:
         make: makes the process of a generator of a pool, once there is room for it.
@@ -65,6 +65,25 @@ class Successors:
         self._slots, self._delivery = slots, delivery
         self._make, self._report_lost, self._room, self._note = make, report_lost, room, note
 
+    async def begin(self, slot: GeneratorSlot) -> None:
+        """Bring up a generator that the run begins with. One whose node is lost or full meanwhile gets a successor later.
+
+        Raises:
+            ComponentFailed: it did not come up for another reason.
+        """
+        generator = slot.generator
+        try:
+            await generator.start()
+        except ComponentFailed as failed:
+            death = await self._slots.explained(generator, failed)
+            if not isinstance(death, NodeLost | NodeFull):
+                raise
+            self._slots.died(slot, death)
+            self._note(f"{slot.death}. The run begins without it")
+            return
+        self._delivery.join(generator, waited_for=True)
+        slot.up = True
+
     async def replace(self, slot: GeneratorSlot) -> None:
         """Make a successor; return when it is up, or the generation pump is to end: an evaluation may still need it then.
 
@@ -72,26 +91,25 @@ class Successors:
             BudgetExceeded: more generators died than ``buffer.max_failures`` allows.
             ComponentFailed: :data:`SUCCESSORS_IN_A_ROW` died, or one could not come up for another reason.
         """
-        left, blameless = SUCCESSORS_IN_A_ROW, False
+        left = SUCCESSORS_IN_A_ROW
         while True:
             try:
-                await self._replace_once(slot, blameless=blameless)
+                await self._replace_once(slot)
                 return
             except ProcessDied as died:
                 death = await self._slots.explained(slot.generator, died)
                 self._slots.died(slot, death)
                 if self._slots.needs_nobody(slot):
                     return
-                blameless = isinstance(death, NodeLost | WeightsOutOfReach)
-                left -= not blameless
+                left -= not slot.blameless
                 if not left:
                     problem = f"no successor came up, {SUCCESSORS_IN_A_ROW} in a row died; the last: {slot.death}"
                     raise ComponentFailed(problem) from death
 
-    async def _replace_once(self, slot: GeneratorSlot, *, blameless: bool) -> None:
+    async def _replace_once(self, slot: GeneratorSlot) -> None:
         gone = slot.generator.worker
         try:
-            await self._report_lost(gone, blameless or await self._slots.was_lost_with_its_node(slot.generator))
+            await self._report_lost(gone, slot.blameless or await self._slots.was_lost_with_its_node(slot.generator))
         except BudgetExceeded as one_too_many:
             raise BudgetExceeded(f"{one_too_many}: {slot.death}") from one_too_many
         logger.warning("%s", slot.death)
@@ -156,8 +174,13 @@ class Successors:
             await generator.start()
             self._delivery.join(generator, waited_for=False)
             version = await self._delivery.caught_up(generator)
-        except ProcessDied as death:
-            self._slots.died(slot, await self._slots.explained(generator, death))
-            raise
+        except ComponentFailed as failed:
+            death = await self._slots.explained(generator, failed)
+            if not isinstance(death, ProcessDied):
+                raise
+            self._slots.died(slot, death)
+            if death is failed:
+                raise
+            raise death from failed
         slot.up = True
         self._note(f"{generator.worker} is up, and has caught up with version {version or 0}")

@@ -21,7 +21,7 @@ from asyncrl.core.recipe.weights import DiskWeightsConfig
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
 from asyncrl.run.publications.node_mirrors import ANSWER_S, NodeMirrors, on_node, twice_if_it_dies
-from asyncrl.run.publications.transport import PublicationTransport, Routes
+from asyncrl.run.publications.transport import MIRRORED, PublicationTransport, Routes
 from asyncrl.weights.disk.stored_versions import StoredFile
 
 SEEN_S = 10.0
@@ -71,6 +71,11 @@ class DiskTransport(PublicationTransport):
         others = f"to {routes.counted(far)} elsewhere" if far else "for engines that come elsewhere"
         through = f"disk {others}, through {_stored_in(weights, routes.folder)}{how}, since the recipe asks for it"
         return "; ".join([*routes.through_memory, through])
+
+    @classmethod
+    def memory_apart(cls, version: int, store: int) -> int:
+        """Two versions in files."""
+        return MIRRORED * version
 
     async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
         """Bring ``publication`` to a node, once it is stored. It is stored in any case."""

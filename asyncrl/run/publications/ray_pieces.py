@@ -5,8 +5,8 @@ pieces at a time, so that its store need not hold a version, and each in an orde
 first, and Ray fetches a piece from any node that has it; a fetch ends by its deadline, or soon after it is stopped.
 """
 
-import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, ObjectStoreFullError, OutOfDiskError
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
-from asyncrl.core.files.memory_files import memory_file_system
+from asyncrl.core.files.memory_files import free_memory, memory_file_system
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.publications.node_mirrors import PiecesLost
 from asyncrl.run.publications.transport import IN_STORE
@@ -52,13 +52,12 @@ class StoreMemory:
         """
         with self._lock:
             more = min(size, min(IN_STORE * size, self._store) - self._taken)
-            folder = os.statvfs(memory_file_system())
-            free = folder.f_bavail * folder.f_frsize
+            free = free_memory()
             if more > free:
                 raise MemoryFull(
-                    f"{memory_file_system()} has {free} bytes free, and Ray's object store, which lies there, needs {more} more "
-                    "for weights: make it larger (--shm-size for a container, else mount -o remount,size=...), or set "
-                    "weights.kind to disk"
+                    f"{memory_file_system()} on {socket.gethostname()} has {free} bytes free, and Ray's object store, which lies "
+                    f"there, needs {more} more for weights: make it larger (--shm-size for a container, else mount -o "
+                    "remount,size=...), or set weights.kind to disk"
                 )
             self._taken += max(0, more)
 

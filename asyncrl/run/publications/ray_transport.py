@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ProcessDied, RecipeError, WeightsOutOfReach
+from asyncrl.core.errors import ComponentFailed, ProcessDied, RecipeError, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.units import memory
 from asyncrl.core.publication import Publication, WeightFile
@@ -22,7 +22,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
 from asyncrl.run.publications.node_mirrors import ANSWER_S, NodeMirrors, PiecesLost, on_node, twice_if_it_dies
-from asyncrl.run.publications.transport import IN_STORE, ObjectStore, PublicationTransport, Routes, read_stores
+from asyncrl.run.publications.transport import IN_STORE, MIRRORED, ObjectStore, PublicationTransport, Routes, read_stores
+from asyncrl.weights.shm.memory_file import MemoryFull
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,6 +103,11 @@ class RayTransport(PublicationTransport):
             ways.append(f"Ray's object store to {routes.on_nodes(routes.apart)} where no rank writes, once to each")
         return "; ".join(ways)
 
+    @classmethod
+    def memory_apart(cls, version: int, store: int) -> int:
+        """Two versions in files, and in the object store as much as there may be."""
+        return MIRRORED * version + min(IN_STORE * version, store)
+
     async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
         """Bring ``publication`` to a node, each of its files from the store of the node that it was written on."""
         if all(file.node == node for file in publication.files):
@@ -165,7 +171,10 @@ class RayTransport(PublicationTransport):
     async def _put(self, publication: Publication, node: str) -> "Pieces":
         version, files = publication.version, publication.files
         what = f"put version {version} into Ray's object store"
-        pieces: Pieces = await self._mirrors.on(node).ask(lambda actor: actor.put.remote(version, files), what, self._seconds)
+        try:
+            pieces: Pieces = await self._mirrors.on(node).ask(lambda actor: actor.put.remote(version, files), what, self._seconds)
+        except MemoryFull as full:  # not on the node that waits for it: that could do nothing about it
+            raise ComponentFailed(str(full)) from full
         return pieces
 
     async def check_reach(self, newest: Publication, node: str) -> None:

@@ -34,6 +34,10 @@ IN_STORE = 2
 """The versions of weights that may be in an object store at once; a third waits until one has arrived or been given up."""
 
 
+MIRRORED = 2
+"""The versions of weights that lie side by side in the memory file system of a node that they are brought to."""
+
+
 class Room(NamedTuple):
     """What a version must find room in.
 
@@ -139,6 +143,16 @@ class PublicationTransport(Protocol):
             RecipeError: they would not reach all of them.
         """
         ...
+
+    @classmethod
+    def memory_apart(cls, version: int, store: int) -> int:
+        """Return the bytes that publications take of the memory file system of a node on which no rank writes; by default none.
+
+        Args:
+            version: bytes of a version.
+            store: those of the node's object store.
+        """
+        return 0
 
     async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
         """Bring ``publication`` to a node, and return it with files that all lie there.

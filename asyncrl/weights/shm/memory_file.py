@@ -8,6 +8,7 @@ import errno
 import glob
 import mmap
 import os
+import socket
 from pathlib import Path
 
 from asyncrl.core.errors import ComponentFailed
@@ -54,8 +55,9 @@ class MemoryFile:
                 raise
             folder = os.statvfs(os.path.dirname(self.path))
             total, free = folder.f_blocks * folder.f_frsize, folder.f_bavail * folder.f_frsize
+            there = f"{self.path} on {socket.gethostname()}"
             raise MemoryFull(
-                f"{self.path}: no room for {size - self.size} bytes of weights after {self.size} bytes already there; its file "
+                f"{there}: no room for {size - self.size} bytes of weights after {self.size} bytes already there; its file "
                 f"system has {total} bytes, {free} of them free. Two versions must fit at once, and a third while a slow engine "
                 "still reads: make it larger (--shm-size for a container, else mount -o remount,size=...), or remove what a "
                 "killed run left there"

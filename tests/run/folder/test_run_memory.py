@@ -12,6 +12,7 @@ import pytest
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.memory_owners import MemoryOwner, abandoned_runs, owner_file
 from asyncrl.run.folder.run_memory import free_memory_of, memory_held, sweep_memory
+from asyncrl.run.host.ray_calls import INLINE_BYTES
 from asyncrl.run.models.model_identity import model_files
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.nodes.remote_files import NodeFiles
@@ -143,19 +144,26 @@ def test_a_copy_of_a_model_that_was_made_for_a_run_goes_with_it_and_other_copies
     monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("asyncrl.run.nodes.model_folder.ask_blocking", lambda answer, **_: answer)
 
+    asked: list[int] = []
+    room = {"exported": 0, "base": 1 << 40}  # without room, nothing may go through the object store
+    monkeypatch.setattr("asyncrl.run.nodes.model_folder.free_memory", lambda: 1 << 40)
+
     def model_of_another_node(name: str) -> ModelFolder:
         there, here = tmp_path / "another node" / name, tmp_path / name
         there.mkdir(parents=True)
         (there / "config.json").write_text(name)
 
         def read(path: Path, offset: int, limit: int) -> bytes:
+            asked.append(limit)
             return NodeFiles().read(there / path.relative_to(here), offset, limit)
 
-        return ModelFolder(here, model_files(there), SimpleNamespace(read=SimpleNamespace(remote=read)))
+        source = SimpleNamespace(read=SimpleNamespace(remote=read), answer=SimpleNamespace(remote=lambda: room[name]))
+        return ModelFolder(here, model_files(there), source)
 
     exported, base = (model_of_another_node(name) for name in ("exported", "base"))
     with exported.loading() as copy, base.loading() as base_copy:
         assert [(each / "config.json").read_text() for each in (copy, base_copy)] == ["exported", "base"]
+        assert asked == [INLINE_BYTES, 8 << 20]
         with exported.loading() as same:  # another engine on the node; nobody waits
             assert same == copy
             NodeFiles().forget_run(uuid4().hex, [], exported)

@@ -187,18 +187,19 @@ async def test_a_successor_waits_as_long_as_it_takes_and_goes_to_no_node_that_is
     await places.find_all(unexpected)
     places.take("generator-0", "generators"), places.take("generator-1", "generators")
     places.leave("generator-1")
-    silent = {"b"}
+    silent = {"b": "it does not answer"}
     places.avoided = lambda: silent
     adding = asyncio.create_task(places.add("generators", 1, True, told.append))
     while not told:  # noqa: ASYNC110 - no event tells of it
         await asyncio.sleep(0)
     assert not adding.done()
+    assert "is left out: it does not answer" in told[0].problem
     silent.clear()  # it answers again
     async with asyncio.timeout(60):
         await adding
     assert places.take("generator-2", "generators").node == "b"
     places.leave("generator-2")
-    silent.add("b")
+    silent["b"] = "it does not answer"
     adding = asyncio.create_task(places.add("generators", 1, True, told.append))
     await asyncio.sleep(0)
     adding.cancel()

@@ -9,7 +9,7 @@ from asyncrl.run.nodes import shared_folders
 from asyncrl.run.nodes.cluster_nodes import Nodes
 from asyncrl.run.nodes.placement import Node
 from asyncrl.run.nodes.process_kinds import LEARNER
-from asyncrl.run.nodes.shared_folders import look_at_folders
+from asyncrl.run.nodes.shared_folders import OtherNodes, ask_other_nodes
 from asyncrl.run.recipe.compose import compose
 
 NODES = Nodes(tuple(Node(name, f"host-{name}", {}, {}) for name in "abc"), "a")
@@ -27,9 +27,9 @@ def model(tmp_path: Path) -> list[str]:
 def seeing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """All nodes see these folders, if what marks them is there when they look."""
 
-    def ask(look: shared_folders._Look) -> dict[str, list[str]]:
+    def ask(look: shared_folders._Look) -> dict[str, shared_folders._Seen]:
         assert all(Path(mark).is_file() for mark in look.marks.values())
-        return {node: list(names) for node in look.nodes}
+        return {node: (list(names), 5) for node in look.nodes}
 
     monkeypatch.setattr(shared_folders, "_ask", ask)
 
@@ -37,7 +37,9 @@ def seeing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 def test_what_engines_do_not_see_is_brought(model, monkeypatch, tmp_path):
     seeing(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    current, run, weights = look_at_folders(compose("quickstart", model), FAR_ENGINE, NODES, None)
+    others = ask_other_nodes(compose("quickstart", model), FAR_ENGINE, NODES, None)
+    assert others.free_memory == {"b": 5}
+    current, run, weights = others.folders
     assert (current.name, current.blind, current.instead) == ("current folder", ("host-b",), "Ray brings a copy of 0 MiB")
     assert (run.name, run.blind, weights.name, weights.blind) == ("run folder", ("host-b",), "model", ("host-b",))
     assert run.path == tmp_path / "new" / "runs"
@@ -47,15 +49,15 @@ def test_what_engines_do_not_see_is_brought(model, monkeypatch, tmp_path):
 def test_who_needs_a_shared_folder_is_refused_without(model, monkeypatch, tmp_path):
     seeing(monkeypatch, "model")
     with pytest.raises(RecipeError, match=r"run_dir.*is not seen on host-c, and learner ranks there write checkpoints"):
-        look_at_folders(compose("quickstart", model), FAR_RANK, NODES, None)
+        ask_other_nodes(compose("quickstart", model), FAR_RANK, NODES, None)
     through_run = compose("quickstart", [*model, "weights={kind: disk}"])
     with pytest.raises(RecipeError, match=r"run_dir.*is not seen on host-b, and new weights go through it"):
-        look_at_folders(through_run, FAR_ENGINE, NODES, None)
+        ask_other_nodes(through_run, FAR_ENGINE, NODES, None)
     elsewhere = compose("quickstart", [*model, f"weights={{kind: disk, folder: {tmp_path}}}"])
     with pytest.raises(RecipeError, match=r"weights.folder.*is not seen on host-b"):
-        look_at_folders(elsewhere, FAR_ENGINE, NODES, None)
+        ask_other_nodes(elsewhere, FAR_ENGINE, NODES, None)
     seeing(monkeypatch, "folder of weights")
-    assert [folder.blind for folder in look_at_folders(elsewhere, FAR_ENGINE, NODES, None)] == [
+    assert [folder.blind for folder in ask_other_nodes(elsewhere, FAR_ENGINE, NODES, None).folders] == [
         ("host-b",),
         ("host-b",),
         (),
@@ -64,4 +66,4 @@ def test_who_needs_a_shared_folder_is_refused_without(model, monkeypatch, tmp_pa
 
 
 def test_a_run_on_this_machine_alone_asks_nobody(model):
-    assert look_at_folders(compose("quickstart", model), {LEARNER: ["a"], "generators": ["a"]}, NODES, None) == ()
+    assert ask_other_nodes(compose("quickstart", model), {LEARNER: ["a"], "generators": ["a"]}, NODES, None) == OtherNodes()

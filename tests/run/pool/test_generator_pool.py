@@ -47,7 +47,7 @@ class Shop:
     """A pool of fakes; ``successor`` is applied to each one made in place of another, ``budget`` deaths are allowed."""
 
     def __init__(self, size: int = 2, budget: int = 100, pools: Mapping[str, GeneratorsConfig] | None = None) -> None:
-        self.now, self.room, self.grows = 0.0, 100, False
+        self.now, self.room, self.grows, self.free = 0.0, 100, False, 1 << 40
         self.log: list[str] = []
         self.notes: list[str] = []
         self.made: list[FakeGenerator] = []
@@ -85,7 +85,7 @@ class Shop:
         return fake
 
     async def _ask(self, node: str) -> int:
-        return 0
+        return self.free
 
     async def _lost(self, worker: WorkerId, with_node: bool) -> None:
         await asyncio.sleep(0)
@@ -369,6 +369,39 @@ async def test_generators_that_are_lost_with_their_node_are_no_failures_however_
     assert "generator-3: its node does not answer" in "".join(shop.notes)
 
 
+@pytest.mark.parametrize(("silent", "free", "why"), [(True, 1 << 40, "does not answer"), (False, 0, "had 0 MiB free")])
+async def test_a_run_begins_without_a_generator_whose_node_is_lost_or_full_and_takes_its_successor_later(
+    silent: bool, free: int, why: str
+) -> None:
+    shop = Far(budget=0)
+    shop.free = free
+    if silent:
+        shop.watch._silent["far"].set()
+    shop.made[1].die()
+    await shop.pool.start()
+    await shop.pool.deliver(publication(0))
+    running = asyncio.create_task(shop.pool.generate())
+    await shop.until(lambda: "generator-2 runs" in shop.log)
+    await shop.pool.stop()
+    await running
+    assert "generator-1 lost with its node" in shop.log
+    assert shop.notes[0].startswith("generator-1: its node ")
+    assert shop.notes[0].endswith("The run begins without it")
+    assert why in shop.notes[0]
+
+
+async def test_a_run_does_not_begin_without_any_generator() -> None:
+    shop = Far()
+    shop.made[0].die()
+    with pytest.raises(ProcessDied, match="generator-0: its process died"):
+        await shop.pool.start()
+    shop = Shop(size=1)
+    shop.made[0].node, shop.free = "far", 0
+    shop.made[0].die()
+    with pytest.raises(ComponentFailed, match=r"no generator is left: generator-0: its node is full.*had 0 MiB free"):
+        await shop.pool.start()
+
+
 async def test_event_loops_that_seem_blocked_on_a_node_that_does_not_answer_do_not_end_the_run() -> None:
     shop = Far(until=8, budget=0)
 
@@ -440,7 +473,7 @@ async def test_a_newcomer_on_a_node_that_weights_do_not_come_to_leaves_the_run_a
         shop.pool._delivery._transport.check_reach = check_reach  # type: ignore[method-assign]
         await shop.pool.scale("generators", 2)
         await shop.until(lambda: "generator-1 lost" in shop.log)
-        assert (shop.watch.avoided, shop.pool.sizes) == ({"blind"}, {"generators": 1})
+        assert (shop.watch.avoided, shop.pool.sizes) == ({"blind": "new weights do not come to it"}, {"generators": 1})
     assert shop.notes[-1] == (
         "generator-1 did not come up, and the run goes on without it: generator-1: node blind does not see the folder"
     )

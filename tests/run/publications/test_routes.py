@@ -19,6 +19,8 @@ from asyncrl.core.recipe.weights import (
     ShmWeightsConfig,
     WeightsConfig,
 )
+from asyncrl.run.dry_run.weight_routes import full_nodes
+from asyncrl.run.publications.disk_transport import DiskTransport
 from asyncrl.run.publications.nccl_transport import NcclTransport
 from asyncrl.run.publications.ray_transport import RayTransport
 from asyncrl.run.publications.transport import ObjectStore, Room, Routes
@@ -89,6 +91,15 @@ def test_an_engine_on_several_nodes_is_not_counted_on_each_as_a_whole() -> None:
     said = RayTransport.describe(Routes(two, ["a"], {"a": 1, "b": 1}, RUN, on_gpus=False))
     assert said.startswith("shm to 1 engine part on the learner's node")
     assert said.endswith("Ray's object store to 1 engine part on 1 node where no rank writes, once to each")
+
+
+def test_a_node_with_too_little_memory_for_new_weights_is_told_of() -> None:
+    room = Room(1 << 30, 0, {"b": ObjectStore("10.0.0.2", 1 << 29), "c": ObjectStore("10.0.0.3", 1 << 29)})
+    routes = Routes(recipe(AutoWeightsConfig()), ["a"], {"a": 1, "b": 1, "c": 1}, RUN, on_gpus=False, room=room)
+    free = {"b": 9 << 28, "c": 10 << 28}
+    (told,) = full_nodes(RayTransport, routes, free)
+    assert told.startswith("/dev/shm on 10.0.0.2 has 2.2 GiB free, and new weights take up to 2.5 GiB there")
+    assert list(full_nodes(DiskTransport, routes, free)) == list(full_nodes(NcclTransport, routes, {"b": 0})) == []
 
 
 def test_memory_alone_is_refused_where_it_does_not_reach() -> None:
