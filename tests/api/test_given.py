@@ -123,6 +123,19 @@ def test_a_class_that_a_function_defines_is_copied():
         assert f"name: {file.stem}:Local" in Path(given.recipe).read_text()
 
 
+def test_a_class_whose_copy_would_lack_its_fields_is_refused():
+    class Found(msgspec.Struct):
+        number: int
+
+    class Mine(Calculator):
+        def reward(self, task, answer):
+            return float(Found(3).number)
+
+    problem = "class Found, a msgspec.Struct of this program, would lose its fields in a copy; make it a dataclass"
+    with pytest.raises(asyncrl.RecipeError, match=problem):
+        asyncrl.launch("quickstart", environment=Mine)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

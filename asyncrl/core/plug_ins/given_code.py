@@ -21,6 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar
 
 import cloudpickle
+import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
@@ -111,6 +112,17 @@ class _Pickler(cloudpickle.CloudPickler):
         {CodeType: _with_file},
         cloudpickle.CloudPickler.dispatch_table,
     )
+
+    def reducer_override(self, given: Any) -> Any:
+        """Say how something is copied.
+
+        Raises:
+            RecipeError: it is a class whose copy would be another one.
+        """
+        if isinstance(given, type(msgspec.Struct)) and (given.__module__ == "__main__" or "<locals>" in given.__qualname__):
+            problem = f"class {given.__name__}, a msgspec.Struct of this program, would lose its fields in a copy"
+            raise RecipeError("", problem, "make it a dataclass, or define it in a module beside the program")
+        return super().reducer_override(given)
 
 
 def _file_of(name: str) -> str:
