@@ -131,6 +131,11 @@ def test_a_broken_call_of_json_leaves_the_good_ones(
     assert "now" in second.text
 
 
+def has_a_mark(text: str) -> bool:
+    """Whether a text has what formats mark calls with: there the call may count as malformed."""
+    return any(mark in text for mark in (*_MARKS, "<parameter"))
+
+
 VALUE = st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\ufdd0\ufdd1\ufdd3"), max_size=40)
 
 
@@ -139,7 +144,8 @@ VALUE = st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_chara
 def test_what_a_format_writes_is_read_back(readers: dict[str, ToolCallReader], parser: str, text: str, number: int) -> None:
     call: dict[str, Any] = {"a": number, "b": 2}
     assert held(readers[parser].read(WRITERS[parser]("add", call))) == [("add", call)]
-    assert held(readers[parser].read(WRITERS[parser]("say", {"t": text}))) == [("say", {"t": text})]
+    read = held(readers[parser].read(WRITERS[parser]("say", {"t": text})))
+    assert read == [("say", {"t": text})] or (read == MALFORMED and has_a_mark(text))
 
 
 @pytest.mark.parametrize("parser", TYPED_BY_TEXT)
@@ -150,8 +156,18 @@ def test_arguments_that_are_written_as_text_get_their_types(
     call: dict[str, Any] = {"a": number, "b": 2}
     assert held(readers[parser].read(WRITERS[parser]("add", call))) == [("add", call)]
     (read,) = readers[parser].read(WRITERS[parser]("say", {"t": text})).calls
-    assert isinstance(read, ToolCall)
-    assert read.arguments["t"].strip() == text.strip()
+    if isinstance(read, ToolCall):
+        assert read.arguments["t"].strip() == text.strip()
+    else:
+        assert has_a_mark(text)
+
+
+@pytest.mark.parametrize("parser", WRITERS)
+@pytest.mark.parametrize("text", [*_MARKS, "<parameter=", "<parameter=t>", '<parameter name="t">', "</parameter>", "</function>"])
+def test_a_value_that_has_a_mark_in_it_is_read_back_or_malformed(
+    readers: dict[str, ToolCallReader], parser: str, text: str
+) -> None:
+    assert held(readers[parser].read(WRITERS[parser]("say", {"t": text}))) in ([("say", {"t": text})], MALFORMED)
 
 
 @pytest.mark.parametrize("depth", [200, 400, 600, 800, 900, 950, 980])
