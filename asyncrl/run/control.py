@@ -26,13 +26,14 @@ from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, signatures
 from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 BEGIN_S = 60.0
 """How long a driver that has just begun may take until it can be asked something; it imports Ray meanwhile."""
+_ANSWER_S = 60.0
+"""How long a driver may take to answer. Whoever asks it imports no Ray for that, which takes seconds."""
 _LOOK_S = 0.2
 _ENDING = "is ending already"
 T = TypeVar("T")
@@ -205,7 +206,7 @@ async def ask(run: Path, method: Callable[..., Coroutine[Any, Any, T]], *argumen
         problem = f"the run in {str(run)!r} is driven from {address.machine}, and this is {socket.gethostname()}"
         raise RecipeError("", problem, f"run the command on {address.machine}")
     remedy = "its machine may be overloaded; see logs/driver.log of the run"
-    async with deadline(ANSWER_DEADLINE_S, waiter="asyncrl", owner="the run's driver to answer", remedy=remedy):
+    async with deadline(_ANSWER_S, waiter="asyncrl", owner="the run's driver to answer", remedy=remedy):
         try:
             client = await RpcClient.connect(address.endpoint, METHODS)
             try:

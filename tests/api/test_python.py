@@ -44,12 +44,14 @@ print(sorted((heavy | {"numpy", "msgspec", "yaml"}) & set(sys.modules)))
 for name in asyncrl.__all__:
     getattr(asyncrl, name)
 print(sorted(heavy & set(sys.modules)))
+import asyncrl.run.control, asyncrl.run.host.stopping  # what run.log, run.finish and run.stop import
+print({"ray", "torch"} & set(sys.modules))
 """
 
 
 def test_import_is_light_and_everything_offered_is_there():
     shown = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert shown == "[]\n[]\n"
+    assert shown == "[]\n[]\nset()\n"
     assert set(asyncrl.__all__) <= set(dir(asyncrl))
     with pytest.raises(AttributeError, match="module 'asyncrl' has no attribute 'lunch'"):
         asyncrl.lunch  # noqa: B018
