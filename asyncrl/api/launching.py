@@ -85,7 +85,7 @@ async def running(
         driver = start_driver(request)
         with driver.answers, shown(driver.process):
             try:
-                run = Run((await asyncio.to_thread(driver.began)).folder)
+                run = Run((await asyncio.to_thread(driver.began)).folder)._driven_by(driver.process)
                 yield run
                 await asyncio.to_thread(driver.process.wait)
             finally:

@@ -19,6 +19,8 @@ from asyncrl.core.storage.address import is_address
 from asyncrl.core.text import short
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     import pyarrow as pa
 
     from asyncrl.core.recipe.schema import Recipe
@@ -44,6 +46,12 @@ class Run:
 
         self._address = str(path) if is_address(str(path)) else None
         self._folder = RunFolder.find(Path(path) if self._address is None else self._copy(weights=False))
+        self._driver: Popen[str] | None = None
+
+    def _driven_by(self, driver: Popen[str]) -> Run:
+        """Have its events followed until this process ends, which says that it has begun before it drives the run."""
+        self._driver = driver
+        return self
 
     def _copy(self, *, weights: bool) -> Path:
         from asyncrl.run.storage.fetched_run import copy_of
@@ -155,7 +163,8 @@ class Run:
 
         reader = EventReader(self._folder.events)
         while True:
-            driven = self._folder.is_driven  # asked first: what was written before the run's end is read below
+            # Asked first: what was written before the run's end is read below.
+            driven = self._folder.is_driven or (self._driver is not None and self._driver.poll() is None)
             for event in reader.new():
                 yield event
             if not driven:

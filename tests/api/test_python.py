@@ -1,5 +1,6 @@
 """What is raised to a Python program: by refusals, by runs that end early, and by runs that lack what is asked of them."""
 
+import asyncio
 import contextlib
 import io
 import json
@@ -304,6 +305,30 @@ os._exit(2)
     with pytest.raises(asyncrl.RunFailed):
         asyncrl.Run(folder.path).resume(callbacks=[lambda event, run: heard.append(event.text)])
     assert heard == ["now"]
+
+
+async def test_a_run_is_followed_before_its_process_drives_it(folder, tmp_path, monkeypatch):
+    began = msgspec.json.encode(Began(str(folder.path))) + b"\n"
+    now = msgspec.json.encode(NoteSaid(text="now", level=20)) + b"\n"
+    code = f"""
+import os, pathlib, time
+os.write(answers, {began!r})
+while not pathlib.Path({str(tmp_path / "followed")!r}).exists():
+    time.sleep(0.05)
+open({str(folder.events)!r}, "ab").write({now!r})
+"""
+    driver_of(code, monkeypatch)
+    monkeypatch.setattr(launching, "start_driver", driver_process.start_driver)
+
+    async def follow() -> None:
+        async with asyncrl.running("quickstart") as run:
+            first = asyncio.create_task(anext(run.events()))
+            await asyncio.sleep(0)
+            (tmp_path / "followed").touch()
+            assert (await first).text == "now"
+
+    with pytest.raises(asyncrl.RunFailed, match="left no summary"):
+        await follow()
 
 
 def test_an_interrupt_while_the_driver_starts_ends_it_too(monkeypatch):
