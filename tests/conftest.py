@@ -98,6 +98,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep how the tests ended, for ``.ci/run``."""
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("asyncrl/ended", int(exitstatus))
+
+
 def pytest_runtest_setup() -> None:
     """Have each test get the same random numbers from torch, whatever ran before it."""
     if "torch" in sys.modules:

@@ -57,11 +57,6 @@ class TunedEngines(msgspec.Struct, frozen=True):
     moves: tuple[str, ...]
     setting: str
 
-    @property
-    def share(self) -> float:
-        """The end of the tuned run, as a share of the mean of the best setting's two runs."""
-        return self.last / ((self.fixed[self.best] + self.again) / 2)
-
 
 def run(json_file: Path, console: Console) -> TunedEngines:
     """Run all, one after another, and write the result to ``json_file``.

@@ -124,10 +124,11 @@ class NodeWatch:
     def lacks(self, node: str, needed: int) -> None:
         """Note that a node needs so many free bytes in its memory file system before a generator can be there, if it is watched.
 
-        What was free there is not known any more, until it answers again.
+        Each time that what was needed was free and not enough, twice as much is. What was free there is not known any more, until
+        it answers again.
         """
         if node in self._nodes():
-            self._needed[node] = needed
+            self._needed[node] = max(needed, 2 * self._needed.get(node, 0))
             self._free.pop(node, None)
 
     def has_no_weights(self, node: str) -> None:

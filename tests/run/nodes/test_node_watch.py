@@ -164,3 +164,18 @@ def test_a_node_whose_memory_is_full_is_avoided_until_there_is_room(cluster: Clu
 
     cluster.run(scenario)
     assert cluster.told == []
+
+
+def test_a_node_that_was_full_with_what_was_needed_needs_twice_as_much(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        await asyncio.sleep(1)
+        cluster.free["a"] = 50 << 20
+        for _ in range(2):
+            cluster.watch.lacks("a", 50 << 20)
+            await asyncio.sleep(3)
+        assert cluster.watch.avoided == {"a": "its memory file system has 50 MiB free, and 100 MiB are needed"}
+        cluster.free["a"] = 100 << 20
+        await asyncio.sleep(3)
+        assert cluster.watch.avoided == {}
+
+    cluster.run(scenario)
