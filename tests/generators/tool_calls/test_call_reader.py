@@ -54,8 +54,8 @@ def test_reads_content_and_calls_in_order(reader: ToolCallReader) -> None:
         (call('{"name": "add", "arguments": {"a": "\\ud800"}}'), "surrogates not allowed"),
         (call('{"name": "add", "arguments": {"\\ud800": 1}}'), "surrogates not allowed"),
         (call('{"name": "\\ud800", "arguments": {}}'), "surrogates not allowed"),
-        (call('{"name": "add", "arguments": {"a": ' + "[" * 3000 + "]" * 3000 + "}}"), "recursion"),
-        ("<tool_call>" + "[" * 3000, "recursion"),
+        (call('{"name": "add", "arguments": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}"), "recursion"),
+        ("<tool_call>" + "[" * 100_000, "recursion"),
         ("<tool_call>", "not in the format hermes"),
     ],
 )
