@@ -33,6 +33,7 @@ def follow(
 
     folder = Path(began.folder)
     run, reader = read(folder), EventReader(folder / "events.jsonl", began.events)
+    run._driven_by(process)
     while True:
         ended = process.poll() is not None  # asked first: what was written before the end is read below
         for event in reader.new():

@@ -183,7 +183,12 @@ async def finish(run: Path, reason: str) -> str:
         await asyncio.sleep(_LOOK_S)  # no event says that another process listens
         if not folder.is_driven:
             return _ENDING
-    return await ask(run, RunControl.finish, reason)
+    try:
+        return await ask(run, RunControl.finish, reason)
+    except RecipeError:
+        if goes_on and not (folder.is_driven and folder.control.exists()):
+            return _ENDING
+        raise
 
 
 async def log(run: Path, step: int, values: Mapping[str, float]) -> None:

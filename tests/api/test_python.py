@@ -302,8 +302,14 @@ os._exit(2)
 """
     driver_of(code, monkeypatch)
     heard: list[str] = []
+
+    def slow(event, run):
+        heard.append(event.text)
+        run._driver.wait(60)
+        run.finish("solved")  # it has ended meanwhile
+
     with pytest.raises(asyncrl.RunFailed):
-        asyncrl.Run(folder.path).resume(callbacks=[lambda event, run: heard.append(event.text)])
+        asyncrl.Run(folder.path).resume(callbacks=[slow])
     assert heard == ["now"]
 
 

@@ -166,6 +166,27 @@ async def test_a_run_that_ends_while_it_is_told_to_end_has_done_so(tmp_path: Pat
     assert await asking == "is ending already"
 
 
+@pytest.mark.parametrize("listens", [False, True])
+async def test_a_run_that_goes_away_while_it_answers_has_ended_unless_it_still_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    folder.control.write_bytes(b"{}")
+
+    async def lost(*arguments: object) -> str:
+        if not listens:
+            folder.control.unlink()
+        raise RecipeError("", "the run is starting or ending", "try again once it trains")
+
+    monkeypatch.setattr("asyncrl.run.control.ask", lost)
+    with folder.driven():
+        if listens:
+            with pytest.raises(RecipeError, match="starting or ending"):
+                await finish(folder.path, "solved")
+        else:
+            assert await finish(folder.path, "solved") == "is ending already"
+
+
 async def test_a_resume_begins_with_the_engines_that_were_asked_for(tmp_path: Path) -> None:
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", *POOLS]))
     recipe = compose(str(folder.recipe))

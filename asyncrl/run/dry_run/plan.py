@@ -176,6 +176,7 @@ def make_plan(
 
     placed, lacking = place_all(recipe)
     transport, routes = weight_routes(recipe, machine, shape, placed, run)
+    ways = transport.describe(routes) if placed[LEARNER] else "what the nodes allow that the learner's ranks will get"
     others = OtherNodes() if machine.cluster is None else ask_other_nodes(recipe, placed, machine.cluster, run)
     check_attention(shape, recipe.learner, recipe.generators.by_pool, on_gpus=machine.gpus > 0)
     if not machine.gpus:
@@ -214,10 +215,10 @@ def make_plan(
         choices=tuple(choices),
         kept=kept_steps(recipe, shape),
         inert=inert(recipe),
-        weight_routes=transport.describe(routes) if placed[LEARNER] else "what the nodes allow that the learner's ranks will get",
+        weight_routes=ways,
         remarks=(),
     )
-    full = full_nodes(transport, routes, others.free_memory)
+    full = full_nodes(transport, routes, others.free_memory) if placed[LEARNER] else ()
     remarks = (*_remarks(recipe, shape, plan), *full, *room_to_tune(recipe, shape, machine, place_all))
     return msgspec.structs.replace(plan, remarks=(*lacking, *played, *conflicts(recipe), *customs, *remarks))
 

@@ -28,7 +28,7 @@ from asyncrl.run.folder.run_memory import free_memory_of, sweep_memory
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.host.ray_calls import INLINE_BYTES, ask, this_node
 from asyncrl.run.models.model_identity import model_files
-from asyncrl.run.nodes.model_folder import ModelFolder
+from asyncrl.run.nodes.model_folder import LARGE, ROOM_BYTES, ModelFolder
 
 _CALLS_AT_ONCE = 8
 logger = logging.getLogger(__name__)
@@ -222,6 +222,7 @@ class _FarNode:
         self._sees: bool | None = None
         self._logs: dict[str, _LogCopy] = {}
         self._problem = ""
+        self._piece = INLINE_BYTES
         self._bringing = asyncio.Lock()
 
     @property
@@ -247,6 +248,8 @@ class _FarNode:
         try:
             async with self._bringing:
                 if not await self.sees():
+                    room = min(await self.answer(), free_memory())
+                    self._piece = LARGE[0] if room >= ROOM_BYTES else INLINE_BYTES
                     await self._bring_logs()
                     await self._bring_episodes()
                 self._problem = ""
@@ -279,7 +282,7 @@ class _FarNode:
             if entry.size < copy.copied:
                 copy.begin_again()
             while copy.copied < entry.size:
-                content = await self._read(copy.path, copy.copied, min(INLINE_BYTES, entry.size - copy.copied))
+                content = await self._read(copy.path, copy.copied, min(self._piece, entry.size - copy.copied))
                 if not content:
                     break
                 copy.append(content)
@@ -288,7 +291,7 @@ class _FarNode:
         for entry in await self._listing(self._folder.trajectories):
             path, parts, size = self._folder.trajectories / entry.name, list[bytes](), 0
             while size < entry.size:
-                content = await self._read(path, size, min(INLINE_BYTES, entry.size - size))
+                content = await self._read(path, size, min(self._piece, entry.size - size))
                 if not content:
                     break
                 parts.append(content)

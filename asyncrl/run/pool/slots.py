@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from asyncrl.core.errors import (
+    AsyncRLError,
     ComponentFailed,
     DeadlineExceeded,
     EventLoopBlocked,
@@ -28,7 +29,7 @@ from asyncrl.run.nodes.node_watch import LEAST_BYTES, NodeWatch
 from asyncrl.run.pool.handle import GeneratorHandle
 
 T = TypeVar("T")
-F = TypeVar("F", bound=ComponentFailed)
+F = TypeVar("F", bound=AsyncRLError)
 
 
 class GeneratorSlot:

@@ -13,6 +13,7 @@ from asyncrl.core.errors import (
     AsyncRLError,
     BudgetExceeded,
     ComponentFailed,
+    DeadlineExceeded,
     NodeFull,
     NodeLost,
     ProcessDied,
@@ -69,12 +70,12 @@ class Successors:
         """Bring up a generator that the run begins with. One whose node is lost or full meanwhile gets a successor later.
 
         Raises:
-            ComponentFailed: it did not come up for another reason.
+            ComponentFailed, DeadlineExceeded: it did not come up for another reason.
         """
         generator = slot.generator
         try:
             await generator.start()
-        except ComponentFailed as failed:
+        except (ComponentFailed, DeadlineExceeded) as failed:
             death = await self._slots.explained(generator, failed)
             if not isinstance(death, NodeLost | NodeFull):
                 raise
@@ -174,7 +175,7 @@ class Successors:
             await generator.start()
             self._delivery.join(generator, waited_for=False)
             version = await self._delivery.caught_up(generator)
-        except ComponentFailed as failed:
+        except (ComponentFailed, DeadlineExceeded) as failed:
             death = await self._slots.explained(generator, failed)
             if not isinstance(death, ProcessDied):
                 raise

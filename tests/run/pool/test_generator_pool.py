@@ -369,15 +369,23 @@ async def test_generators_that_are_lost_with_their_node_are_no_failures_however_
     assert "generator-3: its node does not answer" in "".join(shop.notes)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("silent", "free", "why"), [(True, 1 << 40, "does not answer"), (False, 0, "had 0 MiB free")])
 async def test_a_run_begins_without_a_generator_whose_node_is_lost_or_full_and_takes_its_successor_later(
-    silent: bool, free: int, why: str
+    silent: bool, free: int, why: str, late: bool
 ) -> None:
     shop = Far(budget=0)
     shop.free = free
     if silent:
         shop.watch._silent["far"].set()
-    shop.made[1].die()
+
+    async def passes_its_deadline() -> None:
+        raise DeadlineExceeded("the driver", "generator-1 to start", 1.0, "raise deadlines.start")
+
+    if late:
+        shop.made[1].start = passes_its_deadline  # type: ignore[method-assign]
+    else:
+        shop.made[1].die()
     await shop.pool.start()
     await shop.pool.deliver(publication(0))
     running = asyncio.create_task(shop.pool.generate())
