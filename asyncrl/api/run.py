@@ -174,8 +174,8 @@ class Run:
     def finish(self, reason: str = "finish() was called") -> None:
         """Have the run end as if the training step under way were its last: evaluated, and with its model saved.
 
-        A run that is starting trains one step first; one that is ending already just ends. Nothing happens if it was launched here
-        and has ended since.
+        A run that is starting trains one step first; one that is ending already just ends. Nothing happens if it was launched
+        here and has ended since.
 
         Raises:
             RecipeError: the run does not go on, or is driven on another machine.
