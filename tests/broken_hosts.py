@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 from far_run import RUNS, FarRun
+from namespace_hosts import Host, hosts
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from two_nodes import Host, RayCluster, hosts
+from two_nodes import RayCluster
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.learners.tiny import ensure_tiny_model

@@ -12,8 +12,9 @@ from sqlite3 import connect
 
 import psutil
 import torch
+from namespace_hosts import SHARED, Host
 from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from two_nodes import SHARED, Host, RayCluster
+from two_nodes import RayCluster
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.learners.tiny import ensure_tiny_model

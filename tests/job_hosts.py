@@ -19,7 +19,8 @@ from pathlib import Path
 from sqlite3 import OperationalError
 
 from far_run import FarRun, Stage
-from two_nodes import SHARED, RayCluster, hosts
+from namespace_hosts import SHARED, hosts
+from two_nodes import RayCluster
 
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.learners.tiny import ensure_tiny_model

@@ -16,8 +16,8 @@ import psutil
 import pyarrow.parquet as pq
 from far_run import TINY, Command, Stage
 from judging_models import make_reward_model
+from namespace_hosts import Host
 from spanning_hosts import FAR, main
-from two_nodes import Host
 
 from asyncrl.buffers.payload_store import SUFFIX
 from asyncrl.core.task import Task

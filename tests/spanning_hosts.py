@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from far_run import EXPERTS, FEW_STEPS, RUNS, Command, Stage
-from two_nodes import SHARED, RayCluster, encrypted, hosts
+from namespace_hosts import SHARED, hosts
+from two_nodes import RayCluster, encrypted
 
 from asyncrl.run.measures.summary import Status
 

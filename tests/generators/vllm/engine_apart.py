@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from namespace_hosts import SHARED, hosts
 from small_engine import CONFIG, LONGEST, perturb, publish, small_model
-from two_nodes import SHARED, hosts
 
 from asyncrl.core.network.open_port import held_port
 from asyncrl.core.publication import Publication, Shard

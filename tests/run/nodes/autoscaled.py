@@ -1,6 +1,6 @@
 """Starts a Ray cluster that grows and shrinks by itself: Ray's ``AutoscalingCluster``, whose nodes are processes of this machine.
 
-It ends all of Ray that it finds before it starts, so it is for a host made by ``two_nodes.py`` alone:
+It ends all of Ray that it finds before it starts, so it is for a host made by ``namespace_hosts.py`` alone:
 ``python tests/run/nodes/autoscaled.py HEAD_CPUS WORKERS`` starts it there, with up to ``WORKERS`` nodes of one CPU that have
 the label ``role=inference``.
 """

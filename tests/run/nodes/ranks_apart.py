@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from namespace_hosts import SHARED, hosts
 from rank_side import train
-from two_nodes import SHARED, hosts
 
 from asyncrl.core.measures.metrics import combine
 from asyncrl.core.parallel_layout import ParallelLayout

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from far_run import RUNS, FarRun
-from two_nodes import RAY_PORT, Host, cannot_make, hosts
+from namespace_hosts import Host, cannot_make, hosts
+from two_nodes import RAY_PORT
 from unhurried import UNHURRIED
 
 from asyncrl.run.measures.summary import Status

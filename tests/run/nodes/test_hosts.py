@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from far_run import RUNS, FarRun
 from judging_models import make_reward_model
-from two_nodes import Host, RayCluster, cannot_make, encrypted, hosts
+from namespace_hosts import Host, cannot_make, hosts
+from two_nodes import RayCluster, encrypted
 from unhindered import Unhindered
 from unhurried import PLACE
 

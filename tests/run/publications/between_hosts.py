@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import ray
-from two_nodes import RayCluster, hosts
+from namespace_hosts import hosts
+from two_nodes import RayCluster
 
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import PolicyVersion
