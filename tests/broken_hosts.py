@@ -96,7 +96,7 @@ class Stage:
         self.run = FarRun(
             self.head, self.cluster, "launch", "quickstart", *small, *endless, *engines, *overrides, told=self._told
         )
-        self.run.wait_for(r"training step \d+/", 400)
+        self.run.wait_for(r"training step \d+/", 600)
 
     def _told(self, line: str) -> None:
         if line.strip():
@@ -174,7 +174,7 @@ def lost(stage: Stage) -> None:
     stage.far.boot()
     stage.cluster.start(only=[stage.far])
     stage.say("switched on")
-    stage.run.wait_for(r"generator-\d+ is up, and has caught up", 200, after=len(stage.run.output))
+    stage.run.wait_for(r"generator-\d+ is up, and has caught up", 400, after=len(stage.run.output))
     stage.watch(10)
 
 
@@ -221,7 +221,7 @@ def main() -> None:
                 stage.say(f"--- {play}: {PLAYS[play].__doc__}")
                 PLAYS[play](stage)
             if stage.run.process.poll() is None:
-                summary = stage.run.interrupt(60)
+                summary = stage.run.interrupt(200)
                 stage.say(summary.status, summary.ledger)
         shutil.copytree(stage.head.seen_from_outside(RUNS), Path("/var/tmp/broken-hosts") / str(int(time.time())), symlinks=True)
 

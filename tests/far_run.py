@@ -138,7 +138,7 @@ class Stage:
         self.say("asyncrl", *arguments[:1], *arguments[10:])
         return Command(self, arguments, variables)
 
-    def call(self, *arguments: str, code: int = 0, said: str = "", seconds: float = 300, **variables: str) -> str:
+    def call(self, *arguments: str, code: int = 0, said: str = "", seconds: float = 600, **variables: str) -> str:
         """Run ``asyncrl`` on the first host to its end; it must exit with ``code`` and have said ``said``."""
         began = time.monotonic()
         command = self.start(*arguments, **variables)
@@ -178,7 +178,7 @@ class Stage:
         """The newest training step in the metrics of the scenario's run."""
         return max(self.values("learner/step_seconds"), default=0)
 
-    def wait_for_step(self, step: int, seconds: float = 120) -> None:
+    def wait_for_step(self, step: int, seconds: float = 400) -> None:
         """Until the run has trained that step. It prints only some of them."""
         by = time.monotonic() + seconds
         while self.step < step:
@@ -255,7 +255,7 @@ class Command:
     def output(self) -> str:
         return self._output.read_text(errors="replace")
 
-    def wait_for(self, pattern: str, seconds: float = 400) -> None:
+    def wait_for(self, pattern: str, seconds: float = 600) -> None:
         """Until it has printed ``pattern``."""
         by = time.monotonic() + seconds
         while (found := re.search(pattern, self.output)) is None:
@@ -268,5 +268,5 @@ class Command:
         """Send it a signal, and wait until it has ended."""
         (child,) = psutil.Process(self.process.pid).children()
         child.send_signal(number)
-        self.process.wait(60)
+        self.process.wait(200)
         self._stage.say(f"ended after {number.name}")
