@@ -3,8 +3,6 @@
 The run's processes on such a node write to a folder of the same name there. What always holds: what they write is in the run
 folder a few seconds later, so that little is missing if their node dies, and however slow other nodes are; the file of kept
 episodes is moved whole or not at all.
-
-The files of one node, for processes on other nodes, and the Ray actor that gives them.
 """
 
 import asyncio

@@ -1,11 +1,9 @@
-"""The plug point for transports: what brings publications from the nodes they were written on to the nodes of the engines.
+"""The plug point for transports: what brings publications from the nodes of the learner's ranks to those of the engines.
 
 Ranks write their shards to files in their own node's memory, and engines map files of their own node, wherever these came from.
 What lies between is a transport's: for each engine, the files of each publication are to lie on the engine's node. So neither
 what ranks write with nor what engines load with knows any transport. Broadcasts between GPUs are the exception: they leave the
 files where they are, and put into a publication who sends them.
-
-The ways of publications through a run, from the nodes of the learner's ranks to those of the engines.
 """
 
 from collections import Counter
