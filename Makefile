@@ -23,6 +23,8 @@ PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-ch
 
 SITE := .venv-docs
 
+JUPYTER := .venv-jupyter
+
 .PHONY: quickstart test test-pythons check real-tokenizers screens notebook docs setup setup-dev bench-peers clean
 
 quickstart: setup
@@ -58,9 +60,9 @@ real-tokenizers: setup-dev
 screens: setup-dev
 	PYTHONPATH=tests $(BIN)/python docs/screens.py $(RUN)
 
-# The notebook with what its cells print now.
-notebook: setup-dev
-	$(BIN)/python docs/notebook.py
+# The notebook with what its cells show now, in a Jupyter kernel, whose packages stand apart: nothing else needs them.
+notebook: setup $(JUPYTER)/.installed
+	PYTHONPATH=$(CURDIR)/$(JUPYTER) $(BIN)/python docs/notebook.py
 
 # The site of the docs, into site/: every page is in its navigation, every link leads somewhere. It needs nothing of asyncrl's.
 docs: $(SITE)/.installed
@@ -106,5 +108,9 @@ $(SITE)/.installed: requirements/docs.txt
 	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/docs.txt 2>$(SITE)/pip.log || { cat $(SITE)/pip.log; exit 1; }
 	@touch $@
 
+$(JUPYTER)/.installed: requirements/jupyter.txt $(INSTALLED)
+	@$(PIP) --upgrade --target $(JUPYTER) --requirement requirements/jupyter.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(SITE) .venv-python3.*
+	rm -rf $(VENV) $(PEERS) $(SITE) $(JUPYTER) .venv-python3.*

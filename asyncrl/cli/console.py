@@ -11,8 +11,14 @@ from rich.text import Text
 
 from asyncrl.episodes.visible import visible
 
-_NOTEBOOK = "JPY_PARENT_PID"
-"""An environment variable that the kernels of notebooks have."""
+
+def _in_notebook() -> bool:
+    """Whether this is a command of a notebook's cell.
+
+    Jupyter starts its kernels with the first variable. A kernel that another program starts, such as VS Code, has only what
+    kernels set themselves: where matplotlib draws, unless that was set before.
+    """
+    return "JPY_PARENT_PID" in os.environ or "inline" in os.environ.get("MPLBACKEND", "")
 
 
 class _Harmless(RenderHook):
@@ -63,7 +69,7 @@ class PatientConsole(Console):
         Under FORCE_COLOR, which CI and notebooks set for colours, rich takes any output for a terminal. And a notebook gives the
         commands of its cells (``!asyncrl ...``) a terminal whose output it appends.
         """
-        return self.file.isatty() and _NOTEBOOK not in os.environ
+        return self.file.isatty() and not _in_notebook()
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
         """Print as rich does, but wrap prose at words on a terminal, which would break lines anywhere by itself.

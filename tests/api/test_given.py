@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from inspect import signature
 from pathlib import Path
 
 import msgspec
@@ -192,6 +193,30 @@ def test_typed_objects_dictionaries_and_files_are_one_recipe(tmp_path: Path):
         with written(recipe, {}, {}) as given:
             composed.append(compose(given.recipe, given.overrides))
     assert composed[0] == composed[1] == composed[2]
+
+
+def test_a_typed_section_refuses_keys_as_a_file_does():
+    with pytest.raises(asyncrl.RecipeError) as refused:
+        asyncrl.Recipe("quickstart", steps=3, nam="mine", environment=None, lr=1e-4)
+    assert str(refused.value).startswith(
+        "Recipe: 'quickstart' has no key; write key=value; the keys of Recipe are name, steps, model"
+    )
+    assert refused.value.__notes__ == [
+        "Recipe.nam: unknown key; did you mean `Recipe.name`?",
+        "Recipe.lr: unknown key; did you mean `Recipe.learner.lr`?",
+        "Recipe.name: missing; give name=..., which has no default",
+        "Recipe.model: missing; give model=..., which has no default",
+    ]
+    assert refused.value.__context__ is None, "and says nothing else"
+    with pytest.raises(
+        asyncrl.RecipeError, match=r"^FixedKlConfig\.kind: unknown key; take it out: FixedKlConfig is of kind fixed"
+    ):
+        asyncrl.sections.FixedKlConfig(kind="fixed")
+    for name in asyncrl.sections.__all__:
+        section = getattr(asyncrl.sections, name)
+        with pytest.raises(asyncrl.RecipeError, match=f"^{name}.zzz: unknown key; "):
+            section(zzz=1)
+        assert list(signature(section).parameters) == list(section.__struct_fields__), "which editors complete"
 
 
 def test_every_section_of_a_recipe_has_a_type():

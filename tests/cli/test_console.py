@@ -75,13 +75,15 @@ def test_a_pipe_that_asks_for_colours_is_not_drawn_over(monkeypatch):
     assert not any(code in written for code in ("\x1b[?25l", "\x1b[1A", "\x1b[2K"))
 
 
-def test_a_notebooks_terminal_is_not_drawn_over(monkeypatch):
+@pytest.mark.parametrize("sign", [("JPY_PARENT_PID", "1"), ("MPLBACKEND", "module://matplotlib_inline.backend_inline")])
+def test_a_notebooks_terminal_is_not_drawn_over(sign, monkeypatch):
     """That of ``!asyncrl launch``: what is written there is appended to the cell's output."""
     monkeypatch.setenv("TERM", "xterm-color")
+    for name in ("JPY_PARENT_PID", "MPLBACKEND"):
+        monkeypatch.delenv(name, raising=False)
     ours, theirs = os.openpty()
     with open(theirs, "w") as file:
-        monkeypatch.delenv("JPY_PARENT_PID", raising=False)
         assert PatientConsole(file=file).is_interactive
-        monkeypatch.setenv("JPY_PARENT_PID", "1")
+        monkeypatch.setenv(*sign)
         assert not PatientConsole(file=file).is_interactive
     os.close(ours)

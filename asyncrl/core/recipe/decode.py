@@ -17,7 +17,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.describe import describe, quote_it
 from asyncrl.core.recipe.rules.broken_rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.section import AUTO, is_automatic, is_usual, unmarked
+from asyncrl.core.recipe.section import AUTO, all_keys, did_you_mean, is_automatic, is_usual, joined, unknown_key, unmarked
 from asyncrl.core.text import writable
 
 LARGEST_INTEGER = 1_000_000_000
@@ -90,7 +90,7 @@ class _SectionReader:
         hints = get_type_hints(schema.cls, include_extras=True)
         complete: dict[str, Any] = {}
         for key, entry in value.items():
-            here = _join(place, str(key))
+            here = joined(place, str(key))
             if key in fields and is_automatic(fields[key].type):
                 if entry != AUTO:
                     self.chosen.add(here)
@@ -103,7 +103,7 @@ class _SectionReader:
                 self._refuse_unknown(schema, place, str(key), entry, kinds or {})
         for name, field in fields.items():
             if field.required and name not in value:
-                self._refuse(_join(place, name), "missing", f"it must be {_expected(field.type)}")
+                self._refuse(joined(place, name), "missing", f"it must be {_expected(field.type)}")
         return complete
 
     def _value(self, value_type: inspect.Type, default: Any, hint: Any, value: Any, place: str) -> Any:
@@ -111,7 +111,7 @@ class _SectionReader:
             case inspect.VarTupleType(item_type=item) if _sections(item) and isinstance(value, list) and value:
                 return [self._value(item, None, hint, entry, f"{place}[{index}]") for index, entry in enumerate(value)]
             case inspect.DictType(value_type=item) if _sections(item) and isinstance(value, Mapping) and value:
-                return {key: self._entry(value_type, key, hint, entry, _join(place, str(key))) for key, entry in value.items()}
+                return {key: self._entry(value_type, key, hint, entry, joined(place, str(key))) for key, entry in value.items()}
             case inspect.UnionType(includes_none=True) if value is None:
                 return None
             case inspect.UnionType() | inspect.StructType() if sections := _sections_for(value_type, value):
@@ -148,44 +148,35 @@ class _SectionReader:
         kind = value.get(tag_field, default or usual)
         if not (isinstance(kind, str) and kind in kinds):
             near = _near_kind(kind, list(kinds)) if isinstance(kind, str) else None
-            guess = f"{_did_you_mean([near])} it " if near else ""
+            guess = f"{did_you_mean([near])} it " if near else ""
             problem, remedy = f"{_show(kind)} is not a known kind", f"{guess}must be one of {_listed(kinds)}"
-            self._refuse(_join(place, tag_field), problem, remedy)
+            self._refuse(joined(place, tag_field), problem, remedy)
             return value
         return self.section(kinds[kind], {**value, tag_field: kind}, place, kinds)
 
     def _refuse_unknown(
         self, schema: inspect.StructType, place: str, key: str, entry: object, kinds: Mapping[Any, inspect.StructType]
     ) -> None:
-        here = _join(place, key)
+        here = joined(place, key)
         elsewhere = {name: _with_last_part(str(name)) for name in entry} if isinstance(entry, Mapping) else {}
         if elsewhere and all(elsewhere.values()):  # keys of a recipe, in a section that there is not
             for name, paths in elsewhere.items():
-                self._refuse(_join(here, str(name)), "unknown key", _did_you_mean(paths))
+                self._refuse(joined(here, str(name)), "unknown key", did_you_mean(paths))
             return
-        siblings = [field.encode_name for field in schema.fields]
         if of := [str(name) for name, other in kinds.items() if key in (field.encode_name for field in other.fields)]:
             problem = f"a key of kind {_listed(of)}, and not of kind {schema.tag}"
             wanted = of[0] if len(of) == 1 else f"one of {_listed(of)}"
             remedy = (
-                f"set {_join(place, str(schema.tag_field))} to {wanted}, or take it out; if it is not in your file, a recipe "
+                f"set {joined(place, str(schema.tag_field))} to {wanted}, or take it out; if it is not in your file, a recipe "
                 f"in its list `defaults` has it: give the section on the command line, as {place}={{{schema.tag_field}: "
                 f"{schema.tag}, ...}}, which takes its place, or extend no recipe whose {place} is of another kind"
             )
             self._refuse(here, problem, remedy)
             return
-        if near := get_close_matches(key, siblings, n=1):
-            meant = [_join(place, near[0])]
-        else:
-            meant = [path for path in _with_last_part(key) if path != here]
         kind = f" of kind {schema.tag}" if schema.tag_field else ""
-        if meant:
-            remedy = _did_you_mean(meant)
-        elif siblings:
-            remedy = f"the keys of {place or 'a recipe'}{kind} are {_listed(siblings)}"
-        else:
-            remedy = f"{place}{kind} has no keys; take it out"
-        self._refuse(here, "unknown key", remedy)
+        siblings = [field.encode_name for field in schema.fields]
+        section = f"{place or 'a recipe'}{kind}"
+        self.problems.append(unknown_key(place, key, siblings, _with_last_part(key), section))
 
     def _refuse(self, place: str, problem: str, remedy: str) -> None:
         self.problems.append(RecipeError(place, problem, remedy))
@@ -193,17 +184,13 @@ class _SectionReader:
 
 def _with_last_part(name: str) -> list[str]:
     """Return all keys of a recipe whose last part is ``name``."""
-    return [path for path in _all_keys(_schema()) if path.rpartition(".")[2] == name]
+    return [path for path in all_keys(_schema()) if path.rpartition(".")[2] == name]
 
 
 def _near_kind(kind: str, kinds: list[Any]) -> str | None:
     """Return the kind that was probably meant: one that begins with what was written, or else one that differs by a typo."""
     longer = [each for each in kinds if each.startswith(f"{kind}_")]
     return next(iter(longer or get_close_matches(kind, kinds, n=1, cutoff=0.75)), None)
-
-
-def _did_you_mean(names: Sequence[str]) -> str:
-    return f"did you mean {' or '.join(f'`{name}`' for name in names)}?"
 
 
 def _broken_bound(value_type: inspect.Type, value: Any) -> str:
@@ -243,20 +230,6 @@ def _sections_for(value_type: inspect.Type, value: Any) -> list[inspect.StructTy
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
     has_plain = any(not isinstance(alternative, inspect.StructType | inspect.NoneType) for alternative in types)
     return _sections(value_type) if isinstance(value, Mapping) or not has_plain else []
-
-
-def _all_keys(value_type: inspect.Type, place: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key below a type, each once."""
-    match value_type:
-        case inspect.UnionType(types=types):
-            yield from dict.fromkeys(path for kind in types for path in _all_keys(kind, place))
-        case inspect.StructType(fields=fields):
-            for field in fields:
-                here = _join(place, field.encode_name)
-                yield here
-                yield from _all_keys(field.type, here)
-        case inspect.VarTupleType(item_type=item):
-            yield from _all_keys(item, f"{place}[0]")
 
 
 def _expected(value_type: inspect.Type) -> str:
@@ -303,10 +276,6 @@ def _listed(names: Mapping[Any, Any] | Sequence[str]) -> str:
     return ", ".join(str(name) for name in names)
 
 
-def _join(place: str, key: str) -> str:
-    return f"{place}.{key}" if place else key
-
-
 def _show(value: Any) -> str:
     text = repr(value) if value is not None else "null"
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -315,7 +284,7 @@ def _show(value: Any) -> str:
 def _automatic_keys(schema: inspect.StructType, place: str = "") -> Iterator[str]:
     """Yield the dotted path of every key that may be ``auto``. Only sections that have a single kind have such keys."""
     for field in schema.fields:
-        here = _join(place, field.encode_name)
+        here = joined(place, field.encode_name)
         if is_automatic(field.type):
             yield here
         elif isinstance(field.type, inspect.StructType):

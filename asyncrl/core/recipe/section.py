@@ -1,11 +1,15 @@
 """The base class of recipe sections, the ranges of their numbers and texts, and the keys that may be ``auto``."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, inspect
 
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.reward_range import LARGEST_REWARD
+from asyncrl.core.text import short
 
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -35,7 +39,27 @@ def unmarked(value_type: inspect.Type) -> inspect.Type:
     return value_type.type if isinstance(value_type, inspect.Metadata) else value_type
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _SectionType(msgspec.StructMeta):
+    """The type of all sections' classes, which refuses wrong keys as a recipe's file does."""
+
+    if not TYPE_CHECKING:  # a section's fields say how it is made; type checkers and editors go by them alone
+
+        def __call__(cls, *positional: object, **keys: object) -> Any:
+            """Make a section.
+
+            Raises:
+                RecipeError: the first of what is wrong with the keys; all others are its notes.
+            """
+            try:
+                return super().__call__(*positional, **keys)
+            except TypeError:
+                first, *others = _wrong_keys(cls, positional, keys)
+            for other in others:
+                first.add_note(str(other))
+            raise first
+
+
+class Section(msgspec.Struct, metaclass=_SectionType, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every part of a recipe: immutable, keyword-only, unknown keys refused.
 
     Attributes:
@@ -64,3 +88,63 @@ class LossSection(Section, frozen=True):
 def is_usual(section: inspect.StructType) -> bool:
     """Return whether a section that names no kind is of this one, where there is no default."""
     return issubclass(section.cls, Section) and section.cls.usual
+
+
+def _wrong_keys(section: type[Section], positional: Sequence[object], keys: Mapping[str, object]) -> Iterator[RecipeError]:
+    """Yield what is wrong with the keys that a section is to be made of."""
+    name, fields = section.__name__, {field.name: field for field in msgspec.structs.fields(section)}
+    for value in positional:
+        yield RecipeError(name, f"{short(value)} has no key", f"write key=value; {keys_of(name, list(fields))}")
+    for key in keys:
+        if key == section.__struct_config__.tag_field:
+            yield RecipeError(f"{name}.{key}", "unknown key", f"take it out: {name} is of kind {section.__struct_config__.tag}")
+        elif key not in fields:
+            below = [path for path in all_keys(inspect.type_info(section), name) if path.rpartition(".")[2] == key]
+            yield unknown_key(name, key, list(fields), below, name)
+    for key, field in fields.items():
+        if field.required and key not in keys:
+            yield RecipeError(f"{name}.{key}", "missing", f"give {key}=..., which has no default")
+
+
+def unknown_key(place: str, key: str, siblings: Sequence[str], elsewhere: Sequence[str], section: str) -> RecipeError:
+    """Return the error about a key that there is not, with the one that was probably meant.
+
+    Args:
+        place: dotted path of the section.
+        siblings: the keys that there are.
+        elsewhere: dotted paths of keys of this name in other sections.
+        section: how the section is called.
+    """
+    here = joined(place, key)
+    near = [joined(place, each) for each in get_close_matches(key, siblings, n=1)]
+    meant = near or [path for path in elsewhere if path != here]
+    return RecipeError(here, "unknown key", did_you_mean(meant) if meant else keys_of(section, siblings))
+
+
+def keys_of(section: str, keys: Sequence[str]) -> str:
+    """Say which keys a section has."""
+    return f"the keys of {section} are {', '.join(keys)}" if keys else f"{section} has no keys; take it out"
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Ask whether one of these was meant."""
+    return f"did you mean {' or '.join(f'`{name}`' for name in names)}?"
+
+
+def all_keys(value_type: inspect.Type, place: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key below a type, each once."""
+    match value_type:
+        case inspect.UnionType(types=types):
+            yield from dict.fromkeys(path for kind in types for path in all_keys(kind, place))
+        case inspect.StructType(fields=fields):
+            for field in fields:
+                here = joined(place, field.encode_name)
+                yield here
+                yield from all_keys(field.type, here)
+        case inspect.VarTupleType(item_type=item):
+            yield from all_keys(item, f"{place}[0]")
+
+
+def joined(place: str, key: str) -> str:
+    """Return the dotted path of a key."""
+    return f"{place}.{key}" if place else key

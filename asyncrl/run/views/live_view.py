@@ -125,7 +125,9 @@ class LiveView:
             self._rewards = (*self._rewards, progress.reward)[-REWARDS_SHOWN:]
             if self._live is None and (self._clock() >= self._next_line or progress.step == progress.steps):
                 self._next_line = self._clock() + SECONDS_A_LINE
-                self._line(_progress_line(smoothed(self._recent), self._news_of(progress.bottleneck)))
+                self._line(_progress_line(smoothed(self._recent)))
+                for part in filter(None, self._news_of(progress.bottleneck).split("; ")):
+                    self._line(part)
 
     def note(self, text: str, level: int = logging.INFO) -> None:
         """Show a line that stays, e.g. an evaluation's result or a warning; it is logged with ``level``."""
@@ -258,14 +260,14 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms"
 
 
-def _progress_line(progress: RunProgress, bottleneck: str) -> str:
+def _progress_line(progress: RunProgress) -> str:
+    time = progress.time
     parts = [
         f"training step {progress.step}/{progress.steps}",
         f"reward {progress.reward:.3f}",
-        f"staleness {progress.staleness_mean:.2f} (at most {progress.staleness_max:g} of {progress.staleness_bound})",
-        f"generators {quantity(progress.time.generated_per_s)} tokens/s, idle {percent(progress.time.idle.generators)}",
-        f"learner {quantity(progress.time.trained_per_s)} tokens/s, idle {percent(progress.time.idle.learner)}",
+        f"staleness {progress.staleness_mean:.2f}, at most {progress.staleness_max:g} of {progress.staleness_bound}",
+        f"tokens/s: generators {quantity(time.generated_per_s)} ({percent(time.idle.generators)} idle), "
+        f"learner {quantity(time.trained_per_s)} ({percent(time.idle.learner)} idle)",
         f"{duration(progress.eta_s)} to go",
-        bottleneck,
     ]
-    return " · ".join(filter(None, parts))
+    return " · ".join(parts)

@@ -1,6 +1,7 @@
 """docs/asyncrl.ipynb, executed cell by cell under a running event loop: a whole run and an evaluation from Python."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.compose import compose_for
 
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "asyncrl.ipynb"
+REFUSALS = (
+    "RecipeError: Recipe.stepss: unknown key; did you mean `Recipe.steps`",
+    "RecipeError: LearnerConfig.lrr: unknown key; did you mean `LearnerConfig.lr`",
+    "RecipeError: .*did you mean `quickstart`",
+)
+"""What a kernel says of the cells that are refused."""
 MOST_OUTPUT = 20_000
 EVALUATED = 2
 
@@ -74,6 +81,36 @@ def test_every_cell_runs_and_the_run_and_the_evaluation_can_be_read(tiny_model, 
     assert f"training step {STEPS}/{STEPS}" in executed.output, "its lines are shown"
     assert {path for path in runs.iterdir() if path.is_dir()} == {executed.folder, evaluated, runs / "mlflow-artifacts"}
     check_ended(executed, tiny_model, tmp_path)
+
+
+def test_a_kernel_shows_what_its_cells_print_and_what_is_wrong(tmp_path):
+    """Where Jupyter's kernel is installed: ``make notebook`` installs it beside what the tests need."""
+    for needed in ("ipykernel", "nbclient"):
+        pytest.importorskip(needed, reason=f"{needed} is not installed: requirements/jupyter.txt")
+    from nbformat import v4
+
+    from docs.notebook import run_cells
+
+    cells = [
+        "import os\nprint(os.getcwd() + '/runs')",
+        "import asyncrl",
+        "asyncrl.Recipe(name='mine', stepss=3)",
+        "asyncrl.sections.LearnerConfig(lrr=1e-4)",
+        "asyncrl.launch('quickstarts')",
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": kernel})
+    for cell in notebook.cells:
+        cell.metadata.tags = ["raises-exception"]
+    run_cells(notebook, str(tmp_path))
+    where, imported, *refused = (cell.outputs for cell in notebook.cells)
+    assert [(output.name, output.text) for output in where] == [("stdout", "runs\n")]
+    assert imported == []
+    shown = ["\n".join(output.traceback) for (output,) in refused]
+    for cell, text, told in zip(cells[2:], shown, REFUSALS, strict=True):
+        assert re.search(told, text)
+        assert cell in text
+        assert len(text.splitlines()) <= 9, f"pages of our code are shown: {text}"
 
 
 def check_run(run: asyncrl.Run) -> None:
