@@ -94,7 +94,7 @@ def _wrong_keys(section: type[Section], positional: Sequence[object], keys: Mapp
     """Yield what is wrong with the keys that a section is to be made of."""
     name, fields = section.__name__, {field.name: field for field in msgspec.structs.fields(section)}
     for value in positional:
-        yield RecipeError(name, f"{short(value)} has no key", f"write key=value; {keys_of(name, list(fields))}")
+        yield RecipeError(name, f"{short(value)} has no key", f"write key=value; the keys of {name} are {', '.join(fields)}")
     for key in keys:
         if key == section.__struct_config__.tag_field:
             yield RecipeError(f"{name}.{key}", "unknown key", f"take it out: {name} is of kind {section.__struct_config__.tag}")
@@ -117,13 +117,13 @@ def unknown_key(place: str, key: str, siblings: Sequence[str], elsewhere: Sequen
     """
     here = joined(place, key)
     near = [joined(place, each) for each in get_close_matches(key, siblings, n=1)]
-    meant = near or [path for path in elsewhere if path != here]
-    return RecipeError(here, "unknown key", did_you_mean(meant) if meant else keys_of(section, siblings))
-
-
-def keys_of(section: str, keys: Sequence[str]) -> str:
-    """Say which keys a section has."""
-    return f"the keys of {section} are {', '.join(keys)}" if keys else f"{section} has no keys; take it out"
+    if meant := near or [path for path in elsewhere if path != here]:
+        remedy = did_you_mean(meant)
+    elif siblings:
+        remedy = f"the keys of {section} are {', '.join(siblings)}"
+    else:
+        remedy = f"{section} has no keys; take it out"
+    return RecipeError(here, "unknown key", remedy)
 
 
 def did_you_mean(names: Sequence[str]) -> str:
