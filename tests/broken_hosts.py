@@ -1,8 +1,8 @@
 """Plays what goes wrong between two hosts in one whole run, by hand, and prints what the run says and does about it.
 
-As root: ``python tests/broken_hosts.py full slow unknown_clients cut lost -- OVERRIDES`` plays these one after the other, in
-a run whose model of seven million parameters has engines on both hosts. ``full`` must come first: the far host's memory is almost
-full from the beginning.
+As root: ``python tests/broken_hosts.py full slow unknown_clients cut lost full_first -- OVERRIDES`` plays these one after the
+other, in a run whose model of seven million parameters has engines on both hosts. ``full`` must come first: the far host's memory
+is almost full from the beginning.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from two_nodes import RayCluster
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.learners.tiny import ensure_tiny_model
 from asyncrl.learners.tiny.settings import WarmUp
+from asyncrl.run.measures.summary import Summary
 
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
 LEFT_MB = 20
@@ -91,11 +92,23 @@ class Stage:
     def launch(self, *overrides: str) -> None:
         """Launch, and wait for the first training step."""
         small = ["batch.groups_per_step=4", "batch.group_size=4", "tasks.evaluation=8", "sampling.max_turn_tokens=24"]
-        endless = ["steps=100000", "evaluation.every=100000", f"run_dir={RUNS}", f"model.path={self.model}"]
+        endless = [
+            "steps=100000",
+            "evaluation.every=100000",
+            "checkpoint.every=20",
+            f"run_dir={RUNS}",
+            f"model.path={self.model}",
+        ]
         engines = ["generators.count=2", "generators.placement.strategy=spread"]
         self.run = FarRun(
             self.head, self.cluster, "launch", "quickstart", *small, *endless, *engines, *overrides, told=self._told
         )
+        self.run.wait_for(r"training step \d+/", 600)
+
+    def resume(self) -> None:
+        """Resume the run, and wait for a training step."""
+        inside = str(RUNS / self.run.folder.name)
+        self.run = FarRun(self.head, self.cluster, "launch", "--resume", inside, told=self._told)
         self.run.wait_for(r"training step \d+/", 600)
 
     def _told(self, line: str) -> None:
@@ -134,6 +147,30 @@ def full(stage: Stage) -> None:
     stage.say("the memory of the far host is full to the last byte")
     stage.watch(15)
     stage.far.call(["rm", "/dev/shm/fill"], {}, 10)
+
+
+def full_first(stage: Stage) -> None:
+    """The memory file system of the first host is filled. If that ends the run, both hosts start anew, and it is resumed."""
+    stage.watch(5)
+    stage.head.call(["sh", "-c", "cat /dev/zero > /dev/shm/fill; df /dev/shm | tail -1"], {}, 60)
+    stage.say("the memory of the first host is full to the last byte")
+    ends, at = time.monotonic() + 60, stage.step
+    while stage.run.process.poll() is None and time.monotonic() < ends:
+        stage.run.look()
+        time.sleep(0.2)
+    stage.say(f"{stage.step - at} training steps")
+    if stage.run.process.poll() is None:
+        stage.head.call(["rm", "/dev/shm/fill"], {}, 10)
+        stage.watch(10)
+        return
+    stage.run.look()
+    stage.say("exit", stage.run.process.poll(), Summary.read(stage.run.folder / "summary.json").reason)
+    for host in (stage.head, stage.far):
+        host.power_off()
+        host.boot()
+    stage.cluster.start()
+    stage.cluster.wait_for(2)
+    stage.resume()
 
 
 def slow(stage: Stage) -> None:
@@ -178,7 +215,7 @@ def lost(stage: Stage) -> None:
     stage.watch(10)
 
 
-PLAYS: dict[str, Callable[[Stage], None]] = {each.__name__: each for each in (full, slow, unknown_clients, cut, lost)}
+PLAYS: dict[str, Callable[[Stage], None]] = {each.__name__: each for each in (full, slow, unknown_clients, cut, lost, full_first)}
 
 
 def make_model(folder: Path) -> Path:

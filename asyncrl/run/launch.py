@@ -18,7 +18,6 @@ import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.files.file_errors import explained
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
@@ -38,6 +37,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.run_memory import free_memory_of, memory_held
 from asyncrl.run.folder.step_log import Launched, StepLog
 from asyncrl.run.host.daemon_watch import ending_with, own_daemons
+from asyncrl.run.host.full_memory import first_reason
 from asyncrl.run.host.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.host.ray_cluster import remove_session, starting_ray, stop_ray
 from asyncrl.run.host.signals import Heard, StopRequests, hearing, stopped_by, wait_hearing
@@ -177,7 +177,7 @@ async def supervise(
             if interrupted_by is None:
                 view.give_up_phase()
                 logger.exception("the run failed")
-                return Status.FAILED, _reason(error)
+                return Status.FAILED, first_reason(error)
     return (Status.COMPLETED, "") if interrupted_by is None else (Status.INTERRUPTED, stopped_by(interrupted_by))
 
 
@@ -352,12 +352,3 @@ async def end_processes(ray_s: float, end_by: float, *, completed: bool) -> None
         logger.warning("%s did not stop and was killed", name)
     if completed and stopping_ray.done() and (session := stopping_ray.result()) is not None:
         await asyncio.to_thread(remove_session, session)
-
-
-def _reason(error: BaseException) -> str:
-    """Return the text of the error that caused the others."""
-    while isinstance(error, BaseExceptionGroup):
-        error = next((own for own in error.exceptions if isinstance(own, AsyncRLError)), error.exceptions[0])
-    if isinstance(error, OSError):
-        return explained(error)
-    return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error}"

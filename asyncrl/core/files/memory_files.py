@@ -4,6 +4,9 @@ import os
 import tempfile
 from pathlib import Path
 
+LEAST_BYTES = 8 << 20
+"""With less free, the memory file system is full: processes that write there are ended by the system."""
+
 
 def memory_file_system() -> Path:
     """Return Linux's shared memory mount, or the temporary folder if there is none."""

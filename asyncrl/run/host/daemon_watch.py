@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection
 import psutil
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.run.host.full_memory import naming_full_memory
 
 RAY_DAEMONS = ("gcs_server", "raylet")
 
@@ -23,7 +24,10 @@ def own_daemons() -> list[psutil.Process]:
 
 @contextlib.asynccontextmanager
 async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[None]:
-    """End what runs in this context with ``ComponentFailed`` as soon as one of ``processes`` ends. Linux only."""
+    """End what runs in this context with ``ComponentFailed`` as soon as one of ``processes`` ends. Linux only.
+
+    What fails while this machine's memory file system is full says so.
+    """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     gone: list[str] = []
@@ -39,14 +43,15 @@ async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[No
         for process in processes if hasattr(os, "pidfd_open") else ():
             watched[process.pid] = os.pidfd_open(process.pid)
             loop.add_reader(watched[process.pid], ended, process.name(), process.pid)
-        try:
-            yield
-        except BaseException as error:  # a task group that is cancelled while it fails raises its failures instead
-            if not gone:
-                raise
-            task.uncancel()
-            died = f"Ray's {' and '.join(gone)} died, and the run's processes with it; was it killed, or out of memory?"
-            raise ComponentFailed(died) from error
+        with naming_full_memory():
+            try:
+                yield
+            except BaseException as error:  # a task group that is cancelled while it fails raises its failures instead
+                if not gone:
+                    raise
+                task.uncancel()
+                died = f"Ray's {' and '.join(gone)} died, and the run's processes with it; was it killed, or out of memory?"
+                raise ComponentFailed(died) from error
     finally:
         for file in watched.values():
             loop.remove_reader(file)

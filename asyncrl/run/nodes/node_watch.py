@@ -11,14 +11,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn, TypeVar
 
 from asyncrl.core.errors import AsyncRLError, NodeLost
+from asyncrl.core.files.memory_files import LEAST_BYTES
 from asyncrl.core.measures.units import memory
 
 T = TypeVar("T")
 
 ASK_EVERY_S = 1.0
 """Seconds between an answer of a node and the next time that it is asked."""
-LEAST_BYTES = 8 << 20
-"""With less free in its memory file system, a node is full: processes that write there are ended by the system."""
 SHARE_OF_LEASE = 0.1
 """A node is silent once it has not answered for this share of ``deadlines.lease``."""
 

@@ -5,7 +5,9 @@ import sys
 import psutil
 import pytest
 
-from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.errors import ComponentFailed, NodeLost, RecipeError
+from asyncrl.core.files.memory_files import LEAST_BYTES, memory_file_system
+from asyncrl.run.host import full_memory
 from asyncrl.run.host.daemon_watch import ending_with
 
 
@@ -35,3 +37,28 @@ def test_nothing_happens_while_it_lives_and_a_cancellation_stays_one():
     with sleeper() as process:
         asyncio.run(run(process))
         process.kill()
+
+
+@pytest.mark.parametrize("free", [0, LEAST_BYTES])
+@pytest.mark.parametrize("error", [NodeLost("rank 0 is gone"), ExceptionGroup("", [ValueError(), NodeLost("rank 0 is gone")])])
+def test_what_fails_while_the_memory_file_system_is_full_says_so(monkeypatch, error, free):
+    async def run():
+        async with ending_with([]):
+            raise error
+
+    monkeypatch.setattr(full_memory, "free_memory", lambda: free)
+    with pytest.raises(type(error) if free else ComponentFailed) as raised:
+        asyncio.run(run())
+    said = full_memory.first_reason(raised.value)
+    assert (said == "rank 0 is gone") == bool(free)
+    assert (f"rank 0 is gone; {memory_file_system()} of this machine has 0 MiB free" in said) == (not free)
+
+
+def test_a_refusal_stays_one(monkeypatch):
+    async def run():
+        async with ending_with([]):
+            raise RecipeError("generators.count", "there is no room", "add nodes")
+
+    monkeypatch.setattr(full_memory, "free_memory", lambda: 0)
+    with pytest.raises(RecipeError):
+        asyncio.run(run())
