@@ -18,14 +18,14 @@ class Source(msgspec.Struct, frozen=True):
         environment: the class that plays its environments, as ``module:Class``.
         option: the option of its constructor that says which environment.
         module: what must be importable.
-        extra: the extra of asyncrl that installs it.
+        package: what pip installs it as.
         prepare: a function of the environment's module that is called in the main thread before it is served; empty for none.
     """
 
     environment: str
     option: str
     module: str
-    extra: str
+    package: str
     prepare: str = ""
 
     def get_ready(self, options: Mapping[str, Any]) -> None:
@@ -35,8 +35,8 @@ class Source(msgspec.Struct, frozen=True):
 
 
 SOURCES = {
-    "gym": Source("asyncrl.envs.other_projects.gym:Gym", "name", "gymnasium", "gym"),
-    "openenv": Source("asyncrl.envs.other_projects.openenv:OpenEnv", "name", "openenv", "openenv"),
+    "gym": Source("asyncrl.envs.other_projects.gym:Gym", "name", "gymnasium", "gymnasium"),
+    "openenv": Source("asyncrl.envs.other_projects.openenv:OpenEnv", "name", "openenv", "openenv-core"),
     "skyrl-gym": Source("asyncrl.envs.other_projects.skyrl_gym:SkyRLGym", "name", "skyrl_gym", "skyrl-gym"),
     "textarena": Source("asyncrl.envs.other_projects.textarena:TextArena", "name", "textarena", "textarena"),
     "verifiers": Source("asyncrl.envs.other_projects.verifiers:Verifiers", "name", "verifiers", "verifiers", "prepare"),
@@ -51,8 +51,7 @@ def source_named(name: str) -> Source:
     """
     source = SOURCES[name]
     if importlib.util.find_spec(source.module) is None:
-        python = f"{sys.executable} -m pip install"
         raise RecipeError(
-            "--from", f"module {source.module} is not installed here", f"{python} {source.module.replace('_', '-')}"
+            "--from", f"module {source.module} is not installed here", f"{sys.executable} -m pip install {source.package}"
         )
     return source
