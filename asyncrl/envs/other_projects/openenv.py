@@ -13,7 +13,7 @@ import msgspec
 from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import WebSocketException
 
-from asyncrl.core.errors import EnvironmentLost, RecipeError
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.messages import MalformedCall, Message, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Fault, Observation, StepResult
@@ -54,6 +54,9 @@ class OpenEnv(Seeded):
             begun = await self._client.reset(seed=task.data.get("seed"))
         except (OSError, WebSocketException) as error:
             raise self._lost(error) from error
+        except RuntimeError as error:  # such as for want of room, which is for one session unless it is made larger
+            remedy = "give it room for as many sessions as there are episodes at once (max_concurrent_envs)"
+            raise EnvironmentBroken(f"the OpenEnv server {self._url} begins no episode: {error}; {remedy}") from error
         system = (Message("system", self._system_prompt),) if self._system_prompt else ()
         opening = Message("user", f"{self._prompt}\n{_shown(begun.observation)}")
         return Observation((*system, opening), (ToolSpec(ACT, "Take an action, and see what follows.", schema),))
