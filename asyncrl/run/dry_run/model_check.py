@@ -6,6 +6,7 @@ of a :class:`ModelCheck` has.
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,16 +107,17 @@ class ModelCheck:
             self._process = self._start()
         request = msgspec.structs.replace(self._request, prompts=list(prompts), sets=list(sets))
         seconds = self._recipe.deadlines.start
+        what = "asking vLLM about parsers and engine arguments" if request.asks_vllm else "trying tokenizer and template"
+        # A second communicate would not go on with a request of which the first could write but a part.
+        slow = threading.Timer(SLOW_S, note, [f"{what} takes longer than {SLOW_S:g} s"])
+        slow.start()
         try:
-            try:
-                output, errors = self._process.communicate(written(request), timeout=min(SLOW_S, seconds))
-            except subprocess.TimeoutExpired:
-                what = "asking vLLM about parsers and engine arguments" if request.asks_vllm else "trying tokenizer and template"
-                note(f"{what} takes longer than {SLOW_S:g} s")
-                output, errors = self._process.communicate(timeout=max(0.0, seconds - SLOW_S))
+            output, errors = self._process.communicate(written(request), timeout=seconds)
         except subprocess.TimeoutExpired as error:
             problem = f"reading its tokenizer and {len(prompts)} prompts with its chat template did not end in {seconds:g} s"
             raise RecipeError("model.path", problem, "correct the template, or raise deadlines.start") from error
+        finally:
+            slow.cancel()
         if self._process.returncode:
             lines = errors.decode(errors="replace").strip().splitlines()
             refusal = RecipeError(

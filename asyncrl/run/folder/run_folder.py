@@ -38,9 +38,10 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -143,11 +144,12 @@ class RunFolder:
         Raises:
             RecipeError: there is no run in it, or it cannot be read.
         """
-        remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
+        remedy, found = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z", False
         try:
             folder = cls(path)
-            found = folder.recipe.is_file()
-        except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError
+            with suppress(FileNotFoundError, NotADirectoryError):
+                found = stat.S_ISREG(folder.recipe.stat().st_mode)
+        except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError, before Python 3.13
             raise RecipeError("", f"cannot look into {str(path)!r}: {getattr(error, 'strerror', error)}", remedy) from error
         if not found and (models := [each.name for each in cls.below(path)]):
             problem = f"{str(path)!r} is the folder of several runs, or of an evaluation of several models"

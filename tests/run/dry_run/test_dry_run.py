@@ -26,8 +26,13 @@ import asyncrl.run.models.embedded_tokens
 import asyncrl.run.tracking.tracker
 import asyncrl.weights.checkpoint
 from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.messages import Message
+from asyncrl.run.dry_run import model_check
+from asyncrl.run.dry_run.environment_trial import Rehearsed
+from asyncrl.run.dry_run.model_check import ModelCheck
 from asyncrl.run.dry_run.plan import make_plan
 from asyncrl.run.dry_run.plan_view import plan_view
+from asyncrl.run.dry_run.prompt_lengths import PromptSet
 from asyncrl.run.recipe.compose import compose
 
 REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
@@ -153,3 +158,15 @@ def test_a_sound_folder_is_taken(folder: Path):
     console.print(plan_view(plan, compose("quickstart")))
     assert "a system message: reaches it; tools: reaches it" in console.file.getvalue()
     assert not (folder / "new").exists()
+
+
+@pytest.mark.usefixtures("tried_apart")
+def test_a_long_request_arrives_although_its_process_comes_up_slowly(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(model_check, "SLOW_S", 0.01)
+    recipe = compose("quickstart", [f"model.path={folder}", f"run_dir={folder}/new"])
+    longer_than_a_pipe = [Message("user", "How many? " * 20_000)]
+    seen = [(0, "one", longer_than_a_pipe, ())]
+    notes: list[str] = []
+    with ModelCheck(recipe, None) as check, pytest.raises(RecipeError, match="the longest, of task one, has 200,005 tokens"):
+        check.tried(Rehearsed((), (), (PromptSet.of_shown("train", "asked", 1, seen),)), notes.append)
+    assert notes == ["trying tokenizer and template takes longer than 0.01 s"]
