@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncrl.api.driver_process import Ended, drive, shown, stop
 from asyncrl.api.following import completed, follow
@@ -20,6 +20,10 @@ from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from asyncrl.envs.base import Environment
+
+T = TypeVar("T")
+AWAKE_S = 0.5
+"""How often an event loop that waits for a run wakes up."""
 
 
 def launch(
@@ -85,13 +89,28 @@ async def running(
         driver = start_driver(request)
         with driver.answers, shown(driver.process):
             try:
-                run = Run((await asyncio.to_thread(driver.began)).folder)._driven_by(driver.process)
+                run = Run((await _in_thread(driver.began)).folder)._driven_by(driver.process)
                 yield run
-                await asyncio.to_thread(driver.process.wait)
+                await _in_thread(driver.process.wait)
             finally:
                 if driver.process.poll() is None:
                     await asyncio.shield(asyncio.to_thread(stop, driver.process))
     completed(Ended(run.path, driver.process.returncode), Run)
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Wait for a call in a thread; if this is cancelled, the call goes on there.
+
+    The loop wakes up now and then, because a Jupyter kernel does not wake it for an interrupt of the cell: it cancels the cell
+    when the loop wakes up by itself.
+    """
+    called = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        while not called.done():
+            await asyncio.wait([called], timeout=AWAKE_S)
+        return called.result()
+    finally:
+        called.cancel()
 
 
 def _request(given: Written, recipe: RecipeLike, tags: Sequence[str], quiet: bool) -> LaunchRequest:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,6 +203,21 @@ def test_a_notebook_shows_its_cells_lines_and_all_that_an_error_says(tmp_path):
         f"RecipeError: {refused.value}",
         "steps: 0 does not fit",
     ]
+
+
+async def test_an_interrupt_that_does_not_wake_the_event_loop_is_heeded():
+    """Such is that of a Jupyter kernel: its handler schedules that the cell is cancelled."""
+    loop, released = asyncio.get_running_loop(), threading.Event()
+    waiting = asyncio.ensure_future(launching._in_thread(released.wait))
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: loop.call_soon(waiting.cancel))
+    try:
+        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR2)).start()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    finally:
+        released.set()
+        signal.signal(signal.SIGUSR2, before)
+    assert await launching._in_thread(lambda: 3) == 3
 
 
 INTERRUPTED = """
