@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, TypeVar
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import short
 
 if TYPE_CHECKING:
     from asyncrl.api.driver_process import Ended
@@ -16,17 +20,29 @@ if TYPE_CHECKING:
     R = TypeVar("R", bound=Run)
 
 
-def follow(
+def following(
+    read: Callable[[Path], R], callbacks: Sequence[Callable[[RunEvent, R], object]]
+) -> Callable[[Began, Popen[str]], None]:
+    """Return what follows a run with callbacks, once it has begun.
+
+    Args:
+        read: reads a run from its folder.
+
+    Raises:
+        RecipeError: the callbacks are no list of functions.
+    """
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise RecipeError("", f"callbacks is {short(callbacks)}", "give a list of functions that take an event and the run")
+    return partial(_follow, read, callbacks)
+
+
+def _follow(
     read: Callable[[Path], R],
     callbacks: Sequence[Callable[[RunEvent, R], object]],
     began: Began,
     process: Popen[str],
 ) -> None:
-    """Call callbacks with each event of a run that has begun, from then on, until its process ends.
-
-    Args:
-        read: reads a run from its folder.
-    """
+    """Call callbacks with each event of a run that has begun, from then on, until its process ends."""
     if not callbacks:
         return
     from asyncrl.run.measures.event_log import FOLLOW_S, EventReader

@@ -6,11 +6,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncrl.api.driver_process import Ended, drive, shown, stop
-from asyncrl.api.following import completed, follow
+from asyncrl.api.following import completed, following
 from asyncrl.api.given_classes import Written, changes_for, written
 from asyncrl.api.recipes import Overrides, RecipeLike
 from asyncrl.api.run import Callback, Run
@@ -62,9 +61,10 @@ def launch(
         RunInterrupted: a signal to the run's own process stopped it.
         ComponentFailed: the process that drives the run could not begin.
     """
+    watch = following(Run, callbacks)
     with written(recipe, overrides, changes_for(environment, loss, schedule)) as given:
         request = _request(given, recipe, tags, quiet)
-        return completed(drive(request, partial(follow, Run, callbacks)), Run)
+        return completed(drive(request, watch), Run)
 
 
 @asynccontextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asyncrl.api.driver_process import drive
 from asyncrl.api.errors import NotThere
-from asyncrl.api.following import completed, follow
+from asyncrl.api.following import completed, following
 from asyncrl.api.recipes import Overrides, PathLike, override_texts
 from asyncrl.cli.driving.messages import LaunchRequest
 from asyncrl.core.errors import RecipeError
@@ -155,7 +155,7 @@ class Run:
             callbacks: as of :func:`asyncrl.launch`, which also says what is raised.
         """
         request = LaunchRequest(None, override_texts(overrides), self._address or str(self.path))
-        return completed(drive(request, partial(follow, Run, callbacks)), Run)
+        return completed(drive(request, following(Run, callbacks)), Run)
 
     async def events(self) -> AsyncIterator[RunEvent]:
         """Yield what has happened in the run, and then what happens, as it happens, until nobody drives the run any more."""

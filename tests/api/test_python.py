@@ -166,6 +166,10 @@ def unquoted(value: object) -> object:
         (lambda: asyncrl.launch(3), "3 is no recipe"),
         (lambda: asyncrl.launch({"steps": 1j}), "cannot stand in a recipe"),
         (lambda: asyncrl.launch("quickstart", tags="mine"), r"tags is the text 'mine'; give a list of words, \['mine'\]"),
+        (
+            lambda: asyncrl.launch("quickstart", callbacks=print),
+            "callbacks is <built-in function print>; give a list of functions",
+        ),
         (lambda: asyncrl.launch({"defaults": ["quickstart", "_self_"], "stepps": 3}), "stepps: unknown key"),
         (lambda: asyncrl.evaluate("tiny", "quickstart", "steps=3"), "overrides is the text"),
         (lambda: asyncrl.evaluate(3, "quickstart"), "what is to be evaluated cannot be read"),
