@@ -14,7 +14,7 @@ from asyncrl.core.measures.units import memory
 
 @contextmanager
 def naming_full_memory() -> Iterator[None]:
-    """Add to what fails in this context that the memory file system is full, if it is.
+    """Add to what fails in this context that the memory file system is full, if it is and the error does not name it.
 
     Raises:
         ComponentFailed: it is full, and in this context a ``ComponentFailed``, a ``DeadlineExceeded`` or a group of errors was
@@ -23,11 +23,11 @@ def naming_full_memory() -> Iterator[None]:
     try:
         yield
     except (ComponentFailed, DeadlineExceeded, BaseExceptionGroup) as error:
-        free = free_memory()
-        if free >= LEAST_BYTES:
+        free, place, reason = free_memory(), memory_file_system(), first_reason(error)
+        if free >= LEAST_BYTES or str(place) in reason:
             raise
         remedy = "where none is left, the system ends processes that write there: make room, then resume the run"
-        problem = f"{first_reason(error)}; {memory_file_system()} of this machine has {memory(free)} free"
+        problem = f"{reason}; {place} of this machine has {memory(free)} free"
         raise ComponentFailed(f"{problem}; {remedy}") from error
 
 

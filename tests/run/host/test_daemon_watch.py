@@ -9,6 +9,7 @@ from asyncrl.core.errors import ComponentFailed, NodeLost, RecipeError
 from asyncrl.core.files.memory_files import LEAST_BYTES, memory_file_system
 from asyncrl.run.host import full_memory
 from asyncrl.run.host.daemon_watch import ending_with
+from asyncrl.weights.shm.memory_file import MemoryFull
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -54,11 +55,19 @@ def test_what_fails_while_the_memory_file_system_is_full_says_so(monkeypatch, er
     assert (f"rank 0 is gone; {memory_file_system()} of this machine has 0 MiB free" in said) == (not free)
 
 
-def test_a_refusal_stays_one(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RecipeError("generators.count", "there is no room", "add nodes"),
+        MemoryFull(f"{memory_file_system()}/rank0-0: no room for 9 bytes of weights"),
+    ],
+)
+def test_what_says_enough_stays_as_it_is(monkeypatch, error):
     async def run():
         async with ending_with([]):
-            raise RecipeError("generators.count", "there is no room", "add nodes")
+            raise error
 
     monkeypatch.setattr(full_memory, "free_memory", lambda: 0)
-    with pytest.raises(RecipeError):
+    with pytest.raises(type(error)) as raised:
         asyncio.run(run())
+    assert raised.value is error
