@@ -30,6 +30,9 @@ T = TypeVar("T")
 CONNECT_S = 300.0
 """Seconds in which a rollout's client reaches the endpoint beside it. The library makes one for each rollout, which takes tens of
 milliseconds of the event loop, so that a hundred at once pass the 5 s that it waits by default."""
+BEGINNING = 8
+"""The most rollouts that begin at once. To begin one takes up to a second of the event loop in ``verifiers.v1``, so a hundred
+would block it for a minute, and a server that is blocked for so long ends."""
 HELD_OUT = 8
 """One of so many tasks of an environment without held-out ones of its own is for evaluation."""
 CLOSE_S = 5.0
@@ -68,13 +71,13 @@ class Verifiers(Environment):
 
     @classmethod
     @asynccontextmanager
-    async def share(cls, name: str, arguments: dict[str, Any]) -> AsyncIterator[tuple[Rollouts, Endpoint]]:  # type: ignore[override]
+    async def share(cls, name: str, arguments: dict[str, Any]) -> AsyncIterator[tuple[Rollouts, Endpoint, asyncio.Semaphore]]:  # type: ignore[override]
         """Load the environment, and listen to what it asks."""
         endpoint = Endpoint()
         await endpoint.start()
         try:
             async with _loaded(name, arguments).serving() as rollouts:
-                yield rollouts, endpoint
+                yield rollouts, endpoint, asyncio.Semaphore(BEGINNING)
         finally:
             await endpoint.close()
 
@@ -85,10 +88,11 @@ class Verifiers(Environment):
 
     async def reset(self, task: Task) -> Observation:
         """Begin a rollout; the observation is what it asks first."""
-        rollouts, endpoint = self.shared
+        rollouts, endpoint, beginning = self.shared
         self._line = endpoint.open()
-        self._playing = asyncio.create_task(rollouts.play(task, self._line.url), name=f"rollout {task.id}")
-        asked = await self._asked()
+        async with beginning:
+            self._playing = asyncio.create_task(rollouts.play(task, self._line.url), name=f"rollout {task.id}")
+            asked = await self._asked()
         if isinstance(asked, Scored):
             raise EnvironmentBroken(f"the rollout of {task.id} ended before it asked the model anything")
         return Observation(asked, self._line.tools)
