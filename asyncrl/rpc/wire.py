@@ -74,9 +74,9 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """An error: the name of its class, the arguments of its constructor, and its text."""
+    """An error: the names of its class and of those that this one extends, the arguments of its constructor, and its text."""
 
-    name: str
+    names: list[str]
     arguments: list[Any]
     text: str
 
@@ -88,12 +88,15 @@ class Failure(msgspec.Struct, array_like=True):
         try:
             encoder.encode(arguments)
         except (TypeError, ValueError, OverflowError, RecursionError):
-            return cls(ComponentFailed.__name__, [text], text)
-        return cls(type(error).__name__, list(arguments), text)
+            return cls([ComponentFailed.__name__], [text], text)
+        own = [each for each in type(error).__mro__ if issubclass(each, AsyncRLError) and each is not AsyncRLError]
+        return cls([each.__name__ for each in own], list(arguments), text)
 
     def error(self) -> AsyncRLError:
-        """Rebuild the error, or a ``ComponentFailed`` with the same text if that is not possible in this process."""
-        known = _subclasses(AsyncRLError).get(self.name, ComponentFailed)
+        """Rebuild the error, of the first of its classes that this process knows, or a ``ComponentFailed`` with the same text if
+        that is not possible."""
+        subclasses = _subclasses(AsyncRLError)
+        known = next((subclasses[name] for name in self.names if name in subclasses), ComponentFailed)
         try:
             error: AsyncRLError = known(*self.arguments)
         except (TypeError, ValueError, AttributeError):

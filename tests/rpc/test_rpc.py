@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind, LedgerError
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind, LedgerError, RecipeError
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
 from asyncrl.core.network import listener
@@ -22,7 +22,7 @@ from asyncrl.core.network.tls import TlsKeys
 from asyncrl.rpc import server
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
-from asyncrl.rpc.wire import Call, Endpoint, Frames, encoder, signatures
+from asyncrl.rpc.wire import Call, Endpoint, Failure, Frames, encoder, signatures
 from asyncrl.run.nodes.certificates import make_keys
 
 STATISTICS = BufferStatistics(
@@ -187,6 +187,12 @@ async def test_an_error_of_the_projects_own_arrives_as_it_was():
         with pytest.raises(DeadlineExceeded, match="the learner waited 3 s for a batch; raise it") as raised:
             await client.call(Served.late)
         assert raised.value.owner == "a batch"
+
+
+def test_an_error_of_a_class_that_is_unknown_here_arrives_as_what_its_class_extends():
+    there = Failure.of(RecipeError("generators.count", "there is no room", "add nodes"))
+    here = msgspec.structs.replace(there, names=["NoRoomThere", *there.names]).error()
+    assert (type(here), str(here)) == (RecipeError, there.text)
 
 
 @pytest.mark.parametrize(
