@@ -10,7 +10,9 @@ from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.environment import RemoteEnvironmentConfig
 from asyncrl.core.recipe.loss import GspoLossConfig
+from asyncrl.learners.tiny.settings import CONTEXT_LENGTH
 from asyncrl.run.folder.config_yaml import resolved_yaml
+from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose, shipped_recipes
 
 
@@ -35,6 +37,7 @@ def refused(recipe: str, *overrides: str) -> RecipeError:
 def test_every_shipped_recipe_composes_and_reads_back(name, write):
     recipe = compose(name)
     assert compose(write("back.yaml", resolved_yaml(recipe))) == recipe
+    assert recipe.model.path != TINY or recipe.model.max_context <= CONTEXT_LENGTH
 
 
 # Pieces of what OmegaConf, Hydra and YAML read as something else than text.
