@@ -42,6 +42,37 @@ def test_a_measurement_that_fails_dies_or_hangs_says_so():
         isolated(time.sleep, 1000, seconds=0.1)
 
 
+FORKED = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+from asyncrl.bench.gpu.isolated import isolated
+
+PARENT, (other_lives, say_so), (told, tell) = os.getpid(), os.pipe(), os.pipe()
+
+def live():
+    os.write(say_so, b"!")
+    os.read(told, 1)
+    return isolated(os.getppid, seconds=60, forked=True) == os.getpid() != PARENT
+
+def die():
+    os.read(other_lives, 1)
+    os._exit(3)
+
+with ThreadPoolExecutor() as threads:
+    first, second = (threads.submit(isolated, work, seconds=120, forked=True) for work in (live, die))
+    assert "died with exit code 3" in str(second.exception())
+    assert not first.done()
+    os.write(tell, b"?")
+    assert first.result()
+"""
+
+
+def test_a_fork_that_dies_is_noticed_while_another_lives():
+    """In a process of its own, since one that has computed with torch is not to be forked."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
 KILLED = """
 import os, signal
 from pathlib import Path
@@ -109,7 +140,7 @@ def test_the_learner_s_figures_stay_where_the_plain_loop_fails():
 
     case = training._measured(Case(model="1.7B", rows="equal", options={}), time_one, 1, 0.0)
     assert (case.learner, case.plain, case.ratio, case.problem) == (speed, None, None, "the plain loop: out of memory")
-    assert training._targets([case]) == {"1.7B: MFU 0.45": True}
+    assert training._targets([case]) == {"1.7B: MFU 0.47": True}
     assert "100 tokens/s" in run._case_name(case)
     assert "out of memory" in run._case_name(case)
 

@@ -105,19 +105,20 @@ def measure(settings: CorrectnessSettings, seconds: float) -> CorrectnessResult:
     on_gpu = torch.cuda.is_available()
     others = ("float32", "bfloat16") if on_gpu else ("bfloat16",)
     with folder_for(settings.model) as folder:
-        isolated(make_models, folder, settings, seconds=seconds, gpus=False)
+        isolated(make_models, folder, settings, seconds=seconds, gpus=False, forked=not on_gpu)
         with ThreadPoolExecutor() as threads:
             # The threads only wait. Without what all are compared with, there is no result.
-            first = threads.submit(isolated, all_variants, folder, settings, "float32", seconds=seconds, gpus=False)
-            beside = [threads.submit(_asked, folder, settings, dtype, seconds) for dtype in others]
+            arguments = all_variants, folder, settings, "float32"
+            first = threads.submit(isolated, *arguments, seconds=seconds, gpus=False, forked=not on_gpu)
+            beside = [threads.submit(_asked, folder, settings, dtype, seconds, not on_gpu) for dtype in others]
             ranks = [*first.result(), *(outcome for each in beside for outcome in each.result())]
     return compared(ranks, () if on_gpu else ("a GPU: only the CPU was measured",))
 
 
-def _asked(folder: Path, settings: CorrectnessSettings, dtype: str, seconds: float) -> list[RankOutcome]:
+def _asked(folder: Path, settings: CorrectnessSettings, dtype: str, seconds: float, forked: bool) -> list[RankOutcome]:
     """All variants on the device that is measured, or why there are none."""
     try:
-        return isolated(all_variants, folder, settings, dtype, seconds=seconds)
+        return isolated(all_variants, folder, settings, dtype, seconds=seconds, forked=forked)
     except MeasurementFailed as failure:
         return [RankOutcome(variant="all", device=device(), dtype=dtype, problem=str(failure))]
 

@@ -24,23 +24,26 @@ class MeasurementFailed(AsyncRLError):
     """A measurement raised an error, died, or did not finish in time."""
 
 
-def isolated(work: Callable[..., Answer], *arguments: object, seconds: float, gpus: bool = True) -> Answer:
+def isolated(work: Callable[..., Answer], *arguments: object, seconds: float, gpus: bool = True, forked: bool = False) -> Answer:
     """Call ``work`` in a new process, and return what it returns.
 
     Args:
         work: an importable function, whose arguments and result can be pickled.
         seconds: how long it may take.
         gpus: whether it sees the GPUs.
+        forked: whether the process is a fork of this one, which spares it the imports that this one has made. Not where there is
+            a GPU, which no fork may use; and this process must not have computed anything with torch, whose threads do not
+            survive in a fork.
 
     Raises:
         MeasurementFailed: it raised an error, died, or did not finish in time.
     """
-    context = get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(sender, work, arguments), daemon=False)
+    context = get_context("fork" if forked else "spawn")
     with _STARTING, mock.patch.dict(os.environ, {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(sender, work, arguments), daemon=False)
         process.start()
-    sender.close()
+        sender.close()  # no other fork may inherit it: this process would not see that the first one has died
     name = f"{work.__module__.rpartition('.')[2]}.{work.__name__}"
     try:
         if not receiver.poll(seconds):
@@ -63,6 +66,8 @@ def isolated(work: Callable[..., Answer], *arguments: object, seconds: float, gp
 
 def _work(sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     die_with_parent()
+    if _STARTING.locked():
+        _STARTING.release()  # a fork has it as it was at that moment
     try:
         answer = (True, work(*arguments))
     except Exception as error:  # noqa: BLE001 - raised where it is waited for

@@ -19,7 +19,7 @@ from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
 from asyncrl.bench.gpu.logprob import LogprobResult
 from asyncrl.bench.gpu.publication import PublicationResult
 from asyncrl.bench.gpu.settings import GpuBenchSettings
-from asyncrl.bench.gpu.subject import all_folders
+from asyncrl.bench.gpu.subject import all_folders, import_learner
 from asyncrl.bench.gpu.training import TrainingResult
 
 PACKAGES = (
@@ -95,14 +95,18 @@ def _run(json_file: Path, say: Callable[[str], None], settings: GpuBenchSettings
     for name, what in result.ahead.items():
         say(f"  {name}: {what}")
     _write(json_file, result)
+    forked = not there.gpus
+    if forked and not _LEARNER_PARTS.isdisjoint(parts):
+        import_learner()
     for name in parts:
         limit: float = getattr(settings.seconds, name)
         say(f"{name}: at most {limit:.0f} s")
         began = time.monotonic()
         for work, arguments in _pieces(name, settings):
             left = max(1.0, limit - (time.monotonic() - began))
+            arguments += (left,) if work in _DEADLINES_OF_THEIR_OWN else ()
             try:
-                found = isolated(work, *arguments, *([left] if work in _DEADLINES_OF_THEIR_OWN else []), seconds=left + MARGIN_S)
+                found = isolated(work, *arguments, seconds=left + MARGIN_S, forked=forked and name != "engine")
             except MeasurementFailed as failure:
                 result.failures[name] = str(failure)
                 say(f"  failed: {failure}")
@@ -120,6 +124,9 @@ def _write(json_file: Path, result: GpuBenchResult) -> None:
     json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
 
+_LEARNER_PARTS = {"correctness", "training"}
+"""What trains. Without a GPU, its many processes are forked from this one, so that the learner is imported once. The engine part
+begins anew, as an engine's process does in a run: the learner's process has been changed for Megatron."""
 _DEADLINES_OF_THEIR_OWN = (correctness.measure, training.measure, engine.measure)
 """What starts processes of its own, and gives them the rest of the part's time: the first must not see the GPU in one of them."""
 

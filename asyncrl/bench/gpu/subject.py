@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -16,8 +16,10 @@ import torch
 from asyncrl.bench.gpu.settings import ModelSize
 from asyncrl.bench.learner.learner_subject import GROUP_SIZE, Episodes, make_batch, make_episode
 from asyncrl.core.batch import Batch
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
@@ -73,6 +75,20 @@ def all_folders() -> Iterator[None]:
         mock.patch.dict(os.environ, {FOLDERS: os.pathsep.join((str(memory.folder), str(disk.folder)))}),
     ):
         yield
+
+
+def import_learner() -> None:
+    """Import what makes models and trains them, for the processes that are forked from this one, on a host without a GPU.
+
+    What cannot be imported is left to the parts that need it: they say what is wrong.
+    """
+    with suppress(ImportError, RecipeError), long_import():
+        from transformers import Qwen3ForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
+
+        from asyncrl.learners.megatron.cpu import compat
+
+        compat.install()
+        from asyncrl.learners.megatron import trainer  # noqa: F401
 
 
 def make_model(folder: Path, size: ModelSize, experts: int = 0) -> None:
