@@ -90,9 +90,8 @@ def measure(settings: EngineSettings, seconds: float) -> EngineResult:
     ends, engine, run = time.monotonic() + seconds, None, None
     try:
         with folder_for(settings.model) as folder:
-            forked = not torch.cuda.is_available()
-            isolated(make_model, folder, settings.model, seconds=seconds, forked=forked)
-            engine = isolated(one_engine, folder, settings, seconds=ends - time.monotonic(), forked=forked)
+            isolated(make_model, folder, settings.model, seconds=seconds)
+            engine = isolated(one_engine, folder, settings, seconds=ends - time.monotonic())
     except MeasurementFailed as failure:
         missing.append(f"engine: {failure}")
     try:

@@ -80,9 +80,9 @@ def all_folders() -> Iterator[None]:
 def import_learner() -> None:
     """Import what makes models and trains them, for the processes that are forked from this one, on a host without a GPU.
 
-    What cannot be imported is left to the parts that need it: they say what is wrong.
+    What cannot be imported is left to the parts that need it: they say what is wrong. Environment variables stay as they are.
     """
-    with suppress(ImportError, RecipeError), long_import():
+    with suppress(ImportError, RecipeError), long_import(), mock.patch.dict(os.environ):
         from transformers import Qwen3ForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
 
         from asyncrl.learners.megatron.cpu import compat
