@@ -108,8 +108,9 @@ def measure(settings: CorrectnessSettings, seconds: float) -> CorrectnessResult:
         isolated(make_models, folder, settings, seconds=seconds, gpus=False, forked=not on_gpu)
         with ThreadPoolExecutor() as threads:
             # The threads only wait. Without what all are compared with, there is no result.
-            arguments = all_variants, folder, settings, "float32"
-            first = threads.submit(isolated, *arguments, seconds=seconds, gpus=False, forked=not on_gpu)
+            first = threads.submit(
+                isolated, all_variants, folder, settings, "float32", seconds=seconds, gpus=False, forked=not on_gpu
+            )
             beside = [threads.submit(_asked, folder, settings, dtype, seconds, not on_gpu) for dtype in others]
             ranks = [*first.result(), *(outcome for each in beside for outcome in each.result())]
     return compared(ranks, () if on_gpu else ("a GPU: only the CPU was measured",))

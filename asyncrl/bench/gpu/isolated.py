@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext, SpawnContext
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -38,7 +39,7 @@ def isolated(work: Callable[..., Answer], *arguments: object, seconds: float, gp
     Raises:
         MeasurementFailed: it raised an error, died, or did not finish in time.
     """
-    context = get_context("fork" if forked else "spawn")
+    context: ForkContext | SpawnContext = get_context("fork") if forked else get_context("spawn")
     with _STARTING, mock.patch.dict(os.environ, {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(sender, work, arguments), daemon=False)
