@@ -40,6 +40,10 @@ def load_state(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
     inner = optimizer.optimizer
     settings = [{key: value for key, value in group.items() if key not in ("params", "step")} for group in inner.param_groups]
     tensors = loaded.pop("param_state")
+    # From 0.19 on, Megatron also tells groups apart by settings, such as the learning rate, which may be others now.
+    by_kind = {_kind(group): setting for group, setting in zip(inner.param_groups, settings, strict=True)}
+    for group in loaded["optimizer"]["param_groups"]:
+        group.update(by_kind.get(_kind(group), {}))
     optimizer.load_state_dict(loaded)
     for group, setting in zip(inner.param_groups, settings, strict=True):
         group.update(setting)
@@ -51,6 +55,11 @@ def load_state(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
     for parameter, step in steps.items():
         if step is not None:
             inner.state[parameter]["step"] = _step(float(step), parameter, inner)
+
+
+def _kind(group: dict[str, Any]) -> tuple[object, ...]:
+    """What tells a group of parameters from the others, whatever the recipe."""
+    return tuple(group.get(key) for key in ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr"))
 
 
 def _step(count: float, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:

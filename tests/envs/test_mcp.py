@@ -320,7 +320,7 @@ async def test_values_that_would_be_checked_for_ever_are_malformed_and_hold_nobo
             assert ticks >= before + 5, "the event loop goes on"
             assert await McpTool(spec, checks).converted({"x": "a"}) == {"x": "a"}
     ticking.cancel()
-    for _ in range(5000):
+    for _ in range(100_000):
         deep = [deep]
     tree = McpTool(ToolSpec("tree", "", TREE), checks)
     with pytest.raises(msgspec.ValidationError, match="cannot be"):

@@ -279,7 +279,7 @@ MALFORMED = {
     '{"prompt": "\\ud800"}': r"holds '\ud800', half of a surrogate pair, which is no character; write the character itself",
     '{"prompt": "a", "id": "\\udc00abc"}': r"holds '\udc00', half of a surrogate pair",
     '{"prompt": "a\\ud83d b"}': r"holds '\ud83d', half of a surrogate pair",
-    '{"x": ' * 5000: "is nested more than 100 levels deep",
+    '{"x": ' * 100_000: "is nested more than 100 levels deep",
     f'{{"prompt": "a", "id": "deep", "x": {"[" * 100}{"]" * 100}}}': "(id 'deep') is nested more than 100 levels deep",
     f'{{"prompt": "a", "x": {"[" * 980}{"]" * 980}}}': "is nested more than 100 levels deep; flatten it",
     '{"question": "a", "n": 1}': "has no 'prompt', only 'question', 'n'",

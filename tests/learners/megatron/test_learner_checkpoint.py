@@ -143,6 +143,14 @@ def test_weight_decay_is_the_recipes_not_the_checkpoints(folder, written):
         np.testing.assert_allclose(plain[name] - smaller[name], rate * share * tensor, atol=1e-6)
 
 
+def test_the_learning_rate_is_the_recipes_not_the_checkpoints(folder, written):
+    target, *_ = written((1, 1, 1))
+    (_, before, _, after), *_ = ranks_of(rank_side.load_and_train, folder, target, AFTER[:1], lr=1e-9)
+    after = assemble([after])
+    for name, tensor in assemble([before]).items():
+        np.testing.assert_allclose(after[name], tensor, atol=1e-7)
+
+
 def test_version_0_can_be_saved_and_trained_from(folder, tmp_path):
     target, batches = tmp_path / "version-000000", AFTER[:1]
     ((_, expected, weights),) = ranks_of(rank_side.train_and_save, folder, [], target, batches)
