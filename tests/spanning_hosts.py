@@ -196,7 +196,9 @@ def late(stage: Stage) -> None:
     run.signal(signal.SIGINT)
     ledger = stage.check(Status.INTERRUPTED).ledger
     stage.say(ledger)
-    assert ledger.failed == ledger.expired == 0
+    assert ledger.failed == ledger.tasks.filtered == ledger.trajectories.missing == 0, ledger
+    # What was handed back begins again, and a few groups are too old by then. Their tasks are issued again.
+    assert ledger.expired <= ledger.trained // 50, ledger
 
 
 def folders(stage: Stage) -> None:

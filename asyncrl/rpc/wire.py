@@ -6,6 +6,7 @@ are a name and values, so nothing that arrives is ever executed.
 """
 
 import asyncio
+import hashlib
 import inspect
 import socket
 import typing
@@ -43,9 +44,10 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class Signature:
-    """Decoders for the arguments and the result of a method, made from its annotations."""
+    """Decoders for the arguments and the result of a method, made from its annotations, and these as text."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
+        self.text = str(inspect.signature(method))
         hints = typing.get_type_hints(method)
         arguments = tuple(hints[name] for name in inspect.signature(method).parameters if name != "self")
         self.arguments: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(tuple.__class_getitem__(arguments))
@@ -71,6 +73,13 @@ class Answer(msgspec.Struct, array_like=True):
     number: int
     failed: bool
     content: msgspec.Raw
+
+
+def protocol_of(methods: Mapping[str, Signature]) -> str:
+    """Return what is the same in two versions of this package that understand each other's calls of ``methods``."""
+    calls = [f"{name}{signature.text}" for name, signature in sorted(methods.items())]
+    frames = [f"{frame.__name__}{inspect.signature(frame)}" for frame in (Call, Answer, Failure)]
+    return hashlib.sha256("\n".join(calls + frames).encode()).hexdigest()[:8]
 
 
 class Failure(msgspec.Struct, array_like=True):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from asyncrl import __version__
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import explained, naming
@@ -23,7 +24,7 @@ from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
-from asyncrl.rpc.wire import Endpoint, signatures
+from asyncrl.rpc.wire import Endpoint, protocol_of, signatures
 from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
 
@@ -133,20 +134,23 @@ class RunControl:
 
 METHODS = signatures(RunControl)
 """The calls that a driver answers."""
+_PROTOCOL = protocol_of(METHODS)
 
 
 class _Address(msgspec.Struct, frozen=True):
-    """The content of the file ``control``: the name of the driver's machine, and where it listens there."""
+    """The content of the file ``control``: the driver's machine, where it listens there, its version, and how it is asked."""
 
     machine: str
     endpoint: Endpoint
+    version: str = ""
+    protocol: str = ""
 
 
 @asynccontextmanager
 async def controlled(folder: RunFolder, control: RunControl) -> AsyncIterator[None]:
     """While this context is open, answer what is asked of the run in ``folder``."""
     server = RpcServer(control, METHODS, "the run's control")
-    address = _Address(socket.gethostname(), await server.start(LOOPBACK))
+    address = _Address(socket.gethostname(), await server.start(LOOPBACK), __version__, _PROTOCOL)
     path = folder.control
     path.unlink(missing_ok=True)  # of a driver that was killed
     written = path.with_name(f".{path.name}.new")
@@ -210,6 +214,8 @@ async def ask(run: Path, method: Callable[..., Coroutine[Any, Any, T]], *argumen
     if address.machine != socket.gethostname():
         problem = f"the run in {str(run)!r} is driven from {address.machine}, and this is {socket.gethostname()}"
         raise RecipeError("", problem, f"run the command on {address.machine}")
+    if address.protocol != _PROTOCOL:
+        raise _other_version(folder, address)
     remedy = "its machine may be overloaded; see logs/driver.log of the run"
     async with deadline(_ANSWER_S, waiter="asyncrl", owner="the run's driver to answer", remedy=remedy):
         try:
@@ -230,6 +236,13 @@ def _read(folder: RunFolder) -> _Address:
         raise RecipeError("", problem, "run the command as that user") from error
     except (OSError, msgspec.DecodeError) as error:
         raise _not_now(folder) from error
+
+
+def _other_version(folder: RunFolder, address: _Address) -> RecipeError:
+    theirs = f"asyncrl {address.version} (protocol {address.protocol})" if address.version else "an older asyncrl"
+    problem = f"the run in {str(folder.path)!r} is driven by {theirs}, and this is asyncrl {__version__} (protocol {_PROTOCOL})"
+    remedy = "use the version that drives it, or end the run with Ctrl-C, and resume it with this one"
+    return RecipeError("", problem, remedy)
 
 
 def _not_now(folder: RunFolder) -> RecipeError:

@@ -77,6 +77,22 @@ async def test_the_machine_of_the_driver_is_named(folder: RunFolder) -> None:
                 await scale(folder.path, "generators", 3)
 
 
+async def test_a_run_that_another_version_drives_is_not_asked(folder: RunFolder) -> None:
+    with folder.driven():
+        async with controlled(folder, Pool()):
+            address = msgspec.json.decode(folder.control.read_bytes())
+            folder.control.write_bytes(msgspec.json.encode({**address, "version": "9.9"}))
+            assert await scale(folder.path, "generators", 3) == "3 now"  # it is asked in the same way
+            folder.control.write_bytes(msgspec.json.encode({**address, "version": "9.9", "protocol": "f00"}))
+            driven = r"is driven by asyncrl 9.9 \(protocol f00\), and this is asyncrl .*; use the version that drives it, or end"
+            with pytest.raises(RecipeError, match=driven):
+                await scale(folder.path, "generators", 3)
+            del address["version"], address["protocol"]
+            folder.control.write_bytes(msgspec.json.encode(address))
+            with pytest.raises(RecipeError, match="is driven by an older asyncrl, and this is"):
+                await scale(folder.path, "generators", 3)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 async def test_another_user_is_refused(folder: RunFolder) -> None:
     with folder.driven():
