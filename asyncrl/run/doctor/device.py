@@ -37,7 +37,7 @@ try:
                                   ("memory-efficient", torch.backends.cuda.mem_efficient_sdp_enabled())) if on]
 except Exception as error:
     found["errors"]["cuda"] = f"{type(error).__name__}: {error}"
-for name in ("transformer_engine.pytorch", "flash_attn", "triton"):
+for name in ("transformer_engine.pytorch", "flash_attn", "triton", "torchvision"):
     try:
         found[name] = str(getattr(__import__(name), "__version__", "there"))
     except ModuleNotFoundError as error:
@@ -109,6 +109,12 @@ def judge(devices: int, found: Probed, unused: str, driver: str = "") -> Iterato
         unused: which installed package cannot use them; empty if all can.
         driver: its version; empty if it is not known.
     """
+    if why := found.errors.get("torchvision"):
+        yield problem(
+            "torchvision",
+            f"cannot be imported beside torch {found.torch}, so that vLLM cannot either: {why}",
+            f"pip uninstall torchvision, which texts do without, or install the build of it that belongs to torch {found.torch}",
+        )
     if not devices:
         yield fine("GPU", f"none; torch {found.torch} computes on the CPU")
         return
