@@ -9,10 +9,13 @@ Looks at an environment through the chat template of a model: what fits, where t
 
 import asyncio
 import os
+import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -25,7 +28,7 @@ from asyncrl.authoring.subject import TASKS, Subject, has_task_files, subjects_o
 from asyncrl.core.episode import FINAL_REWARD
 from asyncrl.core.errors import AsyncRLError, EnvironmentBroken, RecipeError
 from asyncrl.core.messages import Message, ToolSpec
-from asyncrl.core.recipe.environment import ClassEnvironmentConfig
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig, RemoteEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import describe_error, short
@@ -40,10 +43,14 @@ from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.tiny.lessons import check_lessons
 
 CHECK_S = 240.0
-"""Deadline of all episodes of one environment."""
+"""Deadline of an episode, or of those that are played at once."""
+SAID_S = 10.0
+"""Seconds after which the user is told what is being played."""
 CLOSE_S = 10.0
 SHOWN = 8
 """Episodes that are looked at through a model's template."""
+SHOWN_S = 30.0
+"""Seconds after which no further ones are played."""
 AGAIN_S = 120.0
 """Deadline of the process that makes the tasks again."""
 _AGAIN = """
@@ -114,28 +121,43 @@ def _check(subject: Subject, model: ModelConfig | None, note: Callable[[str], No
         findings.error("tasks", error.place or subject.name, error.problem, error.remedy)
         return Checked(subject.name, 0, 0, None, findings.all)
     note(f"{subject.name}: playing episodes")
-    stage = _Stage(subject, train, model, findings)
+    stage = _Stage(subject, train, model, findings, note)
     return Checked(subject.name, len(train), len(evaluation), stage.play(), findings.all)
 
 
 class _Stage:
     """Plays the episodes in a thread, which is left behind if the environment does not let it end."""
 
-    def __init__(self, subject: Subject, tasks: list[Task], model: ModelConfig | None, findings: Findings) -> None:
-        self._subject, self._tasks, self._model, self._findings = subject, tasks, model, findings
-        self._checks: EpisodeChecks | None = None
+    def __init__(
+        self, subject: Subject, tasks: list[Task], model: ModelConfig | None, findings: Findings, note: Callable[[str], None]
+    ) -> None:
+        self._subject, self._tasks, self._model, self._findings, self._note = subject, tasks, model, findings, note
+        self._begun = queue.SimpleQueue[str | None]()
         self._figures: EpisodeFigures | None = None
 
     def play(self) -> EpisodeFigures | None:
         """Play, and return what was measured."""
-        thread = threading.Thread(target=self._run, name=f"checking {self._subject.name}", daemon=True)
-        thread.start()
-        thread.join(CHECK_S)
-        if thread.is_alive():
-            at = self._checks.at if self._checks is not None else "setting up what episodes share"
+        threading.Thread(target=self._run, name=f"checking {self._subject.name}", daemon=True).start()
+        at: str | None = "setting up what episodes share"
+        try:
+            while at is not None:
+                at = self._after(at)
+        except queue.Empty:
             remedy = "give every wait a deadline; a dry run would name the line it hangs in"
             self._findings.error("episodes", self._subject.name, f"{at} did not end in {CHECK_S:g} s", remedy)
         return self._figures
+
+    def _after(self, at: str) -> str | None:
+        """Wait for what is played after ``at``; None if that was the last.
+
+        Raises:
+            queue.Empty: ``at`` did not end in time.
+        """
+        try:
+            return self._begun.get(timeout=SAID_S)
+        except queue.Empty:
+            self._note(f"{self._subject.name}: still at {at}")
+            return self._begun.get(timeout=CHECK_S - SAID_S)
 
     def _run(self) -> None:
         try:
@@ -145,6 +167,8 @@ class _Stage:
         except BaseException as error:  # noqa: BLE001 - whatever the user's code does to its event loop
             problem = f"the event loop ended with {describe_error(error)}"
             self._findings.error("episodes", self._subject.name, problem, "raise no SystemExit, and stop no event loop")
+        finally:
+            self._begun.put(None)
 
     async def _play(self) -> None:
         recipe, subject = self._subject.recipe, self._subject
@@ -154,16 +178,38 @@ class _Stage:
         limits = EpisodeLimits.of(recipe, subject.member)
         try:
             with LoopWatch(self._run.__code__) as watch:
-                self._checks = EpisodeChecks(subject.name, environments.make, self._tasks, limits, self._findings, watch)
-                self._figures = await self._checks.run()
+                elsewhere = isinstance(subject.spec, RemoteEnvironmentConfig)
+                checks = EpisodeChecks(
+                    subject.name,
+                    environments.make,
+                    self._tasks,
+                    limits,
+                    self._findings,
+                    watch,
+                    self._begun.put,
+                    elsewhere=elsewhere,
+                )
+                self._figures = await checks.run()
             if self._figures is not None:
-                shown = [played for task in self._tasks[:SHOWN] if (played := await _shown(environments, task, limits))]
+                shown = await self._shown(environments, limits)
                 self._check_rewards(shown)
                 check_size(subject.name, shown, recipe.model.max_context, self._findings)
                 if self._model is not None:
                     await check_template(self._model, subject.name, shown, recipe.model.max_context, self._findings)
         finally:
             await environments.close(CLOSE_S)
+
+    async def _shown(self, environments: WorkerEnvironments, limits: EpisodeLimits) -> list[Played]:
+        """Play the episodes that are looked at through a template, as many as there is time for."""
+        shown: list[Played] = []
+        began = time.monotonic()
+        for task in self._tasks[:SHOWN]:
+            if shown and time.monotonic() - began > SHOWN_S:
+                break
+            self._begun.put(f"task {short(task.id)}, to see its prompts")
+            with suppress(EnvironmentBroken):  # the checks of episodes have told it
+                shown.append(await play(environments.make, task, calling(2, "", task.id), limits))
+        return shown
 
     def _check_rewards(self, shown: Sequence[Played]) -> None:
         """Find the rewards that the recipe compares one by one, and that an episode came to its end without."""
@@ -174,13 +220,6 @@ class _Stage:
                 problem = f"an episode reports no metric {name!r}; it reports {reported}"
                 remedy = "report it in every episode that comes to its end, or take its name out"
                 self._findings.error("rewards", "algorithm.advantage.rewards", problem, remedy)
-
-
-async def _shown(environments: WorkerEnvironments, task: Task, limits: EpisodeLimits) -> Played | None:
-    try:
-        return await play(environments.make, task, calling(2, "", task.id), limits)
-    except EnvironmentBroken:
-        return None  # the checks of episodes have told it
 
 
 def check_tasks(subject: Subject, findings: Findings) -> tuple[list[Task], list[Task]]:

@@ -30,14 +30,18 @@ from asyncrl.generators.episode import EpisodeLimits, checked_reset, checked_ste
 
 AT_ONCE = 100
 """Episodes at once."""
+FEW = 10
+"""Episodes at once of a slow environment in another process, of which a hundred would take longer than ``CROWD_S``."""
 TURNS = 3
 """Calls in an episode, before its answer."""
 COMPARED = 6
 """Tasks whose episodes are compared."""
 AGAIN = 6
 """How often a task is played again alone that played differently beside others, to tell chance from shared state."""
+ALONE_S = 30.0
+"""Seconds after which no further tasks are played alone."""
 CROWD_S = 60.0
-"""Seconds that calls which block the event loop may take of episodes at once; if it would be more, these are not played."""
+"""Seconds that episodes at once may take in another process, or calls of theirs that block the event loop."""
 ENDED_S = 1.0
 """Seconds in which a cancelled episode must end."""
 
@@ -68,22 +72,32 @@ class EpisodeChecks:
     Args:
         name: what findings call the environment.
         make: makes the environment of a task's episode.
-        below: code object of the function that runs the loop.
-        at: told what is done next.
+        watch: sees what blocks the event loop.
+        begin: told what is played next.
+        elsewhere: whether the environment runs in another process, whose event loop and open files are not seen from here.
     """
 
     def __init__(
-        self, name: str, make: Make, tasks: Sequence[Task], limits: EpisodeLimits, findings: Findings, watch: LoopWatch
+        self,
+        name: str,
+        make: Make,
+        tasks: Sequence[Task],
+        limits: EpisodeLimits,
+        findings: Findings,
+        watch: LoopWatch,
+        begin: Callable[[str], None],
+        *,
+        elsewhere: bool,
     ) -> None:
         self._name, self._make, self._tasks, self._limits, self._findings = name, make, tasks, limits, findings
-        self._watch = watch
+        self._watch, self._begin, self._elsewhere = watch, begin, elsewhere
         self._rewards: set[float] = set()
         self._made_calls: list[CallRecord] = []
-        self.at = "the first episode"
+        self._at = "the first episode"
 
     async def run(self) -> EpisodeFigures | None:
         """Play everything; None if not even one episode could be played."""
-        self.at = "an episode with an empty answer"
+        self._now("an episode with an empty answer")
         first = await self._play(self._tasks[0], answering(""), "episodes")
         if first is None:
             return None
@@ -99,12 +113,16 @@ class EpisodeChecks:
         self._check_blocking()
         return figures and msgspec.structs.replace(figures, rewards=tuple(sorted(self._rewards)[:10]))
 
+    def _now(self, at: str) -> None:
+        self._at = at
+        self._begin(at)
+
     async def _play(self, task: Task, script: Script, check: str) -> Played | None:
         try:
             played = await play(self._make, task, script, self._limits)
         except AsyncRLError as error:
             self._findings.error(
-                check, self._name, f"while playing {self.at}: {error}", "correct it: such episodes get no reward"
+                check, self._name, f"while playing {self._at}: {error}", "correct it: such episodes get no reward"
             )
             return None
         self._rewards |= set(played.rewards[-1:])
@@ -114,10 +132,11 @@ class EpisodeChecks:
     async def _compared(self) -> dict[str, Played]:
         """Play tasks twice, one after the other, and compare; returns those to compare with, none if chance plays a part."""
         alone: dict[str, Played] = {}
+        began = time.monotonic()
         for task in self._tasks[:COMPARED]:
-            if self._blocks_for_long():
+            if self._blocks_for_long() or time.monotonic() - began > ALONE_S:
                 return alone
-            self.at = f"task {short(task.id)} alone"
+            self._now(f"task {short(task.id)} alone")
             twice = [await self._play(task, self._script(task), "episodes") for _ in range(2)]
             one, other = twice
             if one is None or other is None:
@@ -151,9 +170,23 @@ class EpisodeChecks:
         return calling(TURNS, str(task.data.get("answer", "")), task.id)
 
     async def _crowd(self, alone: dict[str, Played]) -> EpisodeFigures | None:
-        """Play many episodes at once, and see whether they are as when they are alone, and what they leave behind."""
-        self.at = f"{AT_ONCE} episodes at once"
-        tasks = [self._tasks[index % min(len(self._tasks), AT_ONCE)] for index in range(AT_ONCE)]
+        """Play many episodes at once: a hundred, unless they run in another process and would take long there."""
+        if not self._elsewhere:
+            return await self._at_once(AT_ONCE, alone)
+        began = time.monotonic()
+        few = await self._at_once(FEW, alone)
+        seconds = time.monotonic() - began
+        if few is None or seconds * AT_ONCE / FEW <= CROWD_S:
+            return few and await self._at_once(AT_ONCE, alone)
+        problem = f"{FEW} episodes at once took {seconds:.0f} s, so {AT_ONCE} were not played"
+        remedy = "serve it with more processor cores, or at several `environment.urls`, or a run will wait for it"
+        self._findings.warning("episodes", self._name, problem, remedy)
+        return few
+
+    async def _at_once(self, count: int, alone: dict[str, Played]) -> EpisodeFigures | None:
+        """Play episodes at once, and see whether they are as when they are alone, and what they leave behind."""
+        self._now(f"{count} episodes at once")
+        tasks = [self._tasks[index % min(len(self._tasks), count)] for index in range(count)]
         before = _Held.now()
         began = time.perf_counter()
         crowd = await asyncio.gather(*(self._play(task, self._script(task), "episodes") for task in tasks))
@@ -161,20 +194,12 @@ class EpisodeChecks:
         played = [each for each in crowd if each is not None]
         if len(played) < len(crowd):
             return None
-        self._told_late(played, f"while {AT_ONCE} episodes were played at once")
-        for task, each in zip(tasks, played, strict=True):
-            lonely = alone.get(task.id)
-            if lonely is not None and not each.late and lonely.seen != each.seen:
-                if await self._differs_alone(task, lonely):
-                    break
-                problem = f"task {short(task.id)} plays differently beside {AT_ONCE - 1} others: {_difference(lonely, each)}"
-                remedy = "keep the state of an episode in `self`, set in reset(), and none on the class or in the module"
-                self._findings.error("shared state", self._name, problem, remedy)
-                break
+        self._told_late(played, f"while {count} episodes were played at once")
+        await self._compare(tasks, played, alone)
         await asyncio.sleep(0.2)  # what is being closed may need a moment
-        for what, more in before.grown(AT_ONCE // 2):
+        for what, more in before.grown(count // 2):
             remedy = "release in close() what reset() and the tools open; close() is called once for each episode"
-            self._findings.error("close", self._name, f"{AT_ONCE} closed episodes left {more} {what} behind", remedy)
+            self._findings.error("close", self._name, f"{count} closed episodes left {more} {what} behind", remedy)
         steps = [one for each in played for one in each.step_s] or [0.0]
         return EpisodeFigures(
             episodes=len(played),
@@ -185,9 +210,21 @@ class EpisodeChecks:
             rewards=(),
         )
 
+    async def _compare(self, tasks: Sequence[Task], played: Sequence[Played], alone: dict[str, Played]) -> None:
+        """See whether episodes at once were as when they were alone."""
+        for task, each in zip(tasks, played, strict=True):
+            lonely = alone.get(task.id)
+            if lonely is not None and not each.late and lonely.seen != each.seen:
+                if await self._differs_alone(task, lonely):
+                    return
+                problem = f"task {short(task.id)} plays differently beside {len(tasks) - 1} others: {_difference(lonely, each)}"
+                remedy = "keep the state of an episode in `self`, set in reset(), and none on the class or in the module"
+                self._findings.error("shared state", self._name, problem, remedy)
+                return
+
     async def _differs_alone(self, task: Task, lonely: Played) -> bool:
         """Whether a task also plays differently when it is alone, so that chance is to blame."""
-        self.at = f"task {short(task.id)} alone again"
+        self._now(f"task {short(task.id)} alone again")
         for _ in range(AGAIN):
             again = await self._play(task, self._script(task), "episodes")
             if again is not None and not again.late and again.seen != lonely.seen:
@@ -199,13 +236,13 @@ class EpisodeChecks:
         """Make calls that no tool expects, each in an episode of its own."""
         for tool in tools:
             ended = [self._call(call) for call in hostile_calls(tool)]
-            self.at = f"{len(ended)} hostile calls of tool {tool.name}"
+            self._now(f"{len(ended)} hostile calls of tool {tool.name}")
             problems = [problem for problem in await asyncio.gather(*ended) if problem]
             for problem in problems[:1]:
                 remedy = "check arguments in the tool and raise ToolError; only reset() and reward() may break an episode"
                 self._findings.error("hostile calls", f"{self._name}, tool {tool.name}", problem, remedy)
         for answer in ("x" * 100_000, "\x00\x1b[2J", "<|im_end|>" * 100, "(" * 5_000):
-            self.at = f"the answer {short(answer)}"
+            self._now(f"the answer {short(answer)}")
             await self._play(self._tasks[0], answering(answer), "hostile calls")
 
     async def _call(self, call: ToolCall | MalformedCall) -> str:
@@ -220,7 +257,7 @@ class EpisodeChecks:
     async def _cancelled(self, tools: Sequence[ToolSpec]) -> None:
         """Cancel each tool just after it was called."""
         for tool in tools:
-            self.at = f"cancelling tool {tool.name}"
+            self._now(f"cancelling tool {tool.name}")
             task = self._tasks[0]
             try:
                 environment = HostedEnvironment(self._make(task), task)

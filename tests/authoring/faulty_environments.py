@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Sequence
 from typing import Annotated
@@ -67,6 +68,19 @@ class Overrun(Sound):
             await asyncio.sleep(5 if Overrun.calls > 10 else 0)
         finally:
             Overrun.calls -= 1
+        return 2 * number
+
+
+class Hanging(Sound):
+    """Its tool does not end before it may."""
+
+    may_end = threading.Event()
+
+    @tool(timeout_s=100)
+    async def double(self, number: int) -> int:
+        """Twice the number."""
+        while not Hanging.may_end.is_set():
+            await asyncio.sleep(0.05)
         return 2 * number
 
 

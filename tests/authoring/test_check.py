@@ -8,12 +8,15 @@ import faulty_environments
 import pytest
 from model_folders import SMALL, write_model
 
+from asyncrl.authoring import check as check_module
+from asyncrl.authoring import episode_checks
 from asyncrl.authoring.check import Checked, check
 from asyncrl.authoring.check_view import check_view
 from asyncrl.authoring.episode_checks import EpisodeChecks
 from asyncrl.authoring.findings import Severity
 from asyncrl.authoring.subject import compose_for_author
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.learners.tiny.tokenizer import fit_tokenizer
 
 
@@ -87,6 +90,28 @@ def test_what_blocks_for_long_is_told_without_playing_a_hundred_episodes_of_it()
     assert seen.check == "blocking"
     assert "100 episodes at once would take minutes" in seen.remedy
     assert found.figures is None
+
+
+def test_what_hangs_is_named_while_the_check_waits_for_it(monkeypatch):
+    monkeypatch.setattr(check_module, "CHECK_S", 1.0)
+    monkeypatch.setattr(check_module, "SAID_S", 0.5)
+    said: list[str] = []
+    try:
+        (one,) = check(compose_for_author("faulty_environments:Hanging"), None, said.append)
+    finally:
+        faulty_environments.Hanging.may_end.set()
+    assert any("did not end in 1 s" in each.problem for each in one.findings)
+    assert any("faulty_environments:Hanging: still at " in line for line in said)
+
+
+@pytest.mark.parametrize(("crowd_s", "episodes"), [(3600.0, 100), (0.0, 10)])
+def test_of_a_slow_environment_in_another_process_ten_episodes_at_once_do(monkeypatch, crowd_s: float, episodes: int):
+    monkeypatch.setattr(episode_checks, "CROWD_S", crowd_s)
+    monkeypatch.setattr(check_module, "RemoteEnvironmentConfig", ClassEnvironmentConfig)  # as if it ran elsewhere
+    found = checked("Sound")
+    assert found.figures is not None
+    assert found.figures.episodes == episodes
+    assert [(each.severity, each.check) for each in found.findings] == [(Severity.WARNING, "episodes")] * (episodes == 10)
 
 
 def test_calls_that_are_late_among_many_are_told_as_that_and_not_as_chance_or_shared_state():

@@ -28,11 +28,11 @@ trains the tiny model on it: NAME/NAME.py, NAME/test_NAME.py, NAME/NAME.yaml."""
 _CHECK = """\
 Look at an environment without a trainer: its tools and their types, its tasks
 (the same for the same seed, none in both splits), and its episodes: alone and
-a hundred at once, with hostile calls, cancelled in the middle. Finds blocking
-calls, shared state, what close() leaves behind, rewards that never differ.
-With --model, or the model of a recipe, also what its chat template makes of
-it. Every finding has its place and remedy. The exit code is 0 if there is no
-error, else 1."""
+a hundred at once (ten if it runs in another process and is slow), with hostile
+calls, cancelled in the middle. Finds blocking calls, shared state, what
+close() leaves behind, rewards that never differ. With --model, or the model of
+a recipe, also what its chat template makes of it. Every finding has its place
+and remedy. The exit code is 0 if there is no error, else 1."""
 
 _PLAY = """\
 Be the model: type calls as name(argument="value") or as JSON, and the answer
