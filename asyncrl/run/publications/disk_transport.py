@@ -20,46 +20,30 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
-from asyncrl.run.publications.node_mirrors import ANSWER_S, NodeMirrors, on_node, twice_if_it_dies
-from asyncrl.run.publications.transport import MIRRORED, PublicationTransport, Routes
+from asyncrl.run.publications.mirrored_transport import ANSWER_S, VERSIONS, MirroredTransport, mirrors_of, twice_if_it_dies
+from asyncrl.run.publications.transport import MIRRORED, Routes
 from asyncrl.weights.disk.stored_versions import StoredFile
 
 SEEN_S = 10.0
 """How long a node may take to see a version that another node has stored."""
-_VERSIONS = 4
-"""Transfers of as many versions are known at once."""
-_SIDE_BY_SIDE = 4
-"""Calls that a mirror works on at once: it may store one version and fetch another."""
 
 
-class DiskTransport(PublicationTransport):
-    """Has the mirrors of the ranks' nodes store each version, and those of other nodes fetch it.
-
-    Args:
-        make: makes the actor of the mirror of a node, given Ray's id of it and the file for its log.
-        logs: the folder of the logs.
-        seconds: how long storing or fetching a version may take (``deadlines.publish``).
-    """
+class DiskTransport(MirroredTransport):
+    """Has the mirrors of the ranks' nodes store each version, and those of other nodes fetch it."""
 
     def __init__(self, make: Callable[[str, Path], Any], logs: Path, seconds: float) -> None:
-        self._mirrors, self._seconds = NodeMirrors(make, logs), seconds
+        super().__init__(make, logs, seconds)
         self._stored: PolicyVersion | None = None
         self._storing = SharedWork[PolicyVersion, None]()
-        self._fetching = SharedWork[tuple[PolicyVersion, str], Publication]()
 
     @classmethod
     def for_run(cls, recipe: Recipe, folder: RunFolder) -> Self:
         """Make the transport, but no mirror yet."""
+        from asyncrl.weights.disk.disk_mirror import DiskMirror
+
         weights = recipe.weights
         assert isinstance(weights, DiskWeightsConfig)
-        stored, delta = _stored_in(weights, folder.path), weights.delta
-
-        def make(node: str, log: Path) -> Any:
-            from asyncrl.run.publications.disk_mirror_actor import RemoteDiskMirror
-
-            actor = on_node(RemoteDiskMirror, node, _SIDE_BY_SIDE)
-            return actor.remote(folder.run_id, folder.run_id_before, stored, delta, log)
-
+        make = mirrors_of(folder, DiskMirror, _stored_in(weights, folder.path), weights.delta)
         return cls(make, folder.logs, recipe.deadlines.publish)
 
     @classmethod
@@ -77,37 +61,29 @@ class DiskTransport(PublicationTransport):
         """Two versions in files."""
         return MIRRORED * version
 
-    async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
-        """Bring ``publication`` to a node, once it is stored. It is stored in any case."""
-        oldest, version = publication.version - _VERSIONS + 1, publication.version
-        self._fetching.forget(lambda key: key[0] < oldest)
-        self._storing.forget(lambda stored: stored < oldest)
-        name = f"version {version} to node {node[:8]}"
-        fetching = partial(twice_if_it_dies, partial(self._fetch_once, publication, node))
-        return await self._fetching.result((version, node), fetching, name)
+    async def _fetch(self, publication: Publication, node: str) -> Publication:
+        return await twice_if_it_dies(partial(self._fetch_once, publication, node))
 
     async def _fetch_once(self, publication: Publication, node: str) -> Publication:
+        """Bring ``publication`` to a node, once it is stored. It is stored in any case."""
         version = publication.version
+        self._storing.forget(lambda stored: stored <= version - VERSIONS)
         await self._storing.result(version, lambda: self._store(publication), f"version {version} to disk")
         if all(file.node == node for file in publication.files):
             return publication
-        files = await self._mirrors.on(node).ask(
-            lambda mirror: mirror.fetch_version.remote(version, SEEN_S), f"fetch version {version}", self._seconds
-        )
+        files = await self._ask(node, f"fetch version {version}", self._seconds, "fetch_version", version, SEEN_S)
         return msgspec.structs.replace(publication, files=files)
 
     async def _store(self, publication: Publication) -> None:
         version, nodes = publication.version, sorted({file.node for file in publication.files})
         what = f"store version {version}"
-        storing = [
-            self._mirrors.on(node).ask(lambda mirror: mirror.store.remote(publication), what, self._seconds) for node in nodes
-        ]
+        storing = [self._ask(node, what, self._seconds, "store", publication) for node in nodes]
         parts: list[dict[int, StoredFile]] = await asyncio.gather(*storing)
         stored = {number: file for part in parts for number, file in part.items()}
         files = [stored[number] for number in range(len(publication.files))]
         read = {each for each, _ in self._fetching.under_way}
-        proof, what = publication.fingerprint, f"complete version {version}"
-        await self._mirrors.on(nodes[0]).ask(lambda mirror: mirror.complete.remote(version, proof, files, read), what, ANSWER_S)
+        what = f"complete version {version}"
+        await self._ask(nodes[0], what, ANSWER_S, "complete", version, publication.fingerprint, files, read)
         self._stored = version
 
     async def check_reach(self, newest: Publication, node: str) -> None:
@@ -115,24 +91,17 @@ class DiskTransport(PublicationTransport):
         stored = self._stored
         if stored is None or all(file.node == node for file in newest.files):
             return
-        what, seconds = f"look for version {stored}", SEEN_S + ANSWER_S
-        unseen = await self._mirrors.on(node).ask(lambda mirror: mirror.unseen.remote(stored, SEEN_S), what, seconds)
+        unseen = await self._ask(node, f"look for version {stored}", SEEN_S + ANSWER_S, "unseen", stored, SEEN_S)
         if unseen is not None:
             raise WeightsOutOfReach(
                 f"node {node[:8]} does not see {unseen}, through which new weights go (weights.kind=disk); to use that node, "
                 "mount the folder there and start Ray on it again"
             )
 
-    async def leave(self, node: str) -> None:
-        """End the mirror of a node on which no engine is left, whose files go with it."""
-        self._fetching.forget(lambda key: key[1] == node)
-        await self._mirrors.leave(node)
-
     async def close(self, seconds: float) -> None:
         """End what is under way, and have all mirrors remove their files in memory."""
-        self._fetching.cancel()
         self._storing.cancel()
-        await self._mirrors.close(seconds)
+        await super().close(seconds)
 
 
 def _stored_in(weights: DiskWeightsConfig, folder: Path) -> Path:

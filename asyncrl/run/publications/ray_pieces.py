@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, ObjectStoreFullErro
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.files.memory_files import free_memory, memory_file_system
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.run.publications.node_mirrors import PiecesLost
+from asyncrl.run.publications.mirrored_transport import PiecesLost
 from asyncrl.run.publications.transport import IN_STORE
 from asyncrl.weights.shm.memory_file import MemoryFull, mapped
 

@@ -21,8 +21,14 @@ from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.shared_work import SharedWork
-from asyncrl.run.publications.node_mirrors import ANSWER_S, NodeMirrors, PiecesLost, on_node, twice_if_it_dies
-from asyncrl.run.publications.transport import IN_STORE, MIRRORED, ObjectStore, PublicationTransport, Routes, read_stores
+from asyncrl.run.publications.mirrored_transport import (
+    ANSWER_S,
+    MirroredTransport,
+    PiecesLost,
+    mirrors_of,
+    twice_if_it_dies,
+)
+from asyncrl.run.publications.transport import IN_STORE, MIRRORED, ObjectStore, Routes, read_stores
 from asyncrl.weights.shm.memory_file import MemoryFull
 
 if TYPE_CHECKING:
@@ -33,54 +39,31 @@ if TYPE_CHECKING:
 
 FILLED = 0.8
 """Ray begins to move objects to the disk when its store is filled to this share."""
-_VERSIONS = 4
-"""Transfers of as many versions are known at once; older ones are over, because their files were overwritten."""
-_SIDE_BY_SIDE = 8
-"""Calls that a mirror works on at once: two versions may arrive while others are asked for."""
 
 
-class _Transfers:
-    """The transfers of one version.
-
-    Attributes:
-        to_node: the transfer to each node.
-        put: the pieces that lie in the store of each node that ranks wrote on, while a transfer is under way.
-        under_way: how many transfers are.
-    """
-
-    def __init__(self) -> None:
-        self.to_node = SharedWork[str, Publication]()
-        self.put = SharedWork[str, "Pieces"]()
-        self.under_way = 0
-
-
-class RayTransport(PublicationTransport):
+class RayTransport(MirroredTransport):
     """Has mirrors put into the object store what was written on their nodes, and fetch what was not.
 
     Args:
-        make: makes the actor of the mirror of a node, given Ray's id of it and the file for its log.
-        logs: the folder of the logs.
-        seconds: how long a publication may be on its way to a node (``deadlines.publish``).
         stores: returns the object store of each node.
     """
 
     def __init__(
         self, make: Callable[[str, Path], Any], logs: Path, seconds: float, stores: Callable[[], Mapping[str, ObjectStore]]
     ) -> None:
-        self._mirrors, self._seconds, self._stores = NodeMirrors(make, logs), seconds, stores
-        self._versions: dict[PolicyVersion, _Transfers] = {}
+        super().__init__(make, logs, seconds)
+        self._stores = stores
+        self._under_way = Counter[PolicyVersion]()
+        """How many transfers of each version there are. What they need lies in the store meanwhile."""
+        self._put = SharedWork[tuple[PolicyVersion, str], "Pieces"]()
         self._over = asyncio.Event()
 
     @classmethod
     def for_run(cls, recipe: Recipe, folder: RunFolder) -> Self:
         """Make the transport, but no mirror yet."""
+        from asyncrl.run.publications.ray_mirror import RayMirror
 
-        def make(node: str, log: Path) -> Any:
-            from asyncrl.run.publications.ray_mirror_actor import RemoteRayMirror
-
-            return on_node(RemoteRayMirror, node, _SIDE_BY_SIDE).remote(folder.run_id, folder.run_id_before, log)
-
-        return cls(make, folder.logs, recipe.deadlines.publish, read_stores)
+        return cls(mirrors_of(folder, RayMirror), folder.logs, recipe.deadlines.publish, read_stores)
 
     @classmethod
     def describe(cls, routes: Routes) -> str:
@@ -108,74 +91,69 @@ class RayTransport(PublicationTransport):
         """Two versions in files, and in the object store as much as there may be."""
         return MIRRORED * version + min(IN_STORE * version, store)
 
-    async def fetch_to_node(self, publication: Publication, node: str) -> Publication:
+    async def _fetch(self, publication: Publication, node: str) -> Publication:
         """Bring ``publication`` to a node, each of its files from the store of the node that it was written on."""
         if all(file.node == node for file in publication.files):
             return publication
-        transfers = self._versions.setdefault(publication.version, _Transfers())
-        for version in sorted(self._versions)[:-_VERSIONS]:
-            if not self._versions[version].under_way:
-                del self._versions[version]
-        name = f"version {publication.version} to node {node[:8]}"
-        return await transfers.to_node.result(node, lambda: self._transfer(publication, node, transfers), name)
-
-    async def _transfer(self, publication: Publication, node: str, transfers: _Transfers) -> Publication:
-        await self._wait_for_room(publication.version, transfers)
-        transfers.under_way += 1
+        version = publication.version
+        await self._wait_for_room(version)
+        self._under_way[version] += 1
         try:
-            files = await twice_if_it_dies(lambda: self._transfer_once(publication, node, transfers))
+            files = await twice_if_it_dies(lambda: self._fetch_once(publication, node))
         finally:
-            transfers.under_way -= 1
-            if not transfers.under_way:
-                transfers.put = SharedWork()
+            self._under_way[version] -= 1
+            if not self._under_way[version]:
+                del self._under_way[version]
+                self._let_go(version)
                 self._over.set()
         return msgspec.structs.replace(publication, files=files)
 
-    async def _wait_for_room(self, version: PolicyVersion, transfers: _Transfers) -> None:
+    async def _wait_for_room(self, version: PolicyVersion) -> None:
         """Wait until there are at most :data:`IN_STORE` versions in the store with this one."""
-
-        def others() -> list[PolicyVersion]:
-            return [other for other, each in self._versions.items() if each.under_way and each is not transfers]
-
         remedy = "see their logs; lower deadlines.publish to have them replaced sooner"
-        owner = f"nodes that still fetch versions {', '.join(map(str, others()))}"
+        owner = f"nodes that still fetch versions {', '.join(map(str, self._under_way))}"
         async with deadline(self._seconds + 2 * ANSWER_S, waiter=f"version {version} of the weights", owner=owner, remedy=remedy):
-            while not transfers.under_way and len(others()) >= IN_STORE:
+            while version not in self._under_way and len(self._under_way) >= IN_STORE:
                 self._over.clear()
                 await self._over.wait()
 
-    async def _transfer_once(self, publication: Publication, node: str, transfers: _Transfers) -> tuple[WeightFile, ...]:
+    def _let_go(self, version: PolicyVersion) -> None:
+        """Let the store forget the pieces of a version."""
+        self._put.forget(lambda key: key[0] == version)
+
+    async def _fetch_once(self, publication: Publication, node: str) -> tuple[WeightFile, ...]:
         version, files = publication.version, publication.files
         writers = sorted({file.node for file in files} - {node})
-        put = await asyncio.gather(*(self._pieces(publication, writer, transfers) for writer in writers))
+        put = await asyncio.gather(*(self._pieces(publication, writer) for writer in writers))
         pieces = {number: refs for each in put for number, refs in each.items()}
         # Longer than the deadline that the mirror keeps itself, because its error says more.
         seconds = self._seconds + ANSWER_S
         try:
-            fetched: tuple[WeightFile, ...] = await self._mirrors.on(node).ask(
-                lambda actor: actor.fetch_files.remote(version, files, pieces, self._seconds), f"fetch version {version}", seconds
+            arguments = version, files, pieces, self._seconds
+            fetched: tuple[WeightFile, ...] = await self._ask(
+                node, f"fetch version {version}", seconds, "fetch_files", *arguments
             )
         except PiecesLost as lost:
-            transfers.put = SharedWork()
+            self._let_go(version)
             raise ProcessDied(str(lost)) from lost
         finally:
             put.clear()  # whoever keeps the error keeps this frame, and would keep the pieces in the store
             pieces.clear()
         return fetched
 
-    async def _pieces(self, publication: Publication, node: str, transfers: _Transfers) -> "Pieces":
+    async def _pieces(self, publication: Publication, node: str) -> "Pieces":
         """Have the mirror of a node that ranks wrote on put the version there, once for all transfers; return its pieces."""
-        name = f"version {publication.version} put by node {node[:8]}"
-        return await transfers.put.result(node, lambda: twice_if_it_dies(lambda: self._put(publication, node)), name)
-
-    async def _put(self, publication: Publication, node: str) -> "Pieces":
-        version, files = publication.version, publication.files
+        version = publication.version
         what = f"put version {version} into Ray's object store"
-        try:
-            pieces: Pieces = await self._mirrors.on(node).ask(lambda actor: actor.put.remote(version, files), what, self._seconds)
-        except MemoryFull as full:  # not on the node that waits for it: that could do nothing about it
-            raise ComponentFailed(str(full)) from full
-        return pieces
+
+        async def put() -> "Pieces":
+            try:
+                pieces: Pieces = await self._ask(node, what, self._seconds, "put", version, publication.files)
+            except MemoryFull as full:  # not on the node that waits for it: that could do nothing about it
+                raise ComponentFailed(str(full)) from full
+            return pieces
+
+        return await self._put.result((version, node), lambda: twice_if_it_dies(put), f"{what} of node {node[:8]}")
 
     async def check_reach(self, newest: Publication, node: str) -> None:
         """Check that the stores of the nodes that ranks write on are large enough, if the node needs anything of them."""
@@ -189,18 +167,10 @@ class RayTransport(PublicationTransport):
             if problem := too_small(stores.get(writer), size):
                 raise WeightsOutOfReach(f"weights do not come to node {node[:8]}: {'; '.join(problem)}")
 
-    async def leave(self, node: str) -> None:
-        """End the mirror of a node on which no engine is left, whose files go with it."""
-        for transfers in self._versions.values():
-            transfers.to_node.forget(lambda key: key == node)
-        await self._mirrors.leave(node)
-
     async def close(self, seconds: float) -> None:
         """End the transfers, and have all mirrors remove their files."""
-        for transfers in self._versions.values():
-            transfers.to_node.cancel()
-            transfers.put.cancel()
-        await self._mirrors.close(seconds)
+        self._put.cancel()
+        await super().close(seconds)
 
 
 def too_small(store: ObjectStore | None, size: int) -> tuple[str, str] | None:

@@ -19,8 +19,8 @@ from two_nodes import RayCluster
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
-from asyncrl.run.publications.node_mirrors import on_node
-from asyncrl.run.publications.ray_mirror_actor import RemoteRayMirror
+from asyncrl.run.publications.mirror_actor import start_mirror
+from asyncrl.run.publications.ray_mirror import RayMirror
 from asyncrl.run.publications.ray_transport import RayTransport
 from asyncrl.run.publications.transport import read_stores
 
@@ -33,9 +33,7 @@ async def measure(size: int, repetitions: int) -> None:
     here = ray.get_runtime_context().get_node_id()
     far = [node["NodeID"] for node in ray.nodes() if node["NodeID"] != here]
     logs = Path(tempfile.mkdtemp(dir=memory_file_system()))
-    transport = RayTransport(
-        lambda node, log: on_node(RemoteRayMirror, node, 8).remote("bench", None, log), logs, SECONDS, read_stores
-    )
+    transport = RayTransport(lambda node, log: start_mirror(node, log, "bench", None, RayMirror), logs, SECONDS, read_stores)
 
     def written(version: int, of: int) -> Publication:
         files = []

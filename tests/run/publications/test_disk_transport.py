@@ -5,15 +5,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.run.publications.disk_transport import DiskTransport
-from asyncrl.run.publications.node_mirrors import NodeMirror
 from asyncrl.weights.disk.disk_mirror import DiskMirror
 from asyncrl.weights.disk.stored_versions import StoredVersions
 from asyncrl.weights.publication_merge import merge
@@ -28,21 +29,17 @@ class FakeActor:
     def __init__(self, mirror: DiskMirror, node: str, site: "Site") -> None:
         self._mirror, self._node, self._site = mirror, node, site
 
-    def __getattr__(self, method: str) -> "FakeActor._Method":
-        return FakeActor._Method(self, method)
+    @property
+    def call(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._call)
 
-    class _Method:
-        def __init__(self, actor: "FakeActor", method: str) -> None:
-            self._actor, self._method = actor, method
-
-        async def remote(self, *arguments: object) -> object:
-            actor = self._actor
-            actor._site.calls.append((actor._node, self._method))
-            await asyncio.sleep(0)
-            if actor._site.dies[actor._node, self._method] > 0:
-                actor._site.dies[actor._node, self._method] -= 1
-                raise ProcessDied(f"{actor._node} died")
-            return getattr(actor._mirror, self._method)(*arguments)
+    async def _call(self, method: str, *arguments: object) -> object:
+        self._site.calls.append((self._node, method))
+        await asyncio.sleep(0)
+        if self._site.dies[self._node, method] > 0:
+            self._site.dies[self._node, method] -= 1
+            raise ProcessDied(f"{self._node} died")
+        return getattr(self._mirror, method)(*arguments)
 
 
 class Site:
@@ -88,7 +85,7 @@ async def test_a_version_is_stored_once_and_fetched_once_for_each_node(site: Sit
 async def test_a_node_that_was_left_fetches_the_version_again_for_an_engine_that_comes_later(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NodeMirror, "kill", lambda mirror: None)
+    monkeypatch.setattr(ray, "kill", lambda mirror: None)
     publication = site.publish(1)
     await site.publications.fetch_to_node(publication, "a")
     await site.publications.leave("a")

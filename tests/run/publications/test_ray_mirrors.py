@@ -25,8 +25,9 @@ from asyncrl.core.files.memory_owners import remove_owner_file
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.run.publications import ray_transport
-from asyncrl.run.publications.node_mirrors import PiecesLost, on_node
-from asyncrl.run.publications.ray_mirror_actor import RemoteRayMirror
+from asyncrl.run.publications.mirror_actor import start_mirror
+from asyncrl.run.publications.mirrored_transport import PiecesLost
+from asyncrl.run.publications.ray_mirror import RayMirror
 from asyncrl.run.publications.ray_pieces import LARGEST_BYTES, PieceFetch, StoreMemory, put_pieces
 from asyncrl.run.publications.ray_transport import RayTransport
 from asyncrl.run.publications.transport import read_stores
@@ -86,7 +87,7 @@ class Site:
         self.transport = RayTransport(self._make, folder, MINUTE, read_stores)
 
     def _make(self, node: str, log: Path) -> ray.actor.ActorHandle:
-        self.mirrors[node].append(on_node(RemoteRayMirror, node, 8).remote(RUN_ID, None, log))
+        self.mirrors[node].append(start_mirror(node, log, RUN_ID, None, RayMirror))
         return self.mirrors[node][-1]
 
     def write(self, version: int, sizes: tuple[int, ...] = SIZES) -> Publication:
@@ -219,9 +220,9 @@ def test_a_fetch_that_is_stopped_ends_soon(never: "ray.ObjectRef[np.ndarray]") -
 def test_pieces_whose_owner_died_are_lost_at_once(nodes: list[str], tmp_path: Path) -> None:
     size = 1 << 20
     (tmp_path / "rank0").write_bytes(bytes(size))
-    owner = on_node(RemoteRayMirror, nodes[1], 1).remote(RUN_ID, None, tmp_path / "log")
+    owner = start_mirror(nodes[1], tmp_path / "log", RUN_ID, None, RayMirror)
     files = [WeightFile(str(tmp_path / "rank0"), nodes[1], size)]
-    (pieces,) = ray.get(owner.put.remote(V1, files), timeout=MINUTE).values()
+    (pieces,) = ray.get(owner.call.remote("put", V1, files), timeout=MINUTE).values()
     end_actor(owner)
     began = time.monotonic()
     with pytest.raises(PiecesLost, match="version 1 of the weights is gone where it was written"):

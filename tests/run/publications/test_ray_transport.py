@@ -14,8 +14,8 @@ from asyncrl.core.errors import DeadlineExceeded, ProcessDied, WeightsOutOfReach
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication, WeightFile
 from asyncrl.run.publications import ray_transport
+from asyncrl.run.publications.mirrored_transport import PiecesLost
 from asyncrl.run.publications.nccl_transport import NcclTransport
-from asyncrl.run.publications.node_mirrors import PiecesLost
 from asyncrl.run.publications.ray_transport import RayTransport
 from asyncrl.run.publications.shm_transport import ShmTransport
 from asyncrl.run.publications.transport import ObjectStore
@@ -75,10 +75,7 @@ class FakeActor:
     """Calls a mirror's methods as Ray would."""
 
     def __init__(self, mirror: FakeMirror) -> None:
-        self._mirror = mirror
-
-    def __getattr__(self, method: str) -> SimpleNamespace:
-        return SimpleNamespace(remote=getattr(self._mirror, method))
+        self.call = SimpleNamespace(remote=lambda method, *arguments: getattr(mirror, method)(*arguments))
 
 
 class FakeCluster:
@@ -208,9 +205,7 @@ async def test_a_version_that_never_finds_room_says_for_whom_it_waited(
 ) -> None:
     monkeypatch.setattr(ray_transport, "ANSWER_S", 0.0)
     mirrors = transport(cluster, 0.1)
-    for version in (1, 2):
-        mirrors._versions[PolicyVersion(version)] = held = ray_transport._Transfers()
-        held.under_way = 1
+    mirrors._under_way.update(map(PolicyVersion, (1, 2)))
     with pytest.raises(DeadlineExceeded, match=r"version 3 .* waited 0.1 s for nodes that still fetch versions 1, 2; see their"):
         await mirrors.fetch_to_node(publication(3), "n")
 

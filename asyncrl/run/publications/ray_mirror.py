@@ -1,20 +1,16 @@
-"""The mirror of the ``ray`` transport on one node, as a Ray actor."""
+"""The mirror of the ``ray`` transport on one node."""
 
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
 
-from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import WeightFile
-from asyncrl.run.host.process_output import route_output
-from asyncrl.run.host.ray_calls import this_node
 from asyncrl.run.publications.ray_pieces import PieceFetch, StoreMemory, put_pieces
 from asyncrl.run.publications.transport import read_stores
 from asyncrl.weights.shm.mirrored_files import MirroredFiles
@@ -22,24 +18,21 @@ from asyncrl.weights.shm.mirrored_files import MirroredFiles
 if TYPE_CHECKING:
     import numpy as np
 
+    Pieces = Mapping[int, Sequence[ray.ObjectRef[np.ndarray]]]
+
 logger = logging.getLogger(__name__)
 
 
-class RayMirrorActor:
-    """The mirror of the node that Ray started it on; its methods run side by side in threads.
+class RayMirror(MirroredFiles):
+    """The mirror of ``node``, which this process is on; its methods may run in any thread.
 
     Args:
         run_id: unique among the runs on this host.
-        before: the id of the killed run that this one resumes, whose files here are removed.
     """
 
-    def __init__(self, run_id: str, before: str | None, log_file: Path) -> None:
-        route_output(log_file)
-        if before is not None:
-            MirroredFiles.remove_left_behind(before)
-        self._memory = MemoryOwner(run_id)
-        self._files, self._node = MirroredFiles(run_id, this_node()), this_node()
-        self._store = StoreMemory(read_stores()[self._node].size)
+    def __init__(self, run_id: str, node: str) -> None:
+        super().__init__(run_id, node)
+        self._store = StoreMemory(read_stores()[node].size)
 
     def put(self, version: PolicyVersion, files: Sequence[WeightFile]) -> "dict[int, list[ray.ObjectRef[np.ndarray]]]":
         """Put the files of ``version`` that ranks on this node wrote into its object store; return their pieces, by number.
@@ -58,7 +51,7 @@ class RayMirrorActor:
         self,
         version: PolicyVersion,
         files: Sequence[WeightFile],
-        pieces: "Mapping[int, Sequence[ray.ObjectRef[np.ndarray]]]",
+        pieces: "Pieces",
         seconds: float,
     ) -> tuple[WeightFile, ...]:
         """Bring the files of ``version`` to this node, and return them as they lie here, in the same order.
@@ -76,14 +69,14 @@ class RayMirrorActor:
         began = time.monotonic()
         waiter = f"the mirror of weights at {ray.util.get_node_ip_address()}"
         fetch = partial(self._fetch, version, pieces, waiter, seconds)
-        here = self._files.fill(version, files, fetch)
+        here = self.fill(version, files, fetch)
         logger.info("version %d: fetched in %.3f s", version, time.monotonic() - began)
         return here
 
     def _fetch(
         self,
         version: PolicyVersion,
-        pieces: "Mapping[int, Sequence[ray.ObjectRef[np.ndarray]]]",
+        pieces: "Pieces",
         waiter: str,
         seconds: float,
         memory: Mapping[int, memoryview],
@@ -91,11 +84,3 @@ class RayMirrorActor:
     ) -> None:
         self._store.take(sum(map(len, memory.values())))
         PieceFetch(version, pieces, memory, waiter, seconds, stop).run()
-
-    def close(self) -> None:
-        """Remove the files."""
-        self._files.close()
-        self._memory.close()
-
-
-RemoteRayMirror = ray.remote(RayMirrorActor)
