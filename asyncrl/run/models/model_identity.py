@@ -6,6 +6,7 @@ headers do not; times of files, which a copy or a download sets anew, do not cou
 """
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,13 +34,16 @@ def model_files(folder: Path) -> tuple[ModelFile, ...]:
     Raises:
         OSError: a file cannot be read.
     """
-    found = []
+    sizes = ((name, path, path.stat().st_size) for name, path in files_below(folder))
+    return tuple(ModelFile(name, size, _digest(path, size)) for name, path, size in sizes)
+
+
+def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield all files in ``folder`` and its folders, sorted, each after its path within the folder. Hidden ones are left out."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            size = path.stat().st_size
-            found.append(ModelFile(str(name), size, _digest(path, size)))
-    return tuple(found)
+            yield str(name), path
 
 
 def _digest(path: Path, size: int) -> str:

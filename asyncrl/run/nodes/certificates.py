@@ -58,33 +58,20 @@ def keys_of(network: NetworkConfig) -> TlsKeys | None:
 
 
 def make_keys() -> TlsKeys:
-    """Make an authority, whose own key is forgotten at once, and one certificate for all processes of a run."""
-    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority = _certificate("asyncrl run authority", authority_key.public_key(), "asyncrl run authority", authority_key)
-    certificate = _certificate("asyncrl run", key.public_key(), "asyncrl run authority", authority_key)
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    return TlsKeys(
-        certificate=certificate.public_bytes(pem),
-        key=key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
-        authority=authority.public_bytes(pem),
-    )
-
-
-def _certificate(
-    name: str, key: ec.EllipticCurvePublicKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey
-) -> x509.Certificate:
-    now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
+    """Make a key and a certificate for all processes of a run. The certificate is its own authority, and can sign no other."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "asyncrl run")])
+    made = (
+        x509.CertificateBuilder(issuer_name=name, subject_name=name, serial_number=x509.random_serial_number())
+        .public_key(key.public_key())
         .not_valid_before(now - _CLOCKS_DIFFER)
         .not_valid_after(now + _VALID)
-        .add_extension(x509.BasicConstraints(ca=name == issuer, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
     )
-    return builder.sign(issuer_key, hashes.SHA256())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    certificate = made.public_bytes(pem)
+    return TlsKeys(certificate, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), authority=certificate)
 
 
 def _read_keys(files: FileTlsConfig) -> TlsKeys:

@@ -82,16 +82,31 @@ def look_up_nodes(seconds: float) -> Nodes:
         ComponentFailed: nothing answers at the address within :data:`REACH_S`, or the cluster cannot be joined.
     """
     _check_answers(os.environ.get("RAY_ADDRESS", ""))
-    command = [sys.executable, "-P", "-m", "asyncrl.run.nodes.cluster_nodes"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired as late:
+        return msgspec.json.decode(ask_cluster("asyncrl.run.nodes.cluster_nodes", b"", seconds), type=Nodes)
+    except TimeoutError as late:
         problem = f"something answers there, but it did not within {seconds:g} s as Ray would"
         raise ComponentFailed(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {problem}") from late
+
+
+def ask_cluster(module: str, request: bytes, seconds: float) -> bytes:
+    """Run ``python -m MODULE``, which joins the cluster that ``RAY_ADDRESS`` names; returns the last line that it writes.
+
+    Args:
+        request: its standard input.
+
+    Raises:
+        TimeoutError: it took longer than ``seconds``.
+        ComponentFailed: it failed; with the last line of its errors.
+    """
+    try:
+        command = [sys.executable, "-P", "-m", module]
+        done = subprocess.run(command, input=request, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise TimeoutError from late
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
-        raise ComponentFailed(lines[-1])
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Nodes)
+        raise ComponentFailed((done.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1])
+    return done.stdout.splitlines()[-1]
 
 
 def _check_answers(address: str) -> None:

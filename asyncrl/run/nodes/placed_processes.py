@@ -19,7 +19,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.nodes.cluster_nodes import Nodes, NodesSeen
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.nodes.placement import Node, NoRoom, Part, hardest_first, place, place_what_fits
-from asyncrl.run.nodes.placement_groups import NODE, Bundle, Group, Groups, RayGroups, Strategy
+from asyncrl.run.nodes.placement_groups import NODE, Bundle, RayGroup, RayGroups, Strategy
 from asyncrl.run.nodes.process_kinds import remedies
 
 PATIENCE_S = 2.0
@@ -41,7 +41,7 @@ class Place(msgspec.Struct, frozen=True):
     part: str
     node: str
     each: Mapping[str, float]
-    group: Group
+    group: RayGroup
     bundle: int
     apart: tuple["Place", ...] = ()
 
@@ -58,32 +58,25 @@ class Place(msgspec.Struct, frozen=True):
         }
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """Processes that are asked for together.
-
-    Attributes:
-        part: their part, with as many processes as are asked for.
-        wished: the nodes that the plan names for them; none if it found none.
-    """
-
-    part: Part
-    wished: tuple[str, ...]
+_Wanted = tuple[Part, tuple[str, ...]]
+"""Processes that are asked for together: their part, with as many as are asked for, and the nodes that the plan names, if any."""
 
 
 class _Asked:
     """A placement group that was asked for.
 
     Attributes:
+        part, wished: see :data:`_Wanted`.
         each_bundle: how many processes are in a bundle; in the last one there may be fewer.
         without: the nodes that were excluded.
         placing: returns the nodes of the bundles.
     """
 
-    def __init__(self, wanted: Wanted, groups: Groups, without: frozenset[str]) -> None:
-        part, self.wanted, self.without = wanted.part, wanted, without
+    def __init__(self, part: Part, wished: tuple[str, ...], groups: RayGroups, without: frozenset[str]) -> None:
+        self.part, self.wished, self.without = part, wished, without
         strategy: Strategy = "PACK"
         self.each_bundle, limit = part.together, part.placement.per_node
-        if wanted.wished:
+        if wished:
             pass  # each bundle's label says where it goes
         elif limit is not None:
             self.each_bundle, strategy = limit, "STRICT_SPREAD"
@@ -96,9 +89,9 @@ class _Asked:
         self.placing = asyncio.ensure_future(self.group.placed())
 
     def _bundle(self, first: int) -> Bundle:
-        part, labels = self.wanted.part, dict(self.wanted.part.labels)
-        if self.wanted.wished:
-            labels[NODE] = self.wanted.wished[first]
+        part, labels = self.part, dict(self.part.labels)
+        if self.wished:
+            labels[NODE] = self.wished[first]
         elif self.without:
             labels[NODE] = f"!in({','.join(sorted(self.without))})"
         count = min(self.each_bundle, part.count - first)
@@ -107,7 +100,7 @@ class _Asked:
     @property
     def places(self) -> list[Place]:
         """The places of its processes, once it is placed."""
-        nodes, part = self.placing.result(), self.wanted.part
+        nodes, part = self.placing.result(), self.part
         bundles = [number // self.each_bundle for number in range(part.count)]
         places = [Place(part.name, nodes[bundle], part.each, self.group, bundle) for bundle in bundles]
         firsts = range(0, part.count, part.apart)
@@ -116,7 +109,7 @@ class _Asked:
     @property
     def on(self) -> Sequence[str]:
         """The node of each of its processes, as far as it is known or wished."""
-        return [each.node for each in _whole(self.places)] if self.placing.done() else self.wanted.wished
+        return [each.node for each in _whole(self.places)] if self.placing.done() else self.wished
 
     def remove(self) -> None:
         """Ask for it no longer."""
@@ -146,7 +139,7 @@ class Places:
         self,
         parts: Sequence[Part],
         nodes: NodesSeen,
-        groups: Groups,
+        groups: RayGroups,
         remedies: Sequence[str] = (),
         sizes: Mapping[str, int] | None = None,
         seconds: float = 0,
@@ -188,16 +181,11 @@ class Places:
         Raises:
             NoRoom: the cluster cannot take the run.
         """
-        parts, now = tuple(self._parts.values()), self._now()
-        try:
-            planned = place(parts, now.alive, now.driver, remedies=self._remedies)
-        except NoRoom:
-            if not self._seconds:
-                raise
-            planned = place_what_fits(parts, now.alive, now.driver)
-        wanted = [each for part in hardest_first(parts, now.alive) for each in _wanted(part, planned[part.name])]
+        planned = self._plan(tuple(self._parts.values()), waits=bool(self._seconds))
+        hardest = hardest_first([*self._parts.values()], self._now().alive)
+        wanted = [each for part in hardest for each in _wanted(part, planned[part.name])]
         # What has room first: else what has none could be given it.
-        wanted.sort(key=lambda each: not each.wished)
+        wanted.sort(key=lambda each: not each[1])
         await self._find(wanted, self._seconds, lacking)
 
     async def add(self, part: str, count: int, successors: bool, lacking: Callable[[RecipeError], None]) -> None:
@@ -215,14 +203,8 @@ class Places:
         if not successors:
             self._check_memory(part, count)
         of_part = self._parts[part]
-        now, more = self._now(), msgspec.structs.replace(of_part, count=count * of_part.apart)
-        left = tuple(self._left(node) for node in now.alive if node.id not in self.avoided())
-        try:
-            planned = place((more,), left, now.driver, self._there(), self._remedies)
-        except NoRoom as no_room:
-            if not (successors or self._seconds):
-                raise self._explained(no_room) from None
-            planned = place_what_fits((more,), left, now.driver, self._there())
+        more = msgspec.structs.replace(of_part, count=count * of_part.apart)
+        planned = self._plan((more,), waits=successors or bool(self._seconds))
         await self._find(_wanted(more, planned[part]), None if successors else self._seconds, lacking)
 
     def take(self, process: str, part: str) -> Place:
@@ -252,13 +234,29 @@ class Places:
         wanted = Part(f"newcomers of {part}", newcomers, each, key=f"newcomers of {part}")
         place((wanted,), (node,), self.driver, remedies=self._remedies)
 
-    async def _find(self, wanted: Sequence[Wanted], seconds: float | None, lacking: Callable[[RecipeError], None]) -> None:
+    def _plan(self, parts: Sequence[Part], *, waits: bool) -> dict[str, list[str]]:
+        """Choose nodes for processes that have no place yet: for all of them, or if ``waits`` for those that fit now.
+
+        Raises:
+            NoRoom: some fit on no node, and nobody waits; says which nodes are avoided, and why.
+        """
+        now, avoided = self._now(), self.avoided()
+        left = tuple(self._left(node) for node in now.alive if node.id not in avoided)
+        try:
+            return place(parts, left, now.driver, self._there(), self._remedies)
+        except NoRoom as no_room:
+            if waits:
+                return place_what_fits(parts, left, now.driver, self._there())
+            out = "".join(f"; {self.hosts.get(node, node[:8])} is left out: {why}" for node, why in avoided.items())
+            raise NoRoom(no_room.place, f"{no_room.problem}{out}", no_room.remedy) from None
+
+    async def _find(self, wanted: Sequence[_Wanted], seconds: float | None, lacking: Callable[[RecipeError], None]) -> None:
         """Ask for groups, and wait until all are placed; if it comes to nothing, ask for none of them any more."""
         asked, told, began = list[_Asked](), False, asyncio.get_running_loop().time()
         ends = None if seconds is None else began + max(seconds, PLACING_S)
         try:
-            for one in wanted:
-                asked.append(self._ask(one))
+            for part, wished in wanted:
+                asked.append(self._ask(part, wished))
             while pending := [each.placing for each in asked if not each.placing.done()]:
                 await asyncio.wait(pending, timeout=CHECK_S)
                 now = asyncio.get_running_loop().time()
@@ -271,7 +269,7 @@ class Places:
                     told = True
                     lacking(self._lacking(asked))
             for each in asked:
-                self._free[each.wanted.part.name].extend(each.places)
+                self._free[each.part.name].extend(each.places)
         except BaseException:
             for each in asked:
                 each.remove()
@@ -279,53 +277,45 @@ class Places:
         finally:
             self._asked = [each for each in self._asked if each not in asked]
 
-    def _ask(self, wanted: Wanted) -> _Asked:
-        asked = _Asked(wanted, self._groups, frozenset() if wanted.wished else self._without(wanted.part))
+    def _ask(self, part: Part, wished: tuple[str, ...] = ()) -> _Asked:
+        asked = _Asked(part, wished, self._groups, frozenset() if wished else self._without(part))
         self._asked.append(asked)
         return asked
 
     def _still(self, asked: _Asked, seconds: float) -> _Asked:
         """Return a group that is placed, or still what is needed; else the one that is asked for instead of it."""
-        wanted, without = asked.wanted, self._without(asked.wanted.part, but=asked)
+        without = self._without(asked.part, but=asked)
         if asked.placing.done():
-            if wanted.wished or without.isdisjoint(asked.on):
+            if asked.wished or without.isdisjoint(asked.on):
                 return asked
-        elif wanted.wished:
-            if seconds < WISH_S and without.isdisjoint(wanted.wished):
+        elif asked.wished:
+            if seconds < WISH_S and without.isdisjoint(asked.wished):
                 return asked
         elif asked.without == without:
             return asked
         self._asked.remove(asked)
         asked.remove()
-        return self._ask(msgspec.structs.replace(wanted, wished=()))
+        return self._ask(asked.part)
 
     def _without(self, part: Part, but: _Asked | None = None) -> frozenset[str]:
         """The nodes to which no further process of a part may go now."""
         most, here = part.placement.per_node, Counter[str]()
         if most is not None and not part.gang:
             here = self.on_node_of({part.name})
-            here.update(
-                node for asked in self._asked if asked.wanted.part.name == part.name and asked is not but for node in asked.on
-            )
+            here.update(node for asked in self._asked if asked.part.name == part.name and asked is not but for node in asked.on)
         return frozenset([*self.avoided(), *(node for node, count in here.items() if most is not None and count >= most)])
 
     def _lacking(self, asked: Sequence[_Asked], so_far: str = "") -> RecipeError:
         """Say what there is no room for. The first part that lacks it stands for all."""
-        lacking = next(each.wanted.part for each in asked if not each.placing.done())
-        count = sum(each.wanted.part.count for each in asked if each.wanted.part.name == lacking.name and not each.placing.done())
-        missing, now = msgspec.structs.replace(lacking, count=count), self._now()
-        left = tuple(self._left(node) for node in now.alive if node.id not in self.avoided())
+        pending = [each.part for each in asked if not each.placing.done()]
+        count = sum(part.count for part in pending if part.name == pending[0].name)
+        missing = msgspec.structs.replace(pending[0], count=count)
         try:
-            place((missing,), left, now.driver, self._there(), self._remedies)
+            self._plan((missing,), waits=False)
         except NoRoom as no_room:
-            return self._explained(no_room, so_far)
-        problem = f"Ray has not placed {count} of {lacking.name}, although the nodes seem to have room{so_far}"
+            return NoRoom(no_room.place, f"{no_room.problem}{so_far}", no_room.remedy)
+        problem = f"Ray has not placed {count} of {missing.name}, although the nodes seem to have room{so_far}"
         return NoRoom(missing.key, problem, "see `ray status`; others may have taken the room meanwhile")
-
-    def _explained(self, no_room: NoRoom, so_far: str = "") -> NoRoom:
-        """Add which nodes are avoided, and why."""
-        avoided = "".join(f"; {self.hosts.get(node, node[:8])} is left out: {why}" for node, why in self.avoided().items())
-        return NoRoom(no_room.place, f"{no_room.problem}{avoided}{so_far}", no_room.remedy)
 
     def _there(self) -> dict[str, list[str]]:
         """The node of each process that has a place or is given one."""
@@ -333,7 +323,7 @@ class Places:
         for where in self._held:
             there[where.part].append(where.node)
         for asked in self._asked:
-            there[asked.wanted.part.name].extend(asked.on)
+            there[asked.part.name].extend(asked.on)
         return there
 
     def _now(self) -> Nodes:
@@ -355,12 +345,12 @@ class Places:
         return msgspec.structs.replace(node, free={name: free - takes[name] for name, free in node.free.items()})
 
 
-def _wanted(part: Part, nodes: Sequence[str]) -> list[Wanted]:
+def _wanted(part: Part, nodes: Sequence[str]) -> list[_Wanted]:
     """Divide a part into what is asked for together: a gang, processes that work as one, or each process by itself."""
     if part.gang:
-        return [Wanted(part, tuple(nodes))]
+        return [(part, tuple(nodes))]
     one = msgspec.structs.replace(part, count=part.apart)
-    return [Wanted(one, tuple(nodes[first : first + part.apart])) for first in range(0, part.count, part.apart)]
+    return [(one, tuple(nodes[first : first + part.apart])) for first in range(0, part.count, part.apart)]
 
 
 def _whole(places: Iterable[Place]) -> list[Place]:

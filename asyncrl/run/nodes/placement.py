@@ -7,6 +7,7 @@ labels that it asks for. What cannot be placed is named, with what the cluster h
 for the missing room without a word.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, permutations
@@ -108,15 +109,14 @@ def place(
             return {part.name: planned[part.name] for part in parts}
         first = first or planned
     assert first is not None
-    lacking, least, most = first, 0, first.part.count - 1
-    while least < most:  # how many there is room for beside all other parts
-        middle = (least + most + 1) // 2
-        fewer = [replace(part, count=middle) if part.name == lacking.part.name else part for part in parts]
-        if isinstance(_place(hardest_first(fewer, nodes), nodes, driver, there), _Lacking):
-            most = middle - 1
-        else:
-            least = middle
-    raise NoRoom(*_why(lacking, least, parts, nodes, remedies))
+    lacking = first
+
+    def lacks(count: int) -> bool:
+        fewer = [replace(part, count=count) if part.name == lacking.part.name else part for part in parts]
+        return isinstance(_place(hardest_first(fewer, nodes), nodes, driver, there), _Lacking)
+
+    fitting = bisect_left(range(1, lacking.part.count), True, key=lacks)  # beside all other parts
+    raise NoRoom(*_why(lacking, fitting, parts, nodes, remedies))
 
 
 def place_what_fits(

@@ -6,7 +6,7 @@ makes nodes for; a group whose node is lost is pending again.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -27,30 +27,6 @@ class Bundle(msgspec.Struct, frozen=True):
 
     amounts: Mapping[str, float]
     labels: Mapping[str, str]
-
-
-class Group(Protocol):
-    """A placement group that was asked for."""
-
-    async def placed(self) -> list[str]:
-        """Wait until it is placed; returns the ids of its bundles' nodes."""
-        ...
-
-    def scheduling(self, bundle: int) -> Any:
-        """Return Ray's scheduling strategy of an actor that takes its share of a bundle."""
-        ...
-
-    def remove(self) -> None:
-        """Give back what it holds, and end what still runs in it. Harmless the second time."""
-        ...
-
-
-class Groups(Protocol):
-    """Asks for placement groups."""
-
-    def ask(self, bundles: Sequence[Bundle], strategy: Strategy) -> Group:
-        """Ask for bundles, all or none."""
-        ...
 
 
 class RayGroups:

@@ -10,11 +10,10 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -25,7 +24,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.run_memory import free_memory_of, sweep_memory
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.host.ray_calls import INLINE_BYTES, ask, this_node
-from asyncrl.run.models.model_identity import model_files
+from asyncrl.run.models.model_identity import files_below, model_files
 from asyncrl.run.nodes.model_folder import LARGE, ROOM_BYTES, ModelFolder
 
 _CALLS_AT_ONCE = 8
@@ -34,13 +33,6 @@ LOOK_S = 2.0
 """Seconds between two looks for new lines of logs. No event tells that a file on another node has grown."""
 START_S, ANSWER_S = 180.0, 10.0
 """How long the process that reads a node's files may take to come up, and to answer a call, in seconds."""
-
-
-class FileEntry(msgspec.Struct, frozen=True):
-    """A file of a folder: its path within the folder, and its size in bytes."""
-
-    name: str
-    size: int
 
 
 class NodeFiles:
@@ -54,12 +46,12 @@ class NodeFiles:
         """Return whether there is such a file or folder on this node."""
         return path.exists()
 
-    def listing(self, folder: Path) -> list[FileEntry]:
-        """Return all files in ``folder`` and its folders, sorted by name; none if there is no such folder.
+    def sizes(self, folder: Path) -> dict[str, int]:
+        """Return the bytes of all files in ``folder`` and its folders, by their path in it; none if there is no such folder.
 
         Drafts of files, whose names begin with a dot, are left out.
         """
-        return entries(folder)
+        return {name: path.stat().st_size for name, path in files_below(folder)}
 
     def read(self, file: Path, offset: int, limit: int) -> bytes:
         """Return up to ``limit`` bytes of ``file`` from ``offset``, in bytes.
@@ -92,16 +84,6 @@ class NodeFiles:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # there is more in it
                 folder.parent.rmdir()
-
-
-def entries(folder: Path) -> list[FileEntry]:
-    """Return all files in ``folder`` and its folders, sorted by name, without drafts; none if there is no such folder."""
-    found = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            found.append(FileEntry(str(name), path.stat().st_size))
-    return found
 
 
 class NodeFilesActor(NodeFiles):
@@ -218,7 +200,7 @@ class _FarNode:
         self.id, self._folder = node, folder
         self._files: Any = start_node_files(node)
         self._sees: bool | None = None
-        self._logs: dict[str, _LogCopy] = {}
+        self._logs: dict[str, tuple[int, int]] = {}  # where the copy of each begins here, and its bytes
         self._problem = ""
         self._piece = INLINE_BYTES
         self._bringing = asyncio.Lock()
@@ -273,30 +255,35 @@ class _FarNode:
         return self._sees
 
     async def _bring_logs(self) -> None:
-        for entry in await self._listing(self._folder.logs):
-            copy = self._logs.get(entry.name)
-            if copy is None:
-                copy = self._logs[entry.name] = _LogCopy(self._folder.logs / entry.name)
-            if entry.size < copy.copied:
-                copy.begin_again()
-            while copy.copied < entry.size:
-                content = await self._read(copy.path, copy.copied, min(self._piece, entry.size - copy.copied))
-                if not content:
-                    break
-                copy.append(content)
+        for name, size in (await self._ask(self._files.sizes.remote(self._folder.logs))).items():
+            log = self._folder.logs / name
+            begin, copied = self._logs.get(name) or (log.stat().st_size if log.exists() else 0, 0)
+            if size < copied:  # its middle was cut out, because it had become too long
+                os.truncate(log, begin)
+                copied = 0
+            self._logs[name] = begin, copied
+            async for content in self._content(log, copied, size):
+                with naming(log), log.open("ab") as copy:
+                    copy.write(content)
+                copied += len(content)
+                self._logs[name] = begin, copied
 
     async def _bring_episodes(self) -> None:
-        for entry in await self._listing(self._folder.trajectories):
-            path, parts, size = self._folder.trajectories / entry.name, list[bytes](), 0
-            while size < entry.size:
-                content = await self._read(path, size, min(self._piece, entry.size - size))
-                if not content:
-                    break
-                parts.append(content)
-                size += len(content)
+        for name, size in (await self._ask(self._files.sizes.remote(self._folder.trajectories))).items():
+            path = self._folder.trajectories / name
+            content = b"".join([part async for part in self._content(path, 0, size)])
             path.parent.mkdir(parents=True, exist_ok=True)
-            await asyncio.to_thread(write_whole, path, b"".join(parts))
+            await asyncio.to_thread(write_whole, path, content)
             await self._ask(self._files.remove.remote([path]))
+
+    async def _content(self, path: Path, begin: int, end: int) -> AsyncIterator[bytes]:
+        """Yield what a file has between two places, in pieces."""
+        while begin < end:
+            content: bytes = await self._ask(self._files.read.remote(path, begin, min(self._piece, end - begin)))
+            if not content:
+                break
+            yield content
+            begin += len(content)
 
     async def forget(self, run_id: str | None, folders: Sequence[Path], model: ModelFolder | None = None) -> None:
         """Remove what a run has left on the node. A node that does not answer is logged."""
@@ -305,34 +292,6 @@ class _FarNode:
         except AsyncRLError as error:
             logger.warning("node %s may keep files of the run: %s", self.id[:8], error)
 
-    async def _listing(self, folder: Path) -> list[FileEntry]:
-        found: list[FileEntry] = await self._ask(self._files.listing.remote(folder))
-        return found
-
-    async def _read(self, path: Path, offset: int, limit: int) -> bytes:
-        content: bytes = await self._ask(self._files.read.remote(path, offset, limit))
-        return content
-
     async def _ask(self, answer: Any, seconds: float = ANSWER_S) -> Any:
         of, remedy = f"the files of node {self.id[:8]}", "its node or the network to it may be gone"
         return await ask(answer, of=of, by="the driver", seconds=seconds, remedy=remedy)
-
-
-class _LogCopy:
-    """The copy of one log: what its process has written since the run was launched or resumed, after what was there before."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.copied = path, 0
-        self._begin = path.stat().st_size if path.exists() else 0
-
-    def append(self, content: bytes) -> None:
-        """Add what comes next."""
-        with naming(self.path), self.path.open("ab") as log:
-            log.write(content)
-        self.copied += len(content)
-
-    def begin_again(self) -> None:
-        """Forget the copy: the log's middle was cut out, because it had become too long."""
-        with self.path.open("ab") as log:
-            log.truncate(self._begin)
-        self.copied = 0

@@ -9,7 +9,6 @@ input names, and leaves it.
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.files.memory_files import free_memory
@@ -31,7 +30,7 @@ from asyncrl.learners.tiny.cache import default_cache_root
 from asyncrl.run.host.brought_folder import file_system, folder_to_bring
 from asyncrl.run.models.model_identity import ModelFile, model_files
 from asyncrl.run.models.model_shape import TINY
-from asyncrl.run.nodes.cluster_nodes import Nodes
+from asyncrl.run.nodes.cluster_nodes import Nodes, ask_cluster
 from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, TEACHER
 
 LOOK_S = 120.0
@@ -193,16 +192,14 @@ def _existing(path: Path) -> Path:
 
 def _ask(look: _Look) -> dict[str, _Seen]:
     """Return what each node sees."""
-    command = [sys.executable, "-P", "-m", "asyncrl.run.nodes.shared_folders"]
     remedy = "see whether its nodes are alive with `ray status`"
     try:
-        done = subprocess.run(command, input=msgspec.json.encode(look), capture_output=True, timeout=LOOK_S, check=False)
-    except subprocess.TimeoutExpired as late:
+        answer = ask_cluster("asyncrl.run.nodes.shared_folders", msgspec.json.encode(look), LOOK_S)
+    except TimeoutError as late:
         raise RecipeError("", f"the cluster's nodes did not say within {LOOK_S:g} s which folders they see", remedy) from late
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"]
-        raise RecipeError("", f"the cluster's nodes cannot say which folders they see: {lines[-1]}", remedy)
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, _Seen])
+    except ComponentFailed as failure:
+        raise RecipeError("", f"the cluster's nodes cannot say which folders they see: {failure}", remedy) from failure
+    return msgspec.json.decode(answer, type=dict[str, _Seen])
 
 
 def _seen(from_here: tuple[str, str], marks: Mapping[str, str], models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]) -> _Seen:
