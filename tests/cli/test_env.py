@@ -1,6 +1,10 @@
 """``asyncrl env``: exit codes, and what is shown."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +88,13 @@ def test_tasks_of_files_that_the_lessons_do_not_need_are_told_apart_from_those_t
     assert "unexpected keyword argument 'level'" in capsys.readouterr().err
     assert main(["env", "eval", "picky.yaml", "--model", "tiny", "-n", "1"]) == 2
     assert "unexpected keyword argument 'level'" in capsys.readouterr().err, "it was not refused for -n"
+
+
+def test_a_port_that_another_program_has_is_told_with_a_remedy():
+    serve = [sys.executable, "-c", "import sys; from asyncrl.cli.main import main; sys.exit(main(sys.argv[1:]))", "env", "serve"]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        variables = os.environ | {"ASYNCRL_ENV_TOKEN": "x"}
+        done = subprocess.run([*serve, "calculator", "--port", port], env=variables, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2
+    assert f"another program listens at port {port} of 127.0.0.1; end it, or choose another port" in done.stderr

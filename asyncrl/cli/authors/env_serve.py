@@ -6,6 +6,7 @@ It imports nothing but the environment, its server and the console, so that it r
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,11 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         asyncio.run(serve(served, token, arguments.host, arguments.port, name, listening))
     except RecipeError as error:
         return show_refusal(error)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        problem = f"another program listens at port {arguments.port} of {arguments.host}"
+        return show_refusal(RecipeError("--port", problem, "end it, or choose another port; 0 takes a free one"))
     return ExitCode.COMPLETED
 
 

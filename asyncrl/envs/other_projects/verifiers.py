@@ -249,9 +249,8 @@ def _load(name: str, arguments: dict[str, Any]) -> "_Loaded | _Taskset":
         return _Loaded(name, arguments) if hasattr(verifiers, "load_environment") else _Taskset(name, arguments)
     except (ImportError, AttributeError, ValueError, TypeError, RuntimeError) as error:
         problem = f"verifiers cannot load {name!r}: {error}"
-        raise RecipeError(
-            "environment.options.name", problem, "install its package here, and see its README for arguments"
-        ) from error
+        remedy = "install its package here, or set PYTHONPATH to the folder of its module; its README tells its arguments"
+        raise RecipeError("environment.options.name", problem, remedy) from error
 
 
 def _is_held_out(number: int) -> bool:
