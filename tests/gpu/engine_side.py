@@ -57,7 +57,8 @@ CASES = {
     "tp2": Case({"tensor_parallel": 2}),
     "pp2": Case({"pipeline_parallel": 2}),
     "dp2": Case({"data_parallel": 2}),
-    "cp2": Case({"context_parallel": 2}),
+    "cp4": Case({"context_parallel": 4}),
+    "bfloat16-cp2": Case({"context_parallel": 2, "dtype": "bfloat16"}),
     "tp2-cp2": Case({"tensor_parallel": 2, "context_parallel": 2}, exchanged=True),
     "ep2": Case({"data_parallel": 2, "expert_parallel": 2}, experts=4),
     "tp2-pp2": Case({"tensor_parallel": 2, "pipeline_parallel": 2}, tied=False, exchanged=True),
@@ -90,8 +91,10 @@ def import_everything(wheel: Path | None) -> None:
 
     compat.install()
     if wheel is not None:
+        import attention_stand_ins
         import engine_stand_ins
         from transformer_engine.pytorch.attention import DotProductAttention
+        from transformer_engine.pytorch.attention.dot_product_attention import context_parallel
 
         from asyncrl.learners.megatron.cpu.attention import attention_on_cpu
         from asyncrl.learners.megatron.layers import engine_attention
@@ -99,14 +102,17 @@ def import_everything(wheel: Path | None) -> None:
         def continue_prefixes(query: Any, key: Any, value: Any, packed: Any, scale: float | None) -> Any:
             return attention_on_cpu(query, key, value, packed.segment_table, scale).flatten(1)
 
+        float32_attention = engine_stand_ins.counted(attention_stand_ins.attention)
         by_kernels = DotProductAttention.forward
 
         def forward(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
             """In half precision, TransformerEngine chooses a kernel; it has none for float32."""
-            attention = engine_stand_ins.attention if query.dtype is torch.float32 else by_kernels
+            attention = float32_attention if query.dtype is torch.float32 else by_kernels
             return attention(self, query, *arguments, **options)
 
         DotProductAttention.forward = forward
+        transfers = context_parallel.flash_attn_p2p_communicate
+        context_parallel.flash_attn_p2p_communicate = attention_stand_ins.transfers_waited_for_twice(transfers)
         engine_attention.continue_prefixes = engine_stand_ins.counted(continue_prefixes)
     import asyncrl.learners.learner  # noqa: F401
 

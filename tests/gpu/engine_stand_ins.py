@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import attention_stand_ins
 import torch
-from torch.nn import functional
 
 NAME = "transformer_engine_torch"
 CALLS: Counter[str] = Counter()
@@ -46,7 +46,7 @@ def install(wheel: Path) -> None:
         setattr(extension, function.__name__, counted(function))
     for function in (multi_tensor_l2norm, multi_tensor_scale, multi_tensor_adam, te_general_grouped_gemm):
         setattr(extension, function.__name__, counted(function))
-    for function in (get_fused_attn_backend, fused_attn_fwd, fused_attn_bwd):
+    for function in attention_stand_ins.FUNCTIONS:
         setattr(extension, function.__name__, counted(function))
     for source in sources:  # a name that is looked up while torch traces must be there already
         for name in re.findall(rf"\b(?:tex|{NAME})\.([A-Za-z]\w*)", source):
@@ -175,80 +175,3 @@ def multi_tensor_adam(chunk, overflow, lists, rate, beta1, beta2, eps, step, mod
         second.mul_(beta2).addcmul_(gradient.float(), gradient.float(), value=1 - beta2)
         root = (second / (1 - beta2 ** int(step))).sqrt() + eps
         weight.sub_(float(rate) * (first / (1 - beta1 ** int(step)) / root + decay * weight))
-
-
-def attention(self, *arguments, **options):
-    """In place of ``DotProductAttention.forward``, whose kernels are cuDNN's."""
-    CALLS["attention"] += 1
-    query, key, value = arguments[:3]
-    assert (options["qkv_format"], options["attn_mask_type"]) == ("thd", "padding_causal")
-    lengths = options["cu_seqlens_q"].diff().tolist()
-    assert max(lengths) == options["max_seqlen_q"]
-    return _attended(query, key, value, options["cu_seqlens_q"], None).flatten(1)
-
-
-def get_fused_attn_backend(*_, **__):
-    """What cuDNN has for packed causal rows of an H100."""
-    return sys.modules[NAME].NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
-
-
-def fused_attn_fwd(
-    longest,
-    longest_keys,
-    training,
-    scale,
-    dropout,
-    zero,
-    layout,
-    of_bias,
-    mask,
-    of_softmax,
-    window,
-    bounds,
-    of_keys,
-    q,
-    k,
-    v,
-    *rest,
-):
-    assert (dropout, longest, bounds.tolist()) == (0.0, longest_keys, of_keys.tolist())
-    return [_attended(q, k, v, bounds, scale), torch.zeros(1), torch.zeros(2, dtype=torch.int64)]
-
-
-def fused_attn_bwd(
-    longest,
-    longest_keys,
-    scale,
-    dropout,
-    zero,
-    layout,
-    of_bias,
-    mask,
-    of_softmax,
-    window,
-    repeatable,
-    bounds,
-    of_keys,
-    q,
-    k,
-    v,
-    out,
-    gradient,
-    *rest,
-):
-    with torch.enable_grad():
-        given = [each.detach().clone().requires_grad_() for each in (q, k, v)]
-        made = _attended(*given, bounds, scale)
-        return [*torch.autograd.grad(made, given, gradient.reshape(made.shape)), None, None]
-
-
-def _attended(query, key, value, bounds, scale):
-    lengths = bounds.diff().tolist()
-    return torch.cat(
-        [
-            functional.scaled_dot_product_attention(
-                *(each.transpose(0, 1)[None].float() for each in row), is_causal=True, enable_gqa=True, scale=scale
-            )[0].transpose(0, 1)
-            for row in zip(*(each.split(lengths) for each in (query, key, value)), strict=True)
-        ]
-    ).to(query.dtype)

@@ -15,16 +15,20 @@ WHEEL = "transformer-engine==2.11.0"
 """Pure Python; it is read from the cache and never installed."""
 SIDE = Path(__file__).with_name("engine_side.py")
 DENSE = {"rmsnorm_fwd", "rmsnorm_bwd", "generic_gemm", "fused_rope_forward", "fused_rope_backward", "attention"}
+DIVIDED = {"rmsnorm_fwd", "rmsnorm_bwd", "generic_gemm", "fused_attn_fwd", "fused_attn_bwd", "thd_read_half_tensor"} | {
+    *("thd_read_second_half_lse", "thd_second_half_lse_correction", "thd_out_correction", "thd_grad_correction")
+}
 CALLED = dict.fromkeys(CASES, DENSE) | {
     "experts": DENSE | {"te_general_grouped_gemm"},
     "ep2": DENSE | {"te_general_grouped_gemm"},
-    "cp2": DENSE - {"fused_rope_forward", "fused_rope_backward", "attention"},
-    "tp2-cp2": DENSE - {"fused_rope_forward", "fused_rope_backward", "attention"},
+    "cp4": DIVIDED,
+    "tp2-cp2": DIVIDED,
+    "bfloat16-cp2": DIVIDED | {"get_fused_attn_backend"},
     "prefixes": {"rmsnorm_fwd", "rmsnorm_bwd", "generic_gemm", "continue_prefixes"},
     "bfloat16": DENSE - {"attention"} | {"get_fused_attn_backend", "fused_attn_fwd", "fused_attn_bwd"},
 }
 """What of TransformerEngine each case has to go through, or else it shows nothing."""
-TOLERANCES = {"bfloat16": 2e-2}
+TOLERANCES = {"bfloat16": 2e-2, "bfloat16-cp2": 2e-2}
 """Relative; both kinds of layers round at other places."""
 
 
@@ -63,6 +67,11 @@ def test_transformer_engine_s_layers_train_as_the_plain_ones(found: dict[str, di
         assert ours == pytest.approx(expected, rel=TOLERANCES.get(name, 1e-5))
     assert set(engine["calls"]) >= CALLED[name]
     assert not plain["calls"]
+
+
+def test_ranks_that_divide_rows_train_as_one(found: dict[str, dict[str, Any]]) -> None:
+    for divided, expected in zip(found["engine"]["cp4"]["steps"], found["plain"]["tied"]["steps"], strict=False):
+        assert divided == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.exchanged])

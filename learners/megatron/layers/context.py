@@ -5,7 +5,7 @@ rows; and the gathered results are what one rank would have computed, for every 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -75,8 +75,9 @@ class SplitRows(PackedRows):
         padded = [-(-length // pieces) * pieces for length in lengths]
         additional = next(row for row in range(0, multiple * pieces, pieces) if (sum(padded) + row) // ranks % multiple == 0)
         split = cls.of([*padded, additional] if additional else padded, device)
-        split.ranks, split.rank = ranks, rank
-        return split
+        # TransformerEngine divides the padded rows by the ranks.
+        padded_ends: dict[str, Any] = dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_kv_padded"), split.cu_seqlens_q)
+        return replace(split, ranks=ranks, rank=rank, **padded_ends)
 
     @cached_property
     def places(self) -> Tensor:

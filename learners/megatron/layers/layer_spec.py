@@ -43,9 +43,7 @@ def block_spec(config: PolicyTransformerConfig, chunk: int | None) -> Transforme
     """The layers of this pipeline stage, or of one of its chunks, and the final norm."""
     if uses_transformer_engine(config):
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
-        attention: type = PackedAttention  # where ranks divide rows, as it is tested to give one rank's results
-        if config.context_parallel_size == 1:
-            attention = importlib.import_module("asyncrl.learners.megatron.layers.engine_attention").EngineAttention
+        attention = importlib.import_module("asyncrl.learners.megatron.layers.engine_attention").EngineAttention
         for layer in spec.layer_specs:
             layer.submodules.self_attention.submodules.core_attention = attention
         return spec

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -91,9 +91,7 @@ class PackedRows(PackedSeqParams):
     routing: "TokenRouting | None" = None
 
     @classmethod
-    def of(
-        cls, lengths: Sequence[int], device: torch.device, prefixes: tuple[range, ...] = (), preamble: int = 0
-    ) -> "PackedRows":
+    def of(cls, lengths: Sequence[int], device: torch.device, prefixes: tuple[range, ...] = (), preamble: int = 0) -> Self:
         """Describe segments of ``lengths``, laid end to end; ``prefixes`` and ``preamble`` as in
         :class:`~asyncrl.learners.batches.micro_batch.MicroBatch`.
 
