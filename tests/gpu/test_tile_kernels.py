@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from fetched_wheels import unpacked_wheel
+
+GPU_TRITON = "triton==3.7.1"
+"""What an installation for GPUs has (``test_gpu_extra.py``); it is read from the cache and never installed."""
 
 COMPARE = """
 import datetime, os, sys, torch, torch.distributed as dist
@@ -87,11 +91,12 @@ if child:
 """
 
 COMPILE = """
-import triton
+import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from asyncrl.learners.megatron.layers import tile_kernels
 
+assert sys.argv[1] in ("", triton.__version__)
 TYPES = {
     **{"targets": "*i64", "entries": "i32", "temperature": "fp32", "least": "fp32"},
     **{"gradient": "*bf16", "kept": "*bf16"},
@@ -122,13 +127,20 @@ def test_interpreted_kernels_compute_what_float64_does(ranks, tmp_path):
 
 
 def test_kernels_compile_for_gpus(tmp_path):
-    _run(COMPILE, tmp_path, interpreted="0")
+    _run(COMPILE, tmp_path, "", interpreted="0")
 
 
-def _run(script, folder, *arguments, interpreted):
+def test_kernels_compile_for_gpus_with_the_triton_of_an_installation_for_gpus(tmp_path):
+    wheel = unpacked_wheel(GPU_TRITON, compiled=True)
+    for program in (wheel / "triton" / "backends" / "nvidia" / "bin").iterdir():
+        program.chmod(0o755)  # which archives of zipfile's forget
+    _run(COMPILE, tmp_path, GPU_TRITON.partition("==")[2], interpreted="0", before=(wheel,))
+
+
+def _run(script, folder, *arguments, interpreted, before=()):
     pytest.importorskip("triton")
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, before), *sys.path])),
         "TRITON_INTERPRET": interpreted,
         "TRITON_CACHE_DIR": str(folder / "cache"),
     }
