@@ -55,6 +55,7 @@ def test_this_machine_s_packages_are_as_declared():
     [
         (0, Probed(torch="2.13.0+cpu", cuda=None), "", "GPU", Level.FINE, "none"),
         (0, Probed(torch="2.13.0+cpu", cuda=None, errors={"torchvision": "no nms"}), "", "torchvision", Level.PROBLEM, "no nms"),
+        (0, Probed(torch="2.13.0+cpu", cuda=None, errors={"torchaudio": "no CUDA"}), "", "torchaudio", Level.PROBLEM, "no CUDA"),
         (2, H100, "torch's CPU build is installed", "GPU", Level.PROBLEM, "2 here, but torch's CPU build"),
         (1, Probed(torch="2.13", cuda="13.0", errors={"cuda": "driver too old"}), "", "torch", Level.PROBLEM, "driver too old"),
         (1, H100, "", "TransformerEngine", Level.NOTE, "not installed"),

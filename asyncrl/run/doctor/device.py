@@ -20,6 +20,8 @@ from asyncrl.run.host import gpus
 PROBE_S = 120.0
 LEAST_DRIVER = {12: 525, 13: 580}
 """The oldest major version of NVIDIA's driver that runs programs of a major version of CUDA."""
+UNNEEDED = ("torchvision", "torchaudio")
+"""Packages that vLLM and transformers import wherever they are installed, and that models of texts do without."""
 PROBE = """
 import json, sys
 found = {"errors": {}}
@@ -37,7 +39,7 @@ try:
                                   ("memory-efficient", torch.backends.cuda.mem_efficient_sdp_enabled())) if on]
 except Exception as error:
     found["errors"]["cuda"] = f"{type(error).__name__}: {error}"
-for name in ("transformer_engine.pytorch", "flash_attn", "triton", "torchvision"):
+for name in ("transformer_engine.pytorch", "flash_attn", "triton", *sys.argv[1:]):
     try:
         found[name] = str(getattr(__import__(name), "__version__", "there"))
     except ModuleNotFoundError as error:
@@ -78,7 +80,9 @@ def check_devices() -> Iterator[Finding]:
     for gpu in there:
         yield fine("GPU", f"{gpu.index}: {gpu.name}, {memory(gpu.memory)}, driver {gpu.driver}")
     try:
-        done = subprocess.run([sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", PROBE, *UNNEEDED], capture_output=True, text=True, timeout=PROBE_S, check=True
+        )
     except subprocess.TimeoutExpired:
         yield problem(
             "torch", f"did not answer within {PROBE_S:g} s", "see whether `nvidia-smi` answers; restart the machine's driver"
@@ -109,12 +113,13 @@ def judge(devices: int, found: Probed, unused: str, driver: str = "") -> Iterato
         unused: which installed package cannot use them; empty if all can.
         driver: its version; empty if it is not known.
     """
-    if why := found.errors.get("torchvision"):
-        yield problem(
-            "torchvision",
-            f"cannot be imported beside torch {found.torch}, so that vLLM cannot either: {why}",
-            f"pip uninstall torchvision, which texts do without, or install the build of it that belongs to torch {found.torch}",
-        )
+    for name in UNNEEDED:
+        if why := found.errors.get(name):
+            yield problem(
+                name,
+                f"cannot be imported beside torch {found.torch}, so that vLLM cannot either: {why}",
+                f"pip uninstall {name}, which texts do without, or install the build of it that belongs to torch {found.torch}",
+            )
     if not devices:
         yield fine("GPU", f"none; torch {found.torch} computes on the CPU")
         return
