@@ -139,9 +139,9 @@ def _table(rows: Sequence[RunRow]) -> Table:
     table.add_column("tags and note", overflow="fold")
     for row in rows:
         done = f"{row.step}/{row.steps}" + (f" {percent(row.step / row.steps)}" if row.status == "running" and row.steps else "")
-        recipe = row.recipe if not row.name.startswith(row.recipe) else ""
+        recipe = row.recipe if not row.name.startswith(Path(row.recipe).stem) else ""
         changes = [as_the_program_names(each) for each in (recipe, *row.changed)]
-        changed = "  ".join(each for each in changes if each and not each.endswith(_SILENT))
+        changed = "  ".join(each for each in changes if each and not each.endswith(_SILENT) and not each.startswith("run_dir="))
         labels = "  ".join((*(f"#{tag}" for tag in row.tags), *filter(None, [row.note])))
         table.add_row(
             *(Text(row.name), Text(row.status, _STYLES[row.status]), done, _figure(row.reward), _figure(row.evaluation)),

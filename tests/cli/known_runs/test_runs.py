@@ -240,3 +240,12 @@ def test_of_a_run_that_has_ended_the_end_is_shown(make, capsys):
     assert "was killed: it does not go on, and has no summary" in capsys.readouterr().err
     with pytest.raises(asyncrl.NotThere, match="has not ended, or was killed; resume it"):
         _ = asyncrl.Run(run.path).summary
+
+
+def test_a_point_of_a_sweep_is_listed_without_the_paths_that_say_where_it_is(make, capsys, tmp_path: Path):
+    folder = make("0-lr-0.0002-seed-1")
+    Labels(str(tmp_path / "recipes/0-lr-0.0002-seed-1.yaml"), (f"run_dir='{tmp_path}'", "learner.lr=0.0002")).write(folder.labels)
+    listed = shown(capsys)
+    assert "learner.lr=0.0002" in listed
+    assert ".yaml" not in listed
+    assert "run_dir" not in listed
