@@ -7,6 +7,8 @@ see docs/start/python.md.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from asyncrl.core.process.torch_companions import hide_those_for_gpus
+
 if TYPE_CHECKING:
     from asyncrl.api import sections
     from asyncrl.api.errors import NotThere, RunFailed, RunInterrupted
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+
+hide_those_for_gpus()
 
 __all__ = [
     "AsyncRLError",

@@ -23,7 +23,7 @@ LEAST_DRIVER = {12: 525, 13: 580}
 UNNEEDED = ("torchvision", "torchaudio")
 """Packages that vLLM and transformers import wherever they are installed, and that models of texts do without."""
 PROBE = """
-import json, sys
+import json, sys, asyncrl  # which hides some of them
 found = {"errors": {}}
 import torch
 found["torch"], found["cuda"] = torch.__version__, torch.version.cuda

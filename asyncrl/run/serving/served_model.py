@@ -18,8 +18,7 @@ from asyncrl.run.views.live_view import LiveView
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """The environment variable that vLLM's server takes its key from."""
-_MODULE = "vllm.entrypoints.openai.api_server"
-"""The server as a module: the command `vllm` does not start where the package has another name, as the build for CPUs does."""
+_MODULE = "asyncrl.run.serving.openai_server"
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -47,12 +46,14 @@ class ServedModel(msgspec.Struct, frozen=True):
         calls = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_parser]
         return ["serve", str(self.folder), "--served-model-name", self.name, *context, *calls, *thinking]
 
-    def command(self, host: str, port: int) -> list[str]:
-        """The command line of the server on this machine."""
+    def command(self, host: str, port: int, has_gpu: bool) -> list[str]:
+        """The command line of the server on this machine. Without a GPU, compiling the model would take minutes."""
         engine = self.recipe.generators
+        eager = [] if has_gpu else ["--enforce-eager"]
         return [
             *(sys.executable, "-m", _MODULE, "--model", *self.arguments()[1:], "--host", host, "--port", str(port)),
             *("--dtype", engine.dtype, "--tensor-parallel-size", str(engine.tensor_parallel)),
+            *eager,
         ]
 
     def variables(self, has_gpu: bool) -> Mapping[str, str]:

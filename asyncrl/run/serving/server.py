@@ -80,9 +80,10 @@ def started(model: ServedModel, host: str, port: int) -> Iterator["subprocess.Po
 def _start(
     model: ServedModel, host: str, port: int, variables: Mapping[str, str], said: BinaryIO | None
 ) -> "subprocess.Popen[bytes]":
+    has_gpu = bool(usable())
     return subprocess.Popen(
-        ending_with_this(model.command(host, port)),
-        env={**model.variables(bool(usable())), **variables},
+        ending_with_this(model.command(host, port, has_gpu)),
+        env={**model.variables(has_gpu), **variables},
         stdin=subprocess.DEVNULL,
         stdout=said,
         stderr=said,
