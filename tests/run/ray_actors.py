@@ -1,13 +1,31 @@
-"""What tests do to actors of Ray."""
+"""What tests do with nodes and actors of Ray."""
 
 import os
 import select
+from typing import Any, ClassVar
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 from ray.exceptions import RayActorError
 
 MINUTE = 60.0
+
+
+class NodesHere(Cluster):
+    """Nodes that this process starts, and refers to for good.
+
+    Without that, only what Ray does at exit refers to a node that was shut down. Since Python 3.13, a process that
+    multiprocessing forks forgets what its parent does at exit, and the node's client cannot be destroyed in a fork: it would
+    crash, or hang.
+    """
+
+    _started: ClassVar[list[Any]] = []
+
+    def add_node(self, wait: bool = True, **options: Any) -> Any:
+        node = super().add_node(wait, **options)
+        self._started.append(node)
+        return node
 
 
 def end_actor(actor: ray.actor.ActorHandle) -> None:

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 import ray
 from others_folders import link, of_another_user, writable
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray_actors import end_actor
+from ray_actors import NodesHere, end_actor
 
 from asyncrl.bench.buffer.buffer_actors import episode_of
 from asyncrl.buffers.payload_store import PayloadLost, PayloadReader
@@ -46,7 +45,7 @@ RECIPE = Recipe(
 @pytest.fixture(scope="module")
 def nodes():
     """Ids of two nodes; this process is on the first."""
-    cluster = Cluster(
+    cluster = NodesHere(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False},
     )

@@ -6,8 +6,8 @@ import os
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
+from ray_actors import NodesHere
 from rich.console import Console
 
 from asyncrl.run.dry_run.plan import make_plan
@@ -29,7 +29,7 @@ POOL = "generators.pools={evaluation: {count: 1, role: evaluation, placement: {r
 def cluster():
     """Two nodes: the driver's with 3 CPUs, and another one with 4, which alone has the resource ``far``."""
     with pytest.MonkeyPatch.context() as patch:
-        made = Cluster()
+        made = NodesHere()
         made.add_node(num_cpus=3, memory=20 * GIB, object_store_memory=80 << 20, include_dashboard=False)
         made.add_node(num_cpus=4, memory=20 * GIB, object_store_memory=80 << 20, resources={"far": 1})
         patch.setenv("RAY_ADDRESS", made.address)

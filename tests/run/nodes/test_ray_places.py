@@ -7,7 +7,7 @@ import pytest
 import ray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ray.cluster_utils import Cluster
+from ray_actors import NodesHere
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.placement import PlacementConfig
@@ -23,7 +23,7 @@ SIZES = st.sampled_from([1, 2, 4])
 @pytest.fixture(scope="module")
 def cluster():
     with pytest.MonkeyPatch.context() as patch:
-        made = Cluster()
+        made = NodesHere()
         small = {"object_store_memory": 80 << 20, "num_cpus": 1}
         made.add_node(num_gpus=2, include_dashboard=False, **small)
         made.add_node(num_gpus=4, labels={GPU_KIND: "H100"}, **small)

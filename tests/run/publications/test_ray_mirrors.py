@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-from ray.cluster_utils import Cluster
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
-from ray_actors import end_actor
+from ray_actors import NodesHere, end_actor
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.files.memory_files import memory_file_system
@@ -46,7 +45,7 @@ V1 = PolicyVersion(1)
 def nodes() -> Iterator[list[str]]:
     """Ids of three nodes; this process is on the first."""
     head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = NodesHere(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
     ray.init(address=cluster.address, log_to_driver=False)
