@@ -17,13 +17,6 @@ REACHES = (
     ),
     Reach(
         files=("asyncrl/run/host/ray_cluster.py",),
-        names=("ray._private.services.get_node",),
-        why="wait longer than 30 seconds until Ray's node is up, on a busy machine, and not without a pause between two looks",
-        test="tests/run/host/test_ray.py::test_a_node_that_comes_up_late_is_waited_for",
-        needless="ray.init has a setting for it",
-    ),
-    Reach(
-        files=("asyncrl/run/host/ray_cluster.py",),
         names=("ray._private.worker.print_to_stdstream",),
         why="log what Ray says, which it would write in between what the run shows",
         test="tests/core/test_reach.py::test_what_is_reached_is_still_where_it_was",

@@ -9,7 +9,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -31,10 +30,6 @@ OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
 _SOCKET = len("/ray-1234567/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
 """Bytes of the path of one of Ray's sockets, below the folder for temporary files."""
-NODE_S = 120.0
-"""How long Ray's node may take to come up; Ray itself waits for 30 seconds, which a busy machine can pass."""
-LOOK_S = 0.1
-"""Seconds between two looks whether it is up."""
 LOOPBACK_S = 5.0
 """How long this machine may take to connect to itself."""
 
@@ -94,8 +89,6 @@ def _start_own_ray() -> None:
     # start, and one of them looks at all logs again and again.
     node: Any = ray._private.node.Node
     node.start_api_server = node.start_log_monitor = node.start_monitor = _start_nothing
-    services: Any = ray._private.services
-    services.get_node = patient(services.get_node)
     ray.init(
         address="local",
         include_dashboard=False,
@@ -105,22 +98,6 @@ def _start_own_ray() -> None:
         num_gpus=usable(),
         _temp_dir=_folder(),
     )
-
-
-def patient(get_node: Callable[[str, str], dict[str, Any]]) -> Callable[[str, str], dict[str, Any]]:
-    """Have Ray's look for a node, which raises RuntimeError while there is none, look again for ``NODE_S``."""
-
-    def look(gcs_address: str, node_id: str) -> dict[str, Any]:
-        end = time.monotonic() + NODE_S
-        while True:
-            try:
-                return get_node(gcs_address, node_id)
-            except RuntimeError:
-                if time.monotonic() > end:
-                    raise
-            time.sleep(LOOK_S)
-
-    return look
 
 
 def _folder() -> str | None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from asyncrl.run import launch
-from asyncrl.run.host import ray_cluster
 
 SCRIPT = """
 import asyncio, os, pathlib, signal, subprocess, sys, time
@@ -141,21 +140,3 @@ def test_a_machine_that_cannot_reach_itself_is_told_at_once():
         "Ray did not start: this machine cannot connect to itself at 127.0.0.1 (Network is unreachable)"
     ), done.stderr
     assert "see its logs in /where/ray/is/ray;" in done.stdout
-
-
-def test_a_node_that_comes_up_late_is_waited_for(monkeypatch):
-    looks: list[tuple[str, str]] = []
-
-    def get_node(*asked: str) -> dict[str, str]:
-        looks.append(asked)
-        if len(looks) < 4:
-            raise RuntimeError("no such node")
-        return {"node_id": asked[1]}
-
-    monkeypatch.setattr(ray_cluster, "LOOK_S", 0.0)
-    assert ray_cluster.patient(get_node)("127.0.0.1:1", "a") == {"node_id": "a"}
-    assert looks == [("127.0.0.1:1", "a")] * 4
-    monkeypatch.setattr(ray_cluster, "NODE_S", -1.0)
-    looks.clear()
-    with pytest.raises(RuntimeError, match="no such node"):
-        ray_cluster.patient(get_node)("127.0.0.1:1", "a")
