@@ -155,7 +155,7 @@ from asyncrl.run.host.signals import interrupting
 from asyncrl.run.serving.server import started
 
 class Model:
-    def command(self, host, port):
+    def command(self, host, port, has_gpu):
         return [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
     def variables(self, has_gpu):
