@@ -1,6 +1,7 @@
 """Runs the notebook in a Jupyter kernel and keeps what its cells show: ``make notebook``, about five minutes on two cores."""
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ NOTEBOOK = Path(__file__).resolve().parent / "asyncrl.ipynb"
 
 def main() -> None:
     """Run all cells in an empty folder, and write the notebook with their outputs."""
+    # As in an environment that is active: what a run tells to call is told without a path of this machine.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with tempfile.TemporaryDirectory() as scratch:
         run_cells(notebook, scratch)
