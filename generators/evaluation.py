@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from asyncrl.core.episode import Episode
-from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, PromptTooLong
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, PromptTooLong, first_error
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize
 from asyncrl.core.trajectory import StopReason
 from asyncrl.generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from asyncrl.generators.first_error import first_error
 
 logger = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from asyncrl.core.errors import (
     ProcessDied,
     PromptTooLong,
     ScoringFailed,
+    first_error,
 )
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.measures.counters import snapshot
@@ -46,7 +47,6 @@ from asyncrl.generators.engine_time import Doing, EngineTime, TimedSamplers
 from asyncrl.generators.episode import EpisodeName, EpisodeTools, run_episode
 from asyncrl.generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
 from asyncrl.generators.finished_episodes import FinishedEpisodes
-from asyncrl.generators.first_error import first_error
 from asyncrl.generators.judging import Judging
 from asyncrl.generators.leases import Lease, Leases
 from asyncrl.generators.scoring import ScoringUse, TeachingUse

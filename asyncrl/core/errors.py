@@ -1,5 +1,7 @@
 """The errors a user can see. Each names the thing, the value seen and the remedy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from asyncrl.core.plug_ins.users_error import UsersError, lines_in_notebook
@@ -188,3 +190,17 @@ class ScoringFailed(AsyncRLError):
     def __init__(self, kind: FailureKind, reason: str) -> None:
         self.kind, self.reason = kind, reason
         super().__init__(reason)
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """If the enclosed code raises an exception group, raise its first error instead: the others follow from it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        alone = True
+        while isinstance(error, BaseExceptionGroup):
+            alone = alone and len(error.exceptions) == 1
+            error = error.exceptions[0]
+        raise error from (error.__cause__ if alone else group)

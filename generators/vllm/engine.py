@@ -25,7 +25,7 @@ import numpy as np
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
+from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch, first_error
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.step_moments import StepMoments
 from asyncrl.core.measures.time_split import GeneratorTime
@@ -36,7 +36,6 @@ from asyncrl.core.routed_experts import RoutedExperts
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from asyncrl.generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from asyncrl.generators.concurrency import EngineLoad
-from asyncrl.generators.first_error import first_error
 from asyncrl.generators.loop_share import LoopShare
 from asyncrl.generators.vllm.cpu.engine_process import ENGINE_VARIABLES, EngineProcessServer
 from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments

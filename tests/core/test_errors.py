@@ -10,7 +10,7 @@ from asyncrl.buffers.journal.journal import JournalInUse
 from asyncrl.buffers.journal.journal_files import JournalDamaged, JournalGone
 from asyncrl.buffers.payload_store import PayloadGone, PayloadLost
 from asyncrl.buffers.tasks.curriculum import CurriculumBroken
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, RecipeError, ScoringFailed
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, RecipeError, ScoringFailed, first_error
 from asyncrl.rpc.wire import Failure
 
 ERRORS = [
@@ -37,3 +37,17 @@ def test_an_error_survives_pickle_and_the_wire(error):
     told = Failure.of(error).error()
     assert str(told) == str(error)
     assert type(told) in (type(error), ComponentFailed)
+
+
+def test_the_first_error_of_a_group_comes_alone_with_its_own_cause_or_with_the_others():
+    lost = OSError("lost")
+    first = ComponentFailed("it died")
+    first.__cause__ = lost
+    with pytest.raises(ComponentFailed) as raised, first_error():
+        raise ExceptionGroup("outer", [ExceptionGroup("inner", [first])])
+    assert raised.value is first
+    assert first.__cause__ is lost
+    several = ExceptionGroup("several", [ComponentFailed("it died, too"), OSError("another")])
+    with pytest.raises(ComponentFailed) as raised, first_error():
+        raise several
+    assert raised.value.__cause__ is several

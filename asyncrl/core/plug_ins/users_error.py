@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.text import class_name, describe_error, without_middle, writable
+from asyncrl.core.text import class_name, describe_error, text_of, without_middle, writable
 
 _ROOT = Path(__file__).parents[3]
 _OURS = f"{_ROOT / 'asyncrl'}{os.sep}"
@@ -62,8 +62,9 @@ class UsersError(msgspec.Struct, frozen=True):
         file: the user's file whose line raised the error or called the library that did; empty if there is none.
         line: that line, or the first line of the method if it returned something wrong.
         kind: name of the error's class.
-        problem: what happened, e.g. ``raised KeyError: 'answer'``.
-        traceback: the user's frames and those of libraries below them; empty if no frame is the user's.
+        problem: what happened, e.g. ``raised KeyError: 'answer'``; ``cannot go on: ...`` if what it called of ours said so.
+        traceback: the user's frames and those of libraries below them; empty if no frame is the user's, or an error of ours says
+            all.
     """
 
     method: str
@@ -87,6 +88,9 @@ class UsersError(msgspec.Struct, frozen=True):
             name, file, line = _defined(called)
         else:
             name, (file, line) = method or "", place
+        if type(error).__module__.startswith("asyncrl."):
+            # We raise it on purpose, and it says all: frames would add nothing.
+            return cls(name, writable(file), line, writable(class_name(error)), writable(f"cannot go on: {text_of(error)}"))
         trace = "" if place is None else users_traceback(error)
         problem = writable(f"raised {describe_error(error)}")
         return cls(name, writable(file), line, writable(class_name(error)), problem, writable(trace))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, first_error
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.code_judging.judge import Judge
@@ -60,12 +60,10 @@ class CodeTests(Reward):
         code = code_in(answer)
         calls = [(test.call, test.returns) for test in tests if isinstance(test, CallTest)]
         printing = [test for test in tests if isinstance(test, OutputTest)]
-        try:
+        with first_error():
             async with asyncio.TaskGroup() as group:
                 called = group.create_task(Judge(self._run, self._limits).returned(task, code, calls))
                 printed = [group.create_task(self._prints(code, test)) for test in printing]
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from several
         passed = called.result() + sum(each.result() for each in printed)
         return float(passed == len(tests)) if self._all_or_nothing else passed / len(tests)
 

@@ -62,6 +62,7 @@ class _Message(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     message: _Message
+    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -79,6 +80,10 @@ class _NotNow(Exception):
     def __init__(self, problem: str, after_s: float = 0.0) -> None:
         super().__init__(problem)
         self.after_s = after_s
+
+
+class _Cut(Exception):
+    """The reply was cut: what it holds is no score yet, even if it looks like one."""
 
 
 class JudgeUse(msgspec.Struct):
@@ -103,14 +108,17 @@ class Endpoint(msgspec.Struct, frozen=True):
         model: the model's name there.
         token_variable: name of the environment variable whose value is sent as a bearer token; None for no token.
         timeout_s: deadline of one request.
-        max_reply_tokens: the most tokens of a reply.
+        max_reply_tokens: the most tokens of a reply, with those of its thinking.
+        parameters: further fields of a request, such as ``{"chat_template_kwargs": {"enable_thinking": False}}``; a field whose
+            value is None is left out, such as ``max_tokens`` and ``temperature`` for an endpoint that refuses them.
     """
 
     url: str
     model: str
     token_variable: str | None = None
     timeout_s: float = 60.0
-    max_reply_tokens: int = 256
+    max_reply_tokens: int = 1024
+    parameters: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -195,7 +203,7 @@ class Judge(Reward):
     async def __call__(self, task: Task, answer: str) -> float:
         """Ask the judge, or find what it said."""
         messages = self._rubric.messages(task, answer)
-        key = question_key(self._url, self._endpoint.model, messages)
+        key = question_key(self._url, self._endpoint.model, messages, self._endpoint.parameters)
         gates, began = self._gates.get(), time.monotonic()
         same = gates.lock(key)
         try:
@@ -216,8 +224,11 @@ class Judge(Reward):
 
     async def _ask(self, task: Task, messages: list[dict[str, str]], gates: "_Gates", began: float) -> float:
         endpoint = self._endpoint
-        body = {"model": endpoint.model, "messages": messages, "temperature": 0, "max_tokens": endpoint.max_reply_tokens}
-        wait, unreadable, problem = FIRST_RETRY_S, 0, "it was not asked: others were being asked all the time"
+        fields = {"temperature": 0, "max_tokens": endpoint.max_reply_tokens, **endpoint.parameters}
+        body = {name: value for name, value in fields.items() if value is not None}
+        body |= {"model": endpoint.model, "messages": messages}
+        wait, unreadable = FIRST_RETRY_S, 0
+        problem, remedy = "it was not asked: others were being asked all the time", "see its log"
         try:
             async with asyncio.timeout(self._deadline_s - (time.monotonic() - began)), gates.requests:
                 while True:
@@ -227,12 +238,15 @@ class Judge(Reward):
                         if score is not None:
                             return score
                         unreadable, problem = unreadable + 1, f"its reply holds no score: {short(reply)}"
-                        if unreadable == UNREADABLE_REPLIES:
-                            asked = "the last line of its reply must be `Score: N`; see the judge's instructions"
-                            raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model}: {problem}; {asked}")
+                        remedy = "the last line of its reply must be `Score: N`; see the judge's instructions"
+                    except _Cut as cut:
+                        unreadable, problem = unreadable + 1, str(cut)
+                        remedy = "raise max_reply_tokens of its Endpoint, or let it think less (`parameters`)"
                     except _NotNow as not_now:
                         problem = str(not_now)
                         wait = max(wait, min(not_now.after_s, self._deadline_s))
+                    if unreadable == UNREADABLE_REPLIES:
+                        raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model}: {problem}; {remedy}")
                     await asyncio.sleep(wait * random.uniform(0.75, 1.25))
                     wait = min(2 * wait, LAST_RETRY_S)
         except TimeoutError as late:
@@ -251,7 +265,10 @@ class Judge(Reward):
             if 200 <= status < 300:
                 completion = msgspec.json.decode(answer, type=_Completion)
                 self.use.tokens += completion.usage.total_tokens if completion.usage else 0
-                return completion.choices[0].message.content or ""
+                choice = completion.choices[0]
+                if choice.finish_reason == "length":
+                    raise _Cut(f"its reply was cut at max_reply_tokens = {self._endpoint.max_reply_tokens}")
+                return choice.message.content or ""
         except TimeoutError as error:
             raise _NotNow(f"it did not answer a request within timeout_s = {self._endpoint.timeout_s:g} s") from error
         except (OSError, aiohttp.ClientError) as error:
@@ -264,7 +281,8 @@ class Judge(Reward):
         if status in REFUSED_TEXTS:
             raise EnvironmentUnreachable(
                 f"{self._name} refused a question of {len(body):,} bytes with status {status}: {said!r}; if that is too long "
-                "for it, serve it with a longer context; else check its model"
+                "for it, serve it with a longer context, or lower max_reply_tokens; else check its model, and set what it does "
+                "not know to None in `parameters` of its Endpoint"
             )
         raise EnvironmentUnreachable(f"{self._name} answered status {status}: {said!r}; check its url, its model and its token")
 
@@ -326,8 +344,13 @@ def _without_tags(text: str, question: str) -> str:
 def read_score(reply: str) -> float | None:
     """The score that a reply states; None if there is none.
 
-    It is the last one that fills a line, else the one after the last word ``score``, else a number alone in the last line.
+    It is the last one that fills a line, else the one after the last word ``score``, else a number alone in the last line. What
+    the model thought (until ``</think>``) states none.
     """
+    _, thought, said = reply.rpartition("</think>")
+    if not thought and "<think>" in reply:
+        return None
+    reply = said
     named: list[str] = _STATED.findall(reply) or _SCORE.findall(reply)
     if named:
         return float(named[-1])

@@ -4,10 +4,10 @@ import asyncio
 import hashlib
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,9 +18,10 @@ BUSY_S = 30.0
 """Seconds that a process waits for another that is writing to the same file."""
 
 
-def question_key(url: str, model: str, messages: Sequence[dict[str, str]]) -> str:
-    """The name of everything that a judge is asked."""
-    return hashlib.sha256(msgspec.json.encode([url, model, messages])).hexdigest()
+def question_key(url: str, model: str, messages: Sequence[dict[str, str]], parameters: Mapping[str, Any]) -> str:
+    """The name of everything that a judge is asked, and with which parameters of its own."""
+    asked = [url, model, messages, *([parameters] if parameters else ())]
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
 class Scores(Protocol):

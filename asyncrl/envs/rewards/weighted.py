@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 
+from asyncrl.core.errors import first_error
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards.base import Reward
 
@@ -29,11 +30,9 @@ class Weighted(Reward):
         async def compute(reward: Reward) -> float | Mapping[str, float]:
             return await reward(task, answer)
 
-        try:
+        with first_error():
             async with asyncio.TaskGroup() as group:
                 values = {name: group.create_task(compute(reward), name=name) for name, (_, reward) in self._parts.items()}
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from several
         named: dict[str, float] = {}
         for name, (weight, _) in self._parts.items():
             value = values[name].result()

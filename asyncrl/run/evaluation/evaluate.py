@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from asyncrl.core.errors import first_error
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, require_results
-from asyncrl.generators.first_error import first_error
 from asyncrl.run.evaluation.folder import EvaluationFolder
 from asyncrl.run.evaluation.found_model import EvaluatedModel
 from asyncrl.run.evaluation.plan import EvaluationPlan, PlannedModel

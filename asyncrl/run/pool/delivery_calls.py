@@ -13,11 +13,18 @@ from contextlib import suppress
 import msgspec
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, NodeFull, ProcessDied, WeightMismatch, WeightsOutOfReach
+from asyncrl.core.errors import (
+    ComponentFailed,
+    DeadlineExceeded,
+    NodeFull,
+    ProcessDied,
+    WeightMismatch,
+    WeightsOutOfReach,
+    first_error,
+)
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
-from asyncrl.generators.first_error import first_error
 from asyncrl.run.pool.handle import GeneratorHandle
 from asyncrl.run.publications.transport import PublicationTransport
 from asyncrl.weights.delivery_rules import Deliveries, Step

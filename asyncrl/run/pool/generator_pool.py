@@ -32,6 +32,7 @@ from asyncrl.core.errors import (
     ProcessDied,
     ProcessUnreachable,
     RecipeError,
+    first_error,
 )
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
@@ -39,7 +40,6 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.text import pluralize
 from asyncrl.generators.evaluation import HeldOutTask
-from asyncrl.generators.first_error import first_error
 from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool.delivery_calls import WeightDelivery

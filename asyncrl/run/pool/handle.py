@@ -11,7 +11,7 @@ import msgspec
 import ray
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, ProcessUnreachable
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, ProcessUnreachable, first_error
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
@@ -20,7 +20,6 @@ from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
 from asyncrl.envs.secrets import Secrets, read_secrets
 from asyncrl.generators.completion import ScoredRow
 from asyncrl.generators.evaluation import Evaluated, HeldOutTask
-from asyncrl.generators.first_error import first_error
 from asyncrl.generators.vllm.engine_node import EngineNode
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 from asyncrl.run.folder.run_folder import RunFolder

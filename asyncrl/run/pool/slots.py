@@ -20,11 +20,11 @@ from asyncrl.core.errors import (
     NodeLost,
     ProcessDied,
     WeightsOutOfReach,
+    first_error,
 )
 from asyncrl.core.files.memory_files import LEAST_BYTES
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.recipe.generators import Role
-from asyncrl.generators.first_error import first_error
 from asyncrl.generators.worker import GeneratorStatistics
 from asyncrl.run.nodes.node_watch import NodeWatch
 from asyncrl.run.pool.handle import GeneratorHandle

@@ -12,8 +12,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.measures.buffer_statistics import GroupState, LedgerCounts
 from asyncrl.core.measures.units import duration, percent, quantity
+from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import listed, pluralize
 from asyncrl.episodes.visible import visible
@@ -25,7 +27,7 @@ from asyncrl.run.tracking.tracker import tracking_uri
 _FILE = "sqlite:///"
 """What the address of a database in a file begins with, before its path."""
 ERRORS_SHOWN = 5
-"""How many errors of the user's code are listed; the summary has them all."""
+"""How many errors of episodes are listed; the summary has them all."""
 _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
 
 
@@ -42,9 +44,9 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
         lines.append(place("See curves and times in one HTML file", f"{_command('asyncrl')} report {here}"))
         store = shlex.quote(_store(recipe, folder))
         lines.append(place("Compare runs, metric by metric", f"{_command('mlflow')} ui --backend-store-uri {store}"))
-    lines += [Text(f"Error in your code: {visible(str(error))}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
+    lines += [Text(f"{_whose(error)}: {visible(str(error))}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
-        lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
+        lines.append(Text(f"{more} other errors of episodes: see {folder.summary}", "yellow"))
     failed = summary.status is Status.FAILED
     lines.append(place("Logs", near(folder.logs)) if failed else place("Run folder", near(folder.path)))
     # A run that failed before its first training step would fail again: what is wrong is in the recipe or the machine.
@@ -52,6 +54,11 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
     if worth_resuming and journal_of(folder.path).is_dir():
         lines.append(place("Go on with", f"{_command('asyncrl')} launch --resume {shlex.quote(near(folder.path))}"))
     return lines
+
+
+def _whose(error: CountedError) -> str:
+    # What our own rewards raise on purpose, such as a judge's, is no fault of the code that called them.
+    return "Episode failed" if error.kind == EnvironmentBroken.__name__ else "Error in your code"
 
 
 def _command(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
+from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import TaskId
 from asyncrl.core.plug_ins import error_counts
 from asyncrl.core.plug_ins.error_counts import MOST_PLACES, CountedError, ErrorCounts, merged
@@ -102,6 +103,15 @@ def test_an_error_that_cannot_be_looked_at_is_told_all_the_same():
     surrogate = UsersError.of(ValueError("\udcff"))
     assert pickle.loads(pickle.dumps(surrogate)) == surrogate
     assert b"udcff" in msgspec.json.encode(surrogate)
+
+
+def test_what_our_own_code_says_on_purpose_needs_no_class_and_no_frames():
+    def ask() -> NoReturn:
+        raise EnvironmentBroken("the judge m: its reply holds no score")
+
+    error = UsersError.of(caught(ask))
+    assert str(error) == f"caught() of test_users_error.py:{error.line} cannot go on: the judge m: its reply holds no score"
+    assert (error.kind, error.traceback) == ("EnvironmentBroken", "")
 
 
 def test_errors_are_counted_by_kind_and_place_and_the_first_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture):

@@ -22,8 +22,9 @@ TASK = Task(id=TaskId("t"), prompt="What is {answer} of 1+1?", data={"answer": "
 Reply = Callable[[dict[str, Any]], Awaitable[web.Response] | web.Response]
 
 
-def says(text: str, tokens: int = 10) -> Reply:
-    body = {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"total_tokens": tokens}}
+def says(text: str, tokens: int = 10, finish_reason: str = "stop") -> Reply:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    body = {"choices": [choice], "usage": {"total_tokens": tokens}}
     return lambda asked: web.json_response(body)
 
 
@@ -156,6 +157,26 @@ async def test_a_reply_without_a_score_breaks_the_task_after_three():
         assert len(endpoint.asked) == 3
 
 
+async def test_what_a_cut_reply_holds_is_no_score():
+    async with serving(says("<think>Score: 10 would be for", finish_reason="length")) as endpoint:
+        judge = Judge(Endpoint(endpoint.url, "m", max_reply_tokens=300))
+        with pytest.raises(EnvironmentBroken, match="cut at max_reply_tokens = 300; raise max_reply_tokens"):
+            await judge(TASK, "a")
+        assert [asked["max_tokens"] for asked in endpoint.asked] == [300] * 3
+
+
+async def test_parameters_of_ones_own_reach_the_endpoint_and_none_leaves_one_out(tmp_path: Path):
+    file = str(tmp_path / "scores.sqlite")
+    of_its_own = {"temperature": None, "max_tokens": None, "max_completion_tokens": 9, "chat_template_kwargs": {"a": False}}
+    async with serving(says("Score: 5"), says("Score: 8")) as endpoint:
+        assert await Judge(Endpoint(endpoint.url, "m", parameters=of_its_own), cache=file)(TASK, "a") == 0.5
+        # Scores that were given with other parameters are others.
+        assert await Judge(Endpoint(endpoint.url, "m"), cache=file)(TASK, "a") == 0.8
+        asked = [{name: value for name, value in each.items() if name not in ("model", "messages")} for each in endpoint.asked]
+    assert asked[0] == {"max_completion_tokens": 9, "chat_template_kwargs": {"a": False}}
+    assert asked[1] == {"temperature": 0, "max_tokens": 1024}
+
+
 async def test_a_missing_token_is_named_and_nothing_is_asked(monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     async with serving(says("Score: 5")) as endpoint:
@@ -246,6 +267,10 @@ def test_wrong_settings_are_refused():
         ("Score: 2/10\nIt demands a score: 10.", 2.0),
         ("Score: 9?\nNo.\n**Final score:** 3", 3.0),
         ("It says `Score: 10`, which is wrong. Score: 1", 1.0),
+        ("<think>\nScore: 10?\nNo.\n</think>\n\nScore: 2", 2.0),
+        ("It is not.\nScore: 10?\n</think>\n3", 3.0),  # templates that end with <think>
+        ("<think>\nScore: 10?\nNo, since", None),
+        ("<think>\nScore: 10?\n</think>\n\nI cannot say.", None),
     ],
 )
 def test_scores_are_read_from_replies(reply: str, score: float | None):

@@ -183,12 +183,15 @@ def test_a_completed_run_ends_with_its_folder(folder):
 def test_errors_in_the_users_code_are_listed_at_the_end(folder):
     errors = tuple(
         CountedError("reward", "/me/env.py", line, "KeyError", "raised KeyError: 'a'", "", times=line, example="task t")
-        for line in range(1, 8)
+        for line in range(1, 7)
     )
+    told = CountedError("reward", "/me/env.py", 9, "EnvironmentBroken", "cannot go on: no score", "", times=1, example="task t")
+    errors = (told, *errors)
     lines = shown(msgspec.structs.replace(SUMMARY, errors=errors), folder)
     assert "Error in your code: reward() of env.py:1 raised KeyError: 'a' (once)" in lines
-    assert "Error in your code: reward() of env.py:5 raised KeyError: 'a' (5 times)" in lines
-    assert f"2 other errors in your code: see {folder[1].summary}" in lines
+    assert "Error in your code: reward() of env.py:4 raised KeyError: 'a' (4 times)" in lines
+    assert "Episode failed: reward() of env.py:9 cannot go on: no score (once)" in lines
+    assert f"2 other errors of episodes: see {folder[1].summary}" in lines
 
 
 def test_what_a_model_wrote_cannot_steer_the_terminal(folder):
