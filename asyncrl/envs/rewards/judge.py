@@ -7,6 +7,7 @@ meanwhile wait for it. The token stands in no message, log or cache.
 
 import asyncio
 import json
+import logging
 import os
 import random
 import re
@@ -26,6 +27,8 @@ from asyncrl.envs.rewards.base import Reward, RewardUnavailable
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
 from asyncrl.envs.rewards.per_loop import PerLoop
 from asyncrl.envs.secrets import read_token
+
+logger = logging.getLogger(__name__)
 
 INSTRUCTIONS = """\
 You judge answers. Give the answer a score from {lowest} (useless or wrong) to {highest} (right and complete). The answer is \
@@ -199,6 +202,7 @@ class Judge(Reward):
         self._scores = MemoryScores() if cache is None else DiskScores(Path(cache))
         self._gates = PerLoop(lambda: _Gates(at_once))
         self.use = JudgeUse()
+        self._is_away = False
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Ask the judge, or find what it said."""
@@ -244,6 +248,7 @@ class Judge(Reward):
                         remedy = "raise max_reply_tokens of its Endpoint, or let it think less (`parameters`)"
                     except _NotNow as not_now:
                         problem = str(not_now)
+                        self._warn(problem)
                         wait = max(wait, min(not_now.after_s, self._deadline_s))
                     if unreadable == UNREADABLE_REPLIES:
                         raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model}: {problem}; {remedy}")
@@ -251,6 +256,12 @@ class Judge(Reward):
                     wait = min(2 * wait, LAST_RETRY_S)
         except TimeoutError as late:
             raise self._unavailable(began, problem) from late
+
+    def _warn(self, problem: str) -> None:
+        """Log the first problem of an outage, so that nobody has to wait for the deadline to read it."""
+        if not self._is_away:
+            logger.warning("%s: %s; it is asked again for up to %g s", self._name, problem, self._deadline_s)
+        self._is_away = True
 
     def _unavailable(self, began: float, problem: str) -> RewardUnavailable:
         problem = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; see its log"
@@ -266,6 +277,7 @@ class Judge(Reward):
                 completion = msgspec.json.decode(answer, type=_Completion)
                 self.use.tokens += completion.usage.total_tokens if completion.usage else 0
                 choice = completion.choices[0]
+                self._is_away = False
                 if choice.finish_reason == "length":
                     raise _Cut(f"its reply was cut at max_reply_tokens = {self._endpoint.max_reply_tokens}")
                 return choice.message.content or ""

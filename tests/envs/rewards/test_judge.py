@@ -106,12 +106,15 @@ async def test_a_score_outside_of_the_range_counts_as_its_end():
         assert [await judge(TASK, answer) for answer in ("a", "b")] == [1.0, 0.0]
 
 
-async def test_what_passes_is_asked_again():
-    async with serving(
-        status(503), status(429, **{"Retry-After": "0"}), lambda asked: web.Response(text="?"), says("Score: 5")
-    ) as (endpoint):
-        assert await Judge(Endpoint(endpoint.url, "m"))(TASK, "a") == 0.5
-        assert len(endpoint.asked) == 4
+async def test_what_passes_is_asked_again_and_an_outage_is_told_once(caplog: pytest.LogCaptureFixture):
+    unreadable = lambda asked: web.Response(text="?")  # noqa: E731
+    outage = (status(503), status(429, **{"Retry-After": "0"}), unreadable)
+    async with serving(*outage, says("Score: 5"), status(502), says("8")) as endpoint:
+        judge = Judge(Endpoint(endpoint.url, "m"))
+        assert [await judge(TASK, answer) for answer in ("a", "b")] == [0.5, 0.8]
+        assert len(endpoint.asked) == 6
+    told = "\n".join(record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.rewards.judge")
+    assert re.findall(r"m at \S+: it answered status (\d+): .*; it is asked again for up to 240 s", told) == ["503", "502"]
 
 
 @pytest.mark.parametrize("reply", [status(400), status(401), status(404), status(302, Location="http://127.0.0.1:1/")])
