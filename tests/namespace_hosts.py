@@ -22,6 +22,8 @@ import psutil
 NETWORK = "10.77.0"
 HOME = Path("/tmp/home")
 """The home folder on each host."""
+_OWN_FOLDERS = {"HOME": str(HOME), "TMPDIR": "/tmp"}
+"""Variables of each host's processes, whatever they are outside."""
 _OF_PYTHON = (Path(sys.prefix), Path(__file__).parents[1])
 """Folders that each host sees, wherever they lie."""
 SHARED = Path("/tmp/shared")
@@ -145,7 +147,7 @@ class Host:
     @property
     def enter(self) -> str:
         """The beginning of a command line that runs a command on this host."""
-        return shlex.join([*self._place.command(), "env", f"HOME={HOME}"])
+        return shlex.join([*self._place.command(), "env", *(f"{name}={value}" for name, value in _OWN_FOLDERS.items())])
 
     @property
     def pid(self) -> int:
@@ -154,7 +156,7 @@ class Host:
 
     def popen(self, command: Sequence[str], environment: Mapping[str, str], output: int | None = None) -> subprocess.Popen[bytes]:
         """Start a command; it ends with the host."""
-        own = {**os.environ, **environment, "HOME": str(HOME)}
+        own = {**os.environ, **environment, **_OWN_FOLDERS}
         process = subprocess.Popen(
             self._place.command(*command), env=own, stdout=output, stderr=None if output is None else subprocess.STDOUT
         )
@@ -163,7 +165,7 @@ class Host:
 
     def call(self, command: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
         """Run a command to its end and return its output; raises ``RuntimeError`` with the output if it fails."""
-        own = {**os.environ, **environment, "HOME": str(HOME)}
+        own = {**os.environ, **environment, **_OWN_FOLDERS}
         done = subprocess.run(
             self._place.command(*command), env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
         )
