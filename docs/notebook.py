@@ -15,6 +15,7 @@ def main() -> None:
     """Run all cells in an empty folder, and write the notebook with their outputs."""
     # As in an environment that is active: what a run tells to call is told without a path of this machine.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm misses widgets, and names a path of this machine
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with tempfile.TemporaryDirectory() as scratch:
         run_cells(notebook, scratch)

@@ -39,6 +39,8 @@ Give a run tags and a note, or take tags away; without either, show what it has.
 
 PIPE_WIDTH = 200
 """Columns of the table where it is no terminal that shows it."""
+NARROW = 120
+"""A terminal of fewer columns has no room for the columns of what was changed and of tags."""
 SORTS = ("launched", "name", "status", "step", "reward", "evaluation")
 STATES = ("running", "completed", "interrupted", "failed", "killed", "unreadable")
 _SILENT = ("=null", ".kind='class'", ".kind='custom'")
@@ -91,7 +93,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     else:
         if not console.is_terminal:
             console = PatientConsole(width=PIPE_WIDTH)
-        console.print(_table(shown) if shown else "no such runs")
+        console.print(_table(shown, console.width < NARROW) if shown else "no such runs")
     return ExitCode.COMPLETED
 
 
@@ -123,7 +125,8 @@ def _is_chosen(row: RunRow, arguments: argparse.Namespace) -> bool:
     return right_status and set(arguments.tag) <= set(row.tags)
 
 
-def _table(rows: Sequence[RunRow]) -> Table:
+def _table(rows: Sequence[RunRow], narrow: bool) -> Table:
+    """The runs, one a row; where the terminal is narrow, what was changed and its labels stand below a run's name."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -131,22 +134,23 @@ def _table(rows: Sequence[RunRow]) -> Table:
     from asyncrl.core.measures.units import percent
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True, overflow="fold")
+    table.add_column("run", no_wrap=not narrow, overflow="fold")
     table.add_column("status")
     for title in ("step", "reward", "evaluation"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("changed", overflow="fold")
-    table.add_column("tags and note", overflow="fold")
+    for title in () if narrow else ("changed", "tags and note"):
+        table.add_column(title, overflow="fold")
     for row in rows:
         done = f"{row.step}/{row.steps}" + (f" {percent(row.step / row.steps)}" if row.status == "running" and row.steps else "")
         recipe = row.recipe if not row.name.startswith(Path(row.recipe).stem) else ""
         changes = [as_the_program_names(each) for each in (recipe, *row.changed)]
         changed = "  ".join(each for each in changes if each and not each.endswith(_SILENT) and not each.startswith("run_dir="))
         labels = "  ".join((*(f"#{tag}" for tag in row.tags), *filter(None, [row.note])))
-        table.add_row(
-            *(Text(row.name), Text(row.status, _STYLES[row.status]), done, _figure(row.reward), _figure(row.evaluation)),
-            *(Text(changed, "dim"), Text(labels)),
-        )
+        name, further = Text(row.name), [Text(changed, "dim"), Text(labels)]
+        if narrow:
+            name, further = Text("\n").join([name, *filter(None, further)]), []
+        figures = (done, _figure(row.reward), _figure(row.evaluation))
+        table.add_row(name, Text(row.status, _STYLES[row.status]), *figures, *further)
     return table
 
 

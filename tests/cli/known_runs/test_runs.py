@@ -96,6 +96,24 @@ def names(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [json.loads(line)["name"].partition("-")[0] for line in shown(capsys, *arguments, "--json").splitlines()]
 
 
+def test_a_narrow_terminal_shows_what_was_changed_below_the_name(make):
+    changes = ["learner.lr=0.001", "buffer.max_staleness=3", "generators.max_running=24", "batch.groups_per_step=12"]
+    folder = make("done", *changes, tags=("paper",))
+    command = ["-m", "asyncrl.cli.main", "runs"]
+    with terminal(command, columns=80, lines=24) as narrow, terminal(command, columns=180, lines=24) as wide:
+        for screen in (narrow, wide):
+            assert screen.wait() == 0
+        below, beside = narrow.everything, wide.everything
+    (row,) = [number for number, line in enumerate(below) if folder.path.name in line]
+    assert "killed" in below[row]
+    assert "learner.lr=0.001" in below[row + 1]
+    assert "#paper" in "\n".join(below[row + 2 : row + 6])
+    assert len([line for line in below if line]) <= 8
+    (line,) = [line for line in beside if folder.path.name in line]
+    assert "learner.lr=0.001" in line
+    assert "#paper" in line
+
+
 def test_runs_are_listed_sorted_and_filtered(make, driven, capsys):
     done, killed, live = make("done", "learner.lr=0.001", tags=("paper",)), make("killed"), make("live", tags=("paper", "b"))
     summary(status=Status.COMPLETED, steps=80).write(done.summary)
