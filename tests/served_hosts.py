@@ -222,7 +222,7 @@ def _nothing_left(stage: Stage) -> None:
         runs = [str(each.relative_to(root)) for each in root.glob("tmp/runs/*/*/*")]
         if far:
             stage.say("copies of models and files of runs there:", copies, runs)
-            assert all(Path(each).name in ("lock", "tiny", "reward") for each in copies), copies
+            assert all(Path(each).name in ("in-use", "lock", "tiny", "reward") for each in copies), copies
             assert all(Path(each).name == "buffer" for each in runs), runs
 
 
