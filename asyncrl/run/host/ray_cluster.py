@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RuntimeEnvSetupError
 
@@ -32,6 +33,8 @@ _SOCKET = len("/ray-1234567/session_2026-01-01_00-00-00_123456_1234567/sockets/p
 """Bytes of the path of one of Ray's sockets, below the folder for temporary files."""
 LOOPBACK_S = 5.0
 """How long this machine may take to connect to itself."""
+AGENT_START_S = 120.0
+"""How long Ray's agents may take to start, once their ports are given."""
 
 
 def start_ray(tell: Callable[[str], None] = logger.warning) -> None:
@@ -51,7 +54,7 @@ def start_ray(tell: Callable[[str], None] = logger.warning) -> None:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env(tell))
         else:
             _check_loopback()
-            _start_own_ray()
+            _start_own_ray(tell)
     except RuntimeEnvSetupError as error:
         why = str(error).strip().splitlines()[-1]
         remedy = "make room where Ray keeps its files on this machine, or name in .rayignore what other nodes do not need"
@@ -81,7 +84,7 @@ def _check_loopback() -> None:
         raise OSError(f"this machine cannot connect to itself at 127.0.0.1 ({why}); bring its loopback interface up") from error
 
 
-def _start_own_ray() -> None:
+def _start_own_ray(tell: Callable[[str], None]) -> None:
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
         # Whoever can call Ray can run code. By default its token is in the home folder: read-only, perhaps, or public.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -89,6 +92,23 @@ def _start_own_ray() -> None:
     # start, and one of them looks at all logs again and again.
     node: Any = ray._private.node.Node
     node.start_api_server = node.start_log_monitor = node.start_monitor = _start_nothing
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        _init_ray()
+    except Exception as error:
+        # Ray's node manager ends itself when one of its agents has not told its ports within 15 s, which no setting changes
+        # (https://github.com/ray-project/ray/issues/65983).
+        if "timed out during startup" not in str(error):
+            raise
+        tell("Ray did not start within its deadline of 15 s, as on a very busy machine; starting it without")
+        for process in set(psutil.Process().children(recursive=True)) - before:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        node.start_api_server = _give_agent_ports
+        _init_ray(_system_config={"agent_register_timeout_ms": int(AGENT_START_S * 1e3)})
+
+
+def _init_ray(**further: Any) -> None:
     ray.init(
         address="local",
         include_dashboard=False,
@@ -97,6 +117,7 @@ def _start_own_ray() -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         num_gpus=usable(),
         _temp_dir=_folder(),
+        **further,
     )
 
 
@@ -114,6 +135,16 @@ def _logs_folder() -> str:
 
 def _start_nothing(*_: Any, **__: Any) -> None:
     """Stand for what starts one of Ray's processes."""
+
+
+def _give_agent_ports(node: Any, **_: Any) -> None:
+    """Have Ray's agents listen at ports that are free now, and tell them for them, just before the node manager starts."""
+    raylet: Any = ray._raylet
+    with contextlib.ExitStack() as held:
+        for name in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"):
+            port = held.enter_context(socket.create_server(("", 0))).getsockname()[1]
+            node._ray_params.update(**{name: port})
+            raylet.persist_port(node.get_session_dir_path(), node._node_id, name, port)
 
 
 def stop_ray() -> Path | None:

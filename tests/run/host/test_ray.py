@@ -116,6 +116,35 @@ def test_what_ray_leaves_is_removed_unless_the_run_failed(
     assert sorted(tmp_path.iterdir()) == ([] if completed else [session, latest])
 
 
+SLOW_AGENT = """
+import sys, time
+if any(each.endswith(("dashboard/agent.py", "runtime_env/agent/main.py")) for each in sys.orig_argv):
+    time.sleep(20)
+"""
+BUSY = """
+import ray
+from asyncrl.run.host.ray_cluster import start_ray, stop_ray
+start_ray(print)
+@ray.remote(num_cpus=0, runtime_env={"env_vars": {"GIVEN": "x"}})
+def given():
+    import os
+    return os.environ["GIVEN"]
+print("given", ray.get(given.remote(), timeout=200), len(ray.nodes()))
+stop_ray()
+"""
+
+
+@pytest.mark.timeout(280)
+def test_ray_starts_where_its_agents_are_slower_than_it_allows(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENT)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    elsewhere = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", BUSY], env=elsewhere, capture_output=True, text=True, timeout=270)
+    said, given = done.stdout.splitlines()
+    assert "starting it without" in said
+    assert given == "given x 1", done.stderr
+
+
 NO_NETWORK = """
 import ctypes, os, sys
 from asyncrl.core.errors import ComponentFailed
