@@ -2,8 +2,9 @@
 the prompts of two more, and of all tasks where the environment adds nothing of its own to them.
 
 What always holds: an environment that a run could use is not refused. A source is refused only if none of its first, middle
-and last tasks can be played; slow methods have the deadlines that they have in a run; and if the generators will be on other
-machines, what fails here is only noted, because the environment may need what is there.
+and last tasks can be played, or a reward is not to be had by its deadline; slow methods have the deadlines that they have in a
+run; and if the generators will be on other machines, what fails here is only noted, because the environment may need what is
+there.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from asyncrl.envs.hosting.blocking import BlockingWatch, find_place
 from asyncrl.envs.hosting.hosted import CANCELLED_ENVIRONMENT_S, HostedEnvironment
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
+from asyncrl.envs.rewards.base import RewardUnavailable
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.envs.tools import ToolEnvironment
 from asyncrl.generators.dry_episode import play_dry_episode
@@ -79,7 +81,7 @@ def play_first_tasks(
     remarks: dict[str, None] = {}
     prompts: list[TrialPrompt] = []
     sets: list[PromptSet] = []
-    with users_code("playing a task raised", _place(recipe, ""), "correct the environment"), _quiet_logging():
+    with users_code("playing a task raised", _place(recipe, ""), "correct the environment"), _logging_to(note):
         stage = _Stage(recipe, note)
         try:
             for split, sources in splits:
@@ -128,7 +130,7 @@ def _play_source(split: str, source: TaskSource, stage: "_Stage", recipe: Recipe
             shown[index] = outcome
         else:
             first = first or outcome
-        if stage.stuck:
+        if stage.stuck or isinstance(outcome, RewardUnavailable):  # others would wait for it, too
             break
     if shown:
         if first is not None:
@@ -283,12 +285,24 @@ async def _opening(environment: ToolEnvironment, task: Task) -> Observation | No
         return None
 
 
+class _Warnings(logging.Handler):
+    """Notes what environments of ours warn of, such as a judge that is away, and keeps all else off the terminal."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("asyncrl.envs."):
+            self._note(record.getMessage())
+
+
 @contextmanager
-def _quiet_logging() -> Iterator[None]:
-    """Keep logging off the terminal, where it would be written as long as nobody has said where to."""
-    silent, root = logging.NullHandler(), logging.getLogger()
-    root.addHandler(silent)
+def _logging_to(note: Callable[[str], None]) -> Iterator[None]:
+    """Take all logging, which would be written to the terminal as long as nobody has said where to."""
+    handler, root = _Warnings(note), logging.getLogger()
+    root.addHandler(handler)
     try:
         yield
     finally:
-        root.removeHandler(silent)
+        root.removeHandler(handler)

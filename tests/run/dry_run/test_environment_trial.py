@@ -18,6 +18,7 @@ from asyncrl.core.task import Task
 from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.hosting import hosted
+from asyncrl.envs.rewards import Endpoint, Judge
 from asyncrl.run.dry_run import environment_trial
 from asyncrl.run.dry_run.environment_trial import Rehearsed, play_first_tasks
 from asyncrl.run.dry_run.model_trial import TrialPrompt
@@ -118,6 +119,16 @@ class Deaf(Sound):
                 continue
 
 
+class Judged(ToolEnvironment):
+    judge = Judge(Endpoint("http://127.0.0.1:9/v1", "m"), deadline_s=2.0)
+
+    async def reward(self, task: Task, answer: str) -> float:
+        self.answered_by.append(task.id)
+        return await self.judge(task, answer)
+
+    answered_by: ClassVar[list[str]] = []
+
+
 class Slow(Sound):
     async def reset(self, task: Task) -> Observation:
         time.sleep(1.6)  # noqa: ASYNC251 - Slow
@@ -214,13 +225,22 @@ def test_a_method_that_blocks_for_good_is_told_with_the_line_where_it_is(monkeyp
 
 def test_a_close_that_ignores_its_deadline_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hosted, "CANCELLED_ENVIRONMENT_S", 0.05)
-    assert "Deaf.close raised DeadlineExceeded" in refused(Deaf, tool_timeout_s=0.1).problem
+    assert "Deaf.close cannot go on: task a waited 0.1 s" in refused(Deaf, tool_timeout_s=0.1).problem
 
 
 def test_what_blocks_the_event_loop_for_a_while_is_only_noted():
     remarks = play(Slow, tasks("a"))
     assert len(remarks) == 1
     assert f"Slow.reset ({__file__}:{line_of('Slow')}" in remarks[0]
+
+
+def test_a_judge_that_is_away_is_told_at_once_and_waited_for_once():
+    notes: list[str] = []
+    with pytest.raises(RecipeError, match=r"m at http://127.0.0.1:9/v1/chat/completions gave no score in 2 s"):
+        play(Judged, note=notes.append)
+    assert "it could not be reached" in notes[0]
+    assert "it is asked again for up to 2 s" in notes[0]
+    assert Judged.answered_by == ["a"]
 
 
 def test_one_bad_task_does_not_refuse_a_source():
