@@ -199,4 +199,5 @@ def _completed(ended: Ended) -> Sweep:
     if ended.code != ExitCode.FAILED or not left:
         raise RunFailed(ended.folder, f"{how_it_ended(ended.code)}; what it printed above says why")
     more = f" and {len(left) - _TOLD} more" if len(left) > _TOLD else ""
-    raise RunFailed(ended.folder, f"{len(left)} of {len(points)} runs did not complete: {'; '.join(left[:_TOLD])}{more}")
+    told = f"{len(left)} of {len(points)} runs did not complete: {'; '.join(left[:_TOLD])}{more}"
+    raise RunFailed(ended.folder, f"{told}; asyncrl.Sweep({str(ended.folder)!r}) has the others, and its resume() goes on")
