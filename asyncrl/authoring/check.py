@@ -42,7 +42,7 @@ from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.tiny.lessons import check_lessons
 
-CHECK_S = 240.0
+CHECK_S = 300.0
 """Deadline of an episode, or of those that are played at once."""
 SAID_S = 10.0
 """Seconds after which the user is told what is being played."""

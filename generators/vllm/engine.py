@@ -25,7 +25,7 @@ import numpy as np
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch, first_error
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, WeightMismatch, first_error
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.step_moments import StepMoments
 from asyncrl.core.measures.time_split import GeneratorTime
@@ -33,6 +33,7 @@ from asyncrl.core.process.environment_variables import added_to_environment
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import LOAD, PREPARE, Publication
 from asyncrl.core.routed_experts import RoutedExperts
+from asyncrl.core.text import describe_error
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from asyncrl.generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from asyncrl.generators.concurrency import EngineLoad
@@ -102,6 +103,7 @@ class VllmEngine:
             server: where vLLM's process is forked from; without one it is started afresh.
 
         Raises:
+            ComponentFailed: vLLM did not start it.
             DeadlineExceeded: after ``start_s``.
         """
         os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", OUTPUTS_AT_ONCE)
@@ -380,4 +382,10 @@ def _build(settings: EngineSettings, server: EngineProcessServer | None, folder:
 
         tie_coordinators()
         with server.used_by_vllm() if server is not None else nullcontext():
-            return AsyncLLMEngine.from_engine_args(engine_arguments(settings))
+            try:
+                return AsyncLLMEngine.from_engine_args(engine_arguments(settings))
+            except (AsyncRLError, OSError):
+                raise
+            except Exception as error:  # of any class, and some cannot be sent to another process
+                why = " ".join(describe_error(error).split())
+                raise ComponentFailed(f"its vLLM engine did not start: {why}; see its log") from error

@@ -18,6 +18,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
 from asyncrl.core.recipe.generators import MAIN_POOL, PIPELINE, GeneratorsConfig
+from asyncrl.generators.vllm.cpu.model_inspection import inspect_models_here
 from asyncrl.generators.vllm.engine_node import EngineNode
 
 if TYPE_CHECKING:
@@ -182,6 +183,8 @@ def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
+    if current_platform.is_cpu():
+        inspect_models_here()
     config = settings.config
     arguments = {
         "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_context),

@@ -200,6 +200,14 @@ REACHES = (
         needless="torch's NCCL groups join processes that were started apart",
     ),
     Reach(
+        files=("generators/vllm/cpu/model_inspection.py",),
+        names=("vllm.model_executor.models.registry", "vllm.model_executor.models.registry._run_in_subprocess"),
+        why="look at a model's class in this process: the one that vLLM starts for it fails beside packages that are hidden here",
+        device="CPU",
+        test="tests/generators/vllm/cpu/test_model_inspection.py::test_a_model_is_looked_at_beside_a_torchvision_for_gpus",
+        needless="vLLM starts it on GPUs alone",
+    ),
+    Reach(
         files=("generators/vllm/cpu/worker.py",),
         names=(
             *("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.executor.uniproc_executor.UniProcExecutor", "vllm.ir"),

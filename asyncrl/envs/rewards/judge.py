@@ -1,8 +1,8 @@
 """The reward that a language model gives to an answer, asked over an OpenAI-compatible endpoint.
 
 What always holds: a judge that stays away gives no reward at all (:class:`~asyncrl.envs.rewards.RewardUnavailable`), and one that
-refuses or has spent its budget ends the run. The same question is asked once: its score is kept, and those who ask
-meanwhile wait for it. The token stands in no message, log or cache.
+refuses its first question or has spent its budget ends the run. The same question is asked once: its score is kept, and those
+who ask meanwhile wait for it. The token stands in no message, log or cache.
 """
 
 import asyncio
@@ -85,8 +85,12 @@ class _NotNow(Exception):
         self.after_s = after_s
 
 
-class _Cut(Exception):
-    """The reply was cut: what it holds is no score yet, even if it looks like one."""
+class _NoScore(Exception):
+    """A reply holds no score; the text says why, and what to do."""
+
+
+class _Refused(Exception):
+    """The judge does not take this question; the text says why, and what to do."""
 
 
 class JudgeUse(msgspec.Struct):
@@ -202,7 +206,7 @@ class Judge(Reward):
         self._scores = MemoryScores() if cache is None else DiskScores(Path(cache))
         self._gates = PerLoop(lambda: _Gates(at_once))
         self.use = JudgeUse()
-        self._is_away = False
+        self._is_away = self._has_answered = False
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Ask the judge, or find what it said."""
@@ -231,8 +235,7 @@ class Judge(Reward):
         fields = {"temperature": 0, "max_tokens": endpoint.max_reply_tokens, **endpoint.parameters}
         body = {name: value for name, value in fields.items() if value is not None}
         body |= {"model": endpoint.model, "messages": messages}
-        wait, unreadable = FIRST_RETRY_S, 0
-        problem, remedy = "it was not asked: others were being asked all the time", "see its log"
+        wait, unreadable, problem = FIRST_RETRY_S, 0, "it was not asked: others were being asked all the time"
         try:
             async with asyncio.timeout(self._deadline_s - (time.monotonic() - began)), gates.requests:
                 while True:
@@ -241,17 +244,20 @@ class Judge(Reward):
                         score = read_score(reply)
                         if score is not None:
                             return score
-                        unreadable, problem = unreadable + 1, f"its reply holds no score: {short(reply)}"
-                        remedy = "the last line of its reply must be `Score: N`; see the judge's instructions"
-                    except _Cut as cut:
-                        unreadable, problem = unreadable + 1, str(cut)
-                        remedy = "raise max_reply_tokens of its Endpoint, or let it think less (`parameters`)"
+                        asked = "the last line of its reply must be `Score: N`; see the judge's instructions"
+                        raise _NoScore(f"its reply holds no score: {short(reply)}; {asked}")
+                    except _NoScore as none:
+                        unreadable, problem = unreadable + 1, str(none)
+                        if unreadable == UNREADABLE_REPLIES:
+                            raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model}: {problem}") from none
+                    except _Refused as refused:
+                        if not self._has_answered:  # it would refuse all that follow, too
+                            raise EnvironmentUnreachable(f"{self._name} {refused}") from refused
+                        raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model} {refused}") from refused
                     except _NotNow as not_now:
                         problem = str(not_now)
                         self._warn(problem)
                         wait = max(wait, min(not_now.after_s, self._deadline_s))
-                    if unreadable == UNREADABLE_REPLIES:
-                        raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model}: {problem}; {remedy}")
                     await asyncio.sleep(wait * random.uniform(0.75, 1.25))
                     wait = min(2 * wait, LAST_RETRY_S)
         except TimeoutError as late:
@@ -264,7 +270,7 @@ class Judge(Reward):
         self._is_away = True
 
     def _unavailable(self, began: float, problem: str) -> RewardUnavailable:
-        problem = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; see its log"
+        problem = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; check that it runs, and its url"
         return RewardUnavailable(problem, f"{self._name} {os.getpid()} {began // self._deadline_s}")
 
     async def _reply(self, body: bytes) -> str:
@@ -277,9 +283,12 @@ class Judge(Reward):
                 completion = msgspec.json.decode(answer, type=_Completion)
                 self.use.tokens += completion.usage.total_tokens if completion.usage else 0
                 choice = completion.choices[0]
-                self._is_away = False
+                self._is_away, self._has_answered = False, True
                 if choice.finish_reason == "length":
-                    raise _Cut(f"its reply was cut at max_reply_tokens = {self._endpoint.max_reply_tokens}")
+                    # What it holds is no score yet, even if it looks like one.
+                    most = self._endpoint.max_reply_tokens
+                    remedy = "raise it in its Endpoint, or let it think less (`parameters`)"
+                    raise _NoScore(f"its reply was cut at max_reply_tokens = {most}; {remedy}")
                 return choice.message.content or ""
         except TimeoutError as error:
             raise _NotNow(f"it did not answer a request within timeout_s = {self._endpoint.timeout_s:g} s") from error
@@ -291,10 +300,10 @@ class Judge(Reward):
         if status >= 500 or status in PASSING:
             raise _NotNow(f"it answered status {status}: {said!r}", after_s)
         if status in REFUSED_TEXTS:
-            raise EnvironmentUnreachable(
-                f"{self._name} refused a question of {len(body):,} bytes with status {status}: {said!r}; if that is too long "
-                "for it, serve it with a longer context, or lower max_reply_tokens; else check its model, and set what it does "
-                "not know to None in `parameters` of its Endpoint"
+            raise _Refused(
+                f"refused a question of {len(body):,} bytes with status {status}: {said!r}; if that is too long for it, give it "
+                "less of the answer, lower max_reply_tokens, or serve it with a longer context; else check its model, and set what "
+                "it does not know to None in `parameters` of its Endpoint"
             )
         raise EnvironmentUnreachable(f"{self._name} answered status {status}: {said!r}; check its url, its model and its token")
 

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, FailureKind
 from asyncrl.core.measures.buffer_statistics import GroupState, LedgerCounts
 from asyncrl.core.measures.units import duration, percent, quantity
 from asyncrl.core.plug_ins.error_counts import CountedError
@@ -127,6 +127,11 @@ def _table(summary: Summary, name: str) -> Table:
     if summary.bottleneck is not None:
         table.add_row("bottleneck", summary.bottleneck.sentence)
     table.add_row("groups", _groups(summary.ledger))
+    lost = f"{GroupState.FAILED}: {FailureKind.INFRASTRUCTURE.description}"
+    if times := summary.ledger.reasons.get(lost):
+        example = summary.ledger.examples.get(lost)
+        last = f"; the last: {visible(example)}" if example else ""
+        table.add_row("played again", f"{pluralize(times, 'group')}, whose engine, host or service was lost{last}")
     if summary.too_long:
         left_out = ", ".join(f"{count:,} of {source}" for source, count in summary.too_long.items())
         table.add_row("tasks left out", f"{visible(left_out)}: their prompts leave no room for a turn in model.max_context")

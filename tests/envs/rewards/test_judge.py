@@ -125,6 +125,15 @@ async def test_a_judge_that_refuses_ends_the_run(reply: Reply):
         assert len(endpoint.asked) == 1
 
 
+async def test_a_question_that_a_judge_refuses_breaks_its_task_alone_once_it_has_answered():
+    async with serving(says("Score: 5"), status(400), says("Score: 6")) as endpoint:
+        judge = Judge(Endpoint(endpoint.url, "m"))
+        assert await judge(TASK, "a") == 0.5
+        with pytest.raises(EnvironmentBroken, match=r"the judge m refused a question of .* with status 400.*less of the"):
+            await judge(TASK, "very long")
+        assert await judge(TASK, "b") == 0.6
+
+
 async def refused_until_the_deadline(monkeypatch, url: str, count: int = 1) -> list[object]:
     """What comes of so many equal questions to a judge whose deadline comes when it has asked in vain."""
     judge = Judge(Endpoint(url, "m"), deadline_s=50.0)
@@ -163,7 +172,7 @@ async def test_a_reply_without_a_score_breaks_the_task_after_three():
 async def test_what_a_cut_reply_holds_is_no_score():
     async with serving(says("<think>Score: 10 would be for", finish_reason="length")) as endpoint:
         judge = Judge(Endpoint(endpoint.url, "m", max_reply_tokens=300))
-        with pytest.raises(EnvironmentBroken, match="cut at max_reply_tokens = 300; raise max_reply_tokens"):
+        with pytest.raises(EnvironmentBroken, match="cut at max_reply_tokens = 300; raise it in its Endpoint"):
             await judge(TASK, "a")
         assert [asked["max_tokens"] for asked in endpoint.asked] == [300] * 3
 

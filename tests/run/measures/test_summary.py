@@ -180,6 +180,13 @@ def test_a_completed_run_ends_with_its_folder(folder):
     assert lines[-1] == f"Run folder: {folder[1].path}"
 
 
+def test_groups_that_lost_what_they_stood_on_are_told_with_the_last_reason(folder):
+    lost = "failed: lost engine, host or service"
+    ledger = msgspec.structs.replace(SUMMARY.ledger, reasons={lost: 89}, examples={lost: "task t: the judge m gave no score"})
+    text = " ".join("".join(shown(msgspec.structs.replace(SUMMARY, ledger=ledger), folder)).replace("│", " ").split())
+    assert "played again 89 groups, whose engine, host or service was lost; the last: task t: the judge m gave no score" in text
+
+
 def test_errors_in_the_users_code_are_listed_at_the_end(folder):
     errors = tuple(
         CountedError("reward", "/me/env.py", line, "KeyError", "raised KeyError: 'a'", "", times=line, example="task t")

@@ -1,0 +1,12 @@
+"""Has vLLM look at a model's class in this process, not in one of its own that it starts for that, on a CPU.
+
+It does so to keep its front end from initialising CUDA. On a CPU there is nothing to keep it from, an import of vLLM is saved,
+and that process would not know of what :mod:`asyncrl.core.process.torch_companions` hides.
+"""
+
+
+def inspect_models_here() -> None:
+    """Prepare this process; imports vLLM."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda look: look()
