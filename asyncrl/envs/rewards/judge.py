@@ -302,8 +302,8 @@ class Judge(Reward):
         if status in REFUSED_TEXTS:
             raise _Refused(
                 f"refused a question of {len(body):,} bytes with status {status}: {said!r}; if that is too long for it, give it "
-                "less of the answer, lower max_reply_tokens, or serve it with a longer context; else check its model, and set what "
-                "it does not know to None in `parameters` of its Endpoint"
+                "less of the answer, lower max_reply_tokens, or serve it with a longer context; else check its model, and set "
+                "what it does not know to None in `parameters` of its Endpoint"
             )
         raise EnvironmentUnreachable(f"{self._name} answered status {status}: {said!r}; check its url, its model and its token")
 
