@@ -1,14 +1,14 @@
-"""The errors a user can see. Each names the thing, the value seen and the remedy."""
+"""The errors a user can see, each of which names the thing, the value seen and the remedy; and the first of several."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from asyncrl.core.plug_ins.users_error import UsersError, lines_in_notebook
+from asyncrl.core.plug_ins.users_error import RaisedOnPurpose, UsersError, lines_in_notebook
 from asyncrl.core.text import as_the_program_names, writable
 
 
-class AsyncRLError(Exception):
+class AsyncRLError(RaisedOnPurpose):
     """Base of every error this project raises on purpose. Its text can always be written and sent, even if it quotes user code.
 
     A subclass with its own constructor keeps the constructor's arguments as attributes, in their order, because the error is
@@ -203,4 +203,5 @@ def first_error() -> Iterator[None]:
         while isinstance(error, BaseExceptionGroup):
             alone = alone and len(error.exceptions) == 1
             error = error.exceptions[0]
-        raise error from (error.__cause__ if alone else group)
+        led_to_it = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        raise error from (led_to_it if alone else group)

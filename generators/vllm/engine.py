@@ -113,7 +113,7 @@ class VllmEngine:
             # Before anything of ours is on the stack: modules keep errors of their imports, with whatever the stack holds.
             await asyncio.to_thread(_import_vllm)
             folder = EngineFolder() if server is None else server.folder
-            llm = await asyncio.to_thread(_build, settings, server, folder)
+            llm = await asyncio.to_thread(_build, settings, server, folder, name)
             engine = cls(llm, name, answer_s, settings.adapters, folder if server is None else None)
             if settings.published:
                 await engine._await_publications(name)
@@ -372,7 +372,7 @@ def _import_vllm() -> None:
         from vllm import AsyncLLMEngine  # noqa: F401 - imports the engine
 
 
-def _build(settings: EngineSettings, server: EngineProcessServer | None, folder: EngineFolder) -> "AsyncLLMEngine":
+def _build(settings: EngineSettings, server: EngineProcessServer | None, folder: EngineFolder, name: str) -> "AsyncLLMEngine":
     node = settings.node
     apart = variables_towards_other_nodes(node.host) if node.count > 1 else {}
     with folder.used(), added_to_environment({**ENGINE_VARIABLES, **apart, "VLLM_RPC_BASE_PATH": folder.path}):
@@ -388,4 +388,4 @@ def _build(settings: EngineSettings, server: EngineProcessServer | None, folder:
                 raise
             except Exception as error:  # of any class, and some cannot be sent to another process
                 why = " ".join(describe_error(error).split())
-                raise ComponentFailed(f"its vLLM engine did not start: {why}; see its log") from error
+                raise ComponentFailed(f"{name}: its vLLM engine did not start: {why}; see its log") from error

@@ -1,5 +1,6 @@
 """Errors that travel between processes arrive as they are."""
 
+import asyncio
 import pickle
 from pathlib import Path
 
@@ -47,6 +48,21 @@ def test_the_first_error_of_a_group_comes_alone_with_its_own_cause_or_with_the_o
         raise ExceptionGroup("outer", [ExceptionGroup("inner", [first])])
     assert raised.value is first
     assert first.__cause__ is lost
+
+    async def at_work() -> None:
+        try:
+            raise OSError("lost")
+        except OSError:
+            raise ComponentFailed("it died")  # noqa: B904 - as code that is not ours may
+
+    async def grouped() -> None:
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(at_work())
+
+    with pytest.raises(ComponentFailed) as raised:
+        asyncio.run(grouped())
+    assert isinstance(raised.value.__cause__, OSError)
     several = ExceptionGroup("several", [ComponentFailed("it died, too"), OSError("another")])
     with pytest.raises(ComponentFailed) as raised, first_error():
         raise several

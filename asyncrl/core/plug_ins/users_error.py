@@ -33,6 +33,10 @@ _TRACEBACK = 3_000
 """The most characters of a traceback."""
 
 
+class RaisedOnPurpose(Exception):
+    """Base of the errors that are ours, whose texts say what is wrong and what to do."""
+
+
 class WrongResult(ValueError):
     """A method of the user's returned what it may not.
 
@@ -63,8 +67,8 @@ class UsersError(msgspec.Struct, frozen=True):
         line: that line, or the first line of the method if it returned something wrong.
         kind: name of the error's class.
         problem: what happened, e.g. ``raised KeyError: 'answer'``; ``cannot go on: ...`` if what it called of ours said so.
-        traceback: the user's frames and those of libraries below them; empty if no frame is the user's, or an error of ours says
-            all.
+        traceback: the user's frames and those of libraries below them; empty if no frame is the user's. If an error of ours says
+            all without them, its text where that is long.
     """
 
     method: str
@@ -88,9 +92,9 @@ class UsersError(msgspec.Struct, frozen=True):
             name, file, line = _defined(called)
         else:
             name, (file, line) = method or "", place
-        if type(error).__module__.startswith("asyncrl."):
-            # We raise it on purpose, and it says all: frames would add nothing.
-            return cls(name, writable(file), line, writable(class_name(error)), writable(f"cannot go on: {text_of(error)}"))
+        if _says_all(error):
+            text = writable(f"cannot go on: {without_middle(text_of(error))}")
+            return cls(name, writable(file), line, writable(class_name(error)), text, text if len(text) > _SENTENCE else "")
         trace = "" if place is None else users_traceback(error)
         problem = writable(f"raised {describe_error(error)}")
         return cls(name, writable(file), line, writable(class_name(error)), problem, writable(trace))
@@ -105,6 +109,18 @@ class UsersError(msgspec.Struct, frozen=True):
         problem = without_middle(" ".join(self.problem.split()), _SENTENCE)
         place = f" of {Path(self.file).name}:{self.line}" if self.file else ""
         return f"{self.method or 'the environment'}{'()' if self.method else ''}{place} {problem}"
+
+
+def _says_all(error: BaseException) -> bool:
+    """Whether we raised an error on purpose, and nothing in the user's code led to it: then frames would add nothing."""
+    if not isinstance(error, RaisedOnPurpose):
+        return False
+    led = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while led is not None:
+        if _blamed(traceback.walk_tb(led.__traceback__))[1] is not None:
+            return False
+        led = led.__cause__ or (None if led.__suppress_context__ else led.__context__)
+    return True
 
 
 def _blamed(frames: Iterable[tuple[FrameType, int]]) -> tuple[str | None, tuple[str, int] | None]:

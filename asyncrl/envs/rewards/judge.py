@@ -1,13 +1,14 @@
 """The reward that a language model gives to an answer, asked over an OpenAI-compatible endpoint.
 
 What always holds: a judge that stays away gives no reward at all (:class:`~asyncrl.envs.rewards.RewardUnavailable`), and one that
-refuses its first question or has spent its budget ends the run. The same question is asked once: its score is kept, and those
-who ask meanwhile wait for it. The token stands in no message, log or cache.
+does not know us or its model, refuses all questions or has spent its budget ends the run. The same question is asked once: its
+score is kept, and those who ask meanwhile wait for it. The token stands in no message, log or cache.
 """
 
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -49,6 +50,8 @@ PASSING = (408, 409, 425, 429)
 """Statuses below 500 after which a request is made again."""
 REFUSED_TEXTS = (400, 413, 422)
 """Statuses of requests that are not understood, or are too long."""
+REFUSALS = 8
+"""After how many refused questions a judge that never answered ends the run: it would refuse all that follow, too."""
 UNREADABLE_REPLIES = 3
 """How often a reply without a score is asked for again."""
 ANSWER_BYTES, SHOWN_BYTES = 1 << 20, 200
@@ -130,6 +133,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"the judge's url is {self.url!r}; write it like http://localhost:8000/v1")
+        if own := self.parameters.keys() & {"model", "messages", "stream"}:
+            raise ValueError(f"the judge's parameters have {sorted(own)}; the judge sets them itself: leave them out")
 
 
 class Rubric(msgspec.Struct, frozen=True):
@@ -206,7 +211,8 @@ class Judge(Reward):
         self._scores = MemoryScores() if cache is None else DiskScores(Path(cache))
         self._gates = PerLoop(lambda: _Gates(at_once))
         self.use = JudgeUse()
-        self._is_away = self._has_answered = False
+        self._warned = -math.inf
+        self._refusals: int | None = 0  # None once it has answered
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Ask the judge, or find what it said."""
@@ -222,7 +228,7 @@ class Judge(Reward):
         try:
             score = await self._scores.get(key)
             if score is not None:
-                self.use.kept += 1
+                self.use.kept, self._refusals = self.use.kept + 1, None
             else:
                 score = await self._ask(task, messages, gates, began)
                 await self._scores.keep(key, score)
@@ -251,8 +257,10 @@ class Judge(Reward):
                         if unreadable == UNREADABLE_REPLIES:
                             raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model}: {problem}") from none
                     except _Refused as refused:
-                        if not self._has_answered:  # it would refuse all that follow, too
-                            raise EnvironmentUnreachable(f"{self._name} {refused}") from refused
+                        if self._refusals is not None:
+                            self._refusals += 1
+                            if self._refusals == REFUSALS:
+                                raise EnvironmentUnreachable(f"{self._name} {refused}") from refused
                         raise EnvironmentBroken(f"task {short(task.id)}: the judge {endpoint.model} {refused}") from refused
                     except _NotNow as not_now:
                         problem = str(not_now)
@@ -264,10 +272,10 @@ class Judge(Reward):
             raise self._unavailable(began, problem) from late
 
     def _warn(self, problem: str) -> None:
-        """Log the first problem of an outage, so that nobody has to wait for the deadline to read it."""
-        if not self._is_away:
-            logger.warning("%s: %s; it is asked again for up to %g s", self._name, problem, self._deadline_s)
-        self._is_away = True
+        """Log a problem, so that nobody has to wait for the deadline to read it; then no other for as long as that."""
+        if time.monotonic() - self._warned > self._deadline_s:
+            logger.warning("%s: %s; it is asked again, for at most deadline_s = %g in all", self._name, problem, self._deadline_s)
+            self._warned = time.monotonic()
 
     def _unavailable(self, began: float, problem: str) -> RewardUnavailable:
         problem = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; check that it runs, and its url"
@@ -283,12 +291,11 @@ class Judge(Reward):
                 completion = msgspec.json.decode(answer, type=_Completion)
                 self.use.tokens += completion.usage.total_tokens if completion.usage else 0
                 choice = completion.choices[0]
-                self._is_away, self._has_answered = False, True
+                self._refusals = None
                 if choice.finish_reason == "length":
                     # What it holds is no score yet, even if it looks like one.
-                    most = self._endpoint.max_reply_tokens
-                    remedy = "raise it in its Endpoint, or let it think less (`parameters`)"
-                    raise _NoScore(f"its reply was cut at max_reply_tokens = {most}; {remedy}")
+                    remedy = "raise max_reply_tokens of its Endpoint, or what stands for it in `parameters`, or let it think less"
+                    raise _NoScore(f"its reply was cut at its limit of tokens; {remedy}")
                 return choice.message.content or ""
         except TimeoutError as error:
             raise _NotNow(f"it did not answer a request within timeout_s = {self._endpoint.timeout_s:g} s") from error
@@ -368,10 +375,11 @@ def read_score(reply: str) -> float | None:
     It is the last one that fills a line, else the one after the last word ``score``, else a number alone in the last line. What
     the model thought (until ``</think>``) states none.
     """
-    _, thought, said = reply.rpartition("</think>")
-    if not thought and "<think>" in reply:
+    _, ended, said = reply.rpartition("</think>")
+    if ended and said.strip():
+        reply = said
+    elif reply.lstrip().startswith("<think>"):
         return None
-    reply = said
     named: list[str] = _STATED.findall(reply) or _SCORE.findall(reply)
     if named:
         return float(named[-1])

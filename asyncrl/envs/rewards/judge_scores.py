@@ -20,8 +20,8 @@ BUSY_S = 30.0
 
 def question_key(url: str, model: str, messages: Sequence[dict[str, str]], parameters: Mapping[str, Any]) -> str:
     """The name of everything that a judge is asked, and with which parameters of its own."""
-    asked = [url, model, messages, *([parameters] if parameters else ())]
-    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+    further = [msgspec.json.encode(parameters, order="sorted").decode()] if parameters else []
+    return hashlib.sha256(msgspec.json.encode([url, model, messages, *further])).hexdigest()
 
 
 class Scores(Protocol):

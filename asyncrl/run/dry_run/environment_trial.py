@@ -286,15 +286,19 @@ async def _opening(environment: ToolEnvironment, task: Task) -> Observation | No
 
 
 class _Warnings(logging.Handler):
-    """Notes what environments of ours warn of, such as a judge that is away, and keeps all else off the terminal."""
+    """Notes what rewards of ours warn of, such as a judge that is away, and keeps all else off the terminal."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith("asyncrl.envs."):
+        if not record.name.startswith("asyncrl.envs.rewards."):
+            return
+        try:
             self._note(record.getMessage())
+        except Exception:  # noqa: BLE001 - as each handler does: it must not reach whoever logged
+            self.handleError(record)
 
 
 @contextmanager

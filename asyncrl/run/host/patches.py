@@ -18,7 +18,7 @@ REACHES = (
     Reach(
         files=("asyncrl/run/host/ray_cluster.py",),
         names=("ray._raylet", "._ray_params", "._node_id"),
-        why="tell the ports of Ray's agents for them on a very busy machine: the node manager waits 15 s for each, and gives up",
+        why="write the files with the ports of Ray's agents on a very busy machine: the node manager waits 15 s for them",
         test="tests/run/host/test_ray.py::test_ray_starts_where_its_agents_are_slower_than_it_allows",
         needless="Ray has a setting for that deadline (its issue 65983)",
     ),

@@ -41,7 +41,7 @@ def start_ray(tell: Callable[[str], None] = logger.warning) -> None:
     """Join the Ray cluster that ``RAY_ADDRESS`` names, or start one for this run alone on this machine.
 
     Args:
-        tell: called with what is brought to other nodes, or what they will lack.
+        tell: called with what is brought to other nodes, or what they will lack, and when Ray is started once more.
 
     Raises:
         ComponentFailed: Ray did not start, the cluster cannot be joined, or Ray cannot pack what it shall bring.
@@ -100,10 +100,12 @@ def _start_own_ray(tell: Callable[[str], None]) -> None:
         # (https://github.com/ray-project/ray/issues/65983).
         if "timed out during startup" not in str(error):
             raise
-        tell("Ray did not start within its deadline of 15 s, as on a very busy machine; starting it without")
+        tell("Ray did not start in time, as on a very busy machine; starting it once more, without its deadline for its agents")
+        own = os.path.dirname(ray.__file__)
         for process in set(psutil.Process().children(recursive=True)) - before:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                if own in " ".join(process.cmdline()):  # others may have started processes of their own meanwhile
+                    process.kill()
         node.start_api_server = _give_agent_ports
         _init_ray(_system_config={"agent_register_timeout_ms": int(AGENT_START_S * 1e3)})
 
@@ -138,7 +140,7 @@ def _start_nothing(*_: Any, **__: Any) -> None:
 
 
 def _give_agent_ports(node: Any, **_: Any) -> None:
-    """Have Ray's agents listen at ports that are free now, and tell them for them, just before the node manager starts."""
+    """Have Ray's agents listen at ports that are free now, and write the files that say which, before the node manager starts."""
     raylet: Any = ray._raylet
     with contextlib.ExitStack() as held:
         for name in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"):

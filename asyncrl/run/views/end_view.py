@@ -131,7 +131,7 @@ def _table(summary: Summary, name: str) -> Table:
     if times := summary.ledger.reasons.get(lost):
         example = summary.ledger.examples.get(lost)
         last = f"; the last: {visible(example)}" if example else ""
-        table.add_row("played again", f"{pluralize(times, 'group')}, whose engine, host or service was lost{last}")
+        table.add_row("played again", f"{times:,} times a group that lost its engine, host or service, or was handed back{last}")
     if summary.too_long:
         left_out = ", ".join(f"{count:,} of {source}" for source, count in summary.too_long.items())
         table.add_row("tasks left out", f"{visible(left_out)}: their prompts leave no room for a turn in model.max_context")

@@ -113,6 +113,16 @@ def test_what_our_own_code_says_on_purpose_needs_no_class_and_no_frames():
     assert str(error) == f"caught() of test_users_error.py:{error.line} cannot go on: the judge m: its reply holds no score"
     assert (error.kind, error.traceback) == ("EnvironmentBroken", "")
 
+    def wrap() -> NoReturn:
+        try:
+            {}["answer"]
+        except KeyError as missing:
+            raise EnvironmentBroken("it has no answer") from missing
+
+    assert "KeyError" in UsersError.of(caught(wrap)).traceback
+    long = UsersError.of(caught(lambda: (_ for _ in ()).throw(EnvironmentBroken("x" * 400))))
+    assert "x" * 400 in long.traceback
+
 
 def test_errors_are_counted_by_kind_and_place_and_the_first_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture):
     counts = ErrorCounts()

@@ -1,6 +1,7 @@
 """The judge against a real HTTP server, which answers as it is told."""
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,8 @@ from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, Recip
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import Endpoint, Judge, RewardUnavailable, Rubric
-from asyncrl.envs.rewards.judge import read_score
+from asyncrl.envs.rewards.judge import REFUSALS, read_score
+from asyncrl.envs.rewards.judge_scores import question_key
 
 TASK = Task(id=TaskId("t"), prompt="What is {answer} of 1+1?", data={"answer": "2"})
 Reply = Callable[[dict[str, Any]], Awaitable[web.Response] | web.Response]
@@ -113,14 +115,14 @@ async def test_what_passes_is_asked_again_and_an_outage_is_told_once(caplog: pyt
         judge = Judge(Endpoint(endpoint.url, "m"))
         assert [await judge(TASK, answer) for answer in ("a", "b")] == [0.5, 0.8]
         assert len(endpoint.asked) == 6
-    told = "\n".join(record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.rewards.judge")
-    assert re.findall(r"m at \S+: it answered status (\d+): .*; it is asked again for up to 240 s", told) == ["503", "502"]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.rewards.judge"]
+    assert re.search(r"m at \S+: it answered status 503: .*; it is asked again, for at most deadline_s = 240 in all", told)
 
 
-@pytest.mark.parametrize("reply", [status(400), status(401), status(404), status(302, Location="http://127.0.0.1:1/")])
+@pytest.mark.parametrize("reply", [status(401), status(404), status(302, Location="http://127.0.0.1:1/")])
 async def test_a_judge_that_refuses_ends_the_run(reply: Reply):
     async with serving(reply) as endpoint:
-        with pytest.raises(EnvironmentUnreachable, match=r"with status 400.*longer context|answered status.*its token"):
+        with pytest.raises(EnvironmentUnreachable, match=r"answered status.*its token"):
             await Judge(Endpoint(endpoint.url, "m"))(TASK, "a")
         assert len(endpoint.asked) == 1
 
@@ -132,6 +134,21 @@ async def test_a_question_that_a_judge_refuses_breaks_its_task_alone_once_it_has
         with pytest.raises(EnvironmentBroken, match=r"the judge m refused a question of .* with status 400.*less of the"):
             await judge(TASK, "very long")
         assert await judge(TASK, "b") == 0.6
+
+
+async def test_a_judge_that_refuses_all_questions_ends_the_run():
+    async with serving(status(400)) as endpoint:
+        judge = Judge(Endpoint(endpoint.url, "m"))
+        outcomes = [await asyncio.gather(judge(TASK, str(number)), return_exceptions=True) for number in range(REFUSALS)]
+        assert [type(each) for (each,) in outcomes] == [EnvironmentBroken] * (REFUSALS - 1) + [EnvironmentUnreachable]
+
+
+def test_scores_that_were_kept_before_there_were_parameters_are_found():
+    messages = Rubric().messages(TASK, "a")
+    asked = json.dumps(["http://h/v1", "m", messages], separators=(",", ":"), ensure_ascii=False)
+    assert question_key("http://h/v1", "m", messages, {}) == hashlib.sha256(asked.encode()).hexdigest()
+    key, same = (question_key("u", "m", messages, each) for each in ({"a": 1, "b": {"c": 2}}, {"b": {"c": 2}, "a": 1}))
+    assert key == same
 
 
 async def refused_until_the_deadline(monkeypatch, url: str, count: int = 1) -> list[object]:
@@ -172,7 +189,7 @@ async def test_a_reply_without_a_score_breaks_the_task_after_three():
 async def test_what_a_cut_reply_holds_is_no_score():
     async with serving(says("<think>Score: 10 would be for", finish_reason="length")) as endpoint:
         judge = Judge(Endpoint(endpoint.url, "m", max_reply_tokens=300))
-        with pytest.raises(EnvironmentBroken, match="cut at max_reply_tokens = 300; raise it in its Endpoint"):
+        with pytest.raises(EnvironmentBroken, match="cut at its limit of tokens; raise max_reply_tokens of its Endpoint"):
             await judge(TASK, "a")
         assert [asked["max_tokens"] for asked in endpoint.asked] == [300] * 3
 
@@ -257,6 +274,8 @@ async def test_at_most_so_many_requests_run_at_once():
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="write it like http"):
         Endpoint("localhost:8000", "m")
+    with pytest.raises(ValueError, match="leave them out"):
+        Endpoint("http://localhost:8000", "m", parameters={"stream": True})
     with pytest.raises(ValueError, match="must be below"):
         Rubric(lowest=1, highest=1)
 
@@ -282,6 +301,8 @@ def test_wrong_settings_are_refused():
         ("<think>\nScore: 10?\nNo.\n</think>\n\nScore: 2", 2.0),
         ("It is not.\nScore: 10?\n</think>\n3", 3.0),  # templates that end with <think>
         ("<think>\nScore: 10?\nNo, since", None),
+        ("The answer leaves <think> open.\nScore: 2", 2.0),
+        ("Score: 2, since the answer ends with </think>", 2.0),
         ("<think>\nScore: 10?\n</think>\n\nI cannot say.", None),
     ],
 )

@@ -141,7 +141,7 @@ def test_ray_starts_where_its_agents_are_slower_than_it_allows(tmp_path: Path) -
     elsewhere = os.environ | {"PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", BUSY], env=elsewhere, capture_output=True, text=True, timeout=270)
     said, given = done.stdout.splitlines()
-    assert "starting it without" in said
+    assert "starting it once more" in said
     assert given == "given x 1", done.stderr
 
 
