@@ -183,8 +183,7 @@ def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
-        inspect_models_here()
+    inspect_models_here()
     config = settings.config
     arguments = {
         "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_context),

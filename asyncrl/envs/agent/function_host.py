@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, first_error
 from asyncrl.envs.agent import host
 from asyncrl.envs.agent.agent_process import TOLD_OUTPUT, Ended, first_of, kept_server, last_of
 from asyncrl.envs.sandbox import processes
@@ -146,13 +146,12 @@ async def function_host(
                 raise EnvironmentBroken(f"{function} cannot be imported: {(await errors).strip()[-TOLD_OUTPUT:]}")
             made = FunctionHost(control, function, msgspec.json.decode(packet)["ready"])
             try:
-                async with asyncio.TaskGroup() as group:
-                    helpers = [group.create_task(made.send()), group.create_task(_lost_if_ended(made, errors, function))]
-                    yield made
-                    for helper in helpers:
-                        helper.cancel()
-            except BaseExceptionGroup as several:
-                raise several.exceptions[0] from None
+                with first_error():
+                    async with asyncio.TaskGroup() as group:
+                        helpers = [group.create_task(made.send()), group.create_task(_lost_if_ended(made, errors, function))]
+                        yield made
+                        for helper in helpers:
+                            helper.cancel()
             finally:
                 made.lose(f"the process that runs {function} is being ended")
         finally:

@@ -3,11 +3,8 @@ does, nor beside packages that :mod:`asyncrl.core.process.torch_companions` hide
 
 from runpy import run_module
 
-from vllm.platforms import current_platform
-
 from asyncrl.generators.vllm.cpu.model_inspection import inspect_models_here
 
 if __name__ == "__main__":
-    if current_platform.is_cpu():
-        inspect_models_here()
+    inspect_models_here()
     run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

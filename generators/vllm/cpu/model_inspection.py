@@ -6,7 +6,9 @@ and that process would not know of what :mod:`asyncrl.core.process.torch_compani
 
 
 def inspect_models_here() -> None:
-    """Prepare this process; imports vLLM."""
+    """Prepare this process if vLLM uses a CPU; imports vLLM."""
     from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
 
-    registry._run_in_subprocess = lambda look: look()
+    if current_platform.is_cpu():
+        registry._run_in_subprocess = lambda look: look()
