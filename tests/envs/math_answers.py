@@ -60,7 +60,7 @@ SHAPES = [
     Shape("choice", "(D)", ("D", "(D)", "\\mathrm{(D)}"), ("E", "A", "all")),
     Shape("yes or no", "Yes", ("Yes", "yes", "YES.", "\\text{Yes}", "The answer is yes."), ("No", "no", "Yes and no", "maybe", "Yes or No")),
     Shape("yes or no", True, ("True", "true", "\\text{True}"), ("False", "true or false")),
-    Shape("yes or no", None, ("None", "none"), ("0", "All")),
+    Shape("yes or no", "None", ("None", "none"), ("0", "All")),
     # Units
     Shape("units", "\\dfrac{7}{2}\\text{ m}", ("\\frac{7}{2}\\text{ m}", "7/2 m", "3.5 m", "3.5 meters", "3.5\\,\\mathrm{m}"), ("7/2", "7", "2", "m", "3.5 cm", "7/2 m^2")),
     Shape("units", "12 \\text{ cm}^2", ("12 cm^2", "12\\text{ cm}^2", "12 square centimeters", "12\\,\\text{cm}^{2}", "12 square cm"), ("12 cm", "2", "144 cm^2", "12")),
@@ -131,7 +131,6 @@ SHAPES = [
 ]  # fmt: skip
 
 UNREADABLE = [
-    "",
     "\\frac{",
     "$\\frac{1}{$",
     "\\boxed{\\frac{}",

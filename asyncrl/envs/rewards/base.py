@@ -6,6 +6,7 @@ without an expected answer, is an exception and never a number.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from numbers import Number
 from typing import Any
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
@@ -44,7 +45,7 @@ def expected(task: Task, key: str, of: str) -> Any:
     """Return ``task.data[key]``.
 
     Raises:
-        EnvironmentBroken: the task has no such data.
+        EnvironmentBroken: the task has no such data, or they say nothing.
     """
     if key not in task.data:
         found = ", ".join(sorted(task.data)) or "nothing"
@@ -52,4 +53,35 @@ def expected(task: Task, key: str, of: str) -> Any:
             f"task {short(task.id)}: the reward {of} needs data {key!r}, and the task has {found}; "
             "add it to the task, or name the key that holds it"
         )
-    return task.data[key]
+    value = task.data[key]
+    if says_nothing(value):
+        raise EnvironmentBroken(
+            f"task {short(task.id)}: the reward {of} needs data {key!r}, which is {short(value)}; "
+            "write there what is expected, or leave the task out"
+        )
+    return value
+
+
+def says_nothing(value: object) -> bool:
+    """Whether a value stands where there is none: a null, a blank text, or what is not a number in a column of numbers."""
+    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
+
+
+def expected_texts(task: Task, key: str, of: str) -> tuple[str, ...]:
+    """Return ``task.data[key]`` as a text, in every spelling that JSON and Python have for it; the first is the plainest.
+
+    Raises:
+        EnvironmentBroken: the task has no such data, or they say nothing, or are neither a text, a number nor true or false.
+    """
+    match expected(task, key, of):
+        case bool() as value:
+            return (str(value).lower(), str(value))
+        case float() as value if value.is_integer():  # also an integer whose column has gaps in other rows
+            return (str(int(value)), str(value))
+        case str() | Number() as value:
+            return (str(value),)
+        case value:
+            raise EnvironmentBroken(
+                f"task {short(task.id)}: the reward {of} compares with one text, number or truth value, and data {key!r} is "
+                f"{short(value)} of type {type(value).__name__}; write the one answer there, or name the key that holds it"
+            )

@@ -1,7 +1,7 @@
 """The reward of an answer that equals the expected text."""
 
 from asyncrl.core.task import Task
-from asyncrl.envs.rewards.base import Reward, expected
+from asyncrl.envs.rewards.base import Reward, expected_texts
 
 
 class Exact(Reward):
@@ -17,7 +17,7 @@ class Exact(Reward):
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Compare."""
-        texts = [each.strip() for each in (str(expected(task, self._key, "exact")), answer)]
+        wanted, given = [each.strip() for each in expected_texts(task, self._key, "exact")], answer.strip()
         if self._ignore_case:
-            texts = [each.casefold() for each in texts]
-        return float(texts[0] == texts[1])
+            wanted, given = [each.casefold() for each in wanted], given.casefold()
+        return float(given in wanted)

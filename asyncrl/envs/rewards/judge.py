@@ -24,7 +24,7 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, RecipeError
 from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
-from asyncrl.envs.rewards.base import Reward, RewardUnavailable
+from asyncrl.envs.rewards.base import Reward, RewardUnavailable, says_nothing
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
 from asyncrl.envs.rewards.per_loop import PerLoop
 from asyncrl.envs.secrets import read_token
@@ -144,7 +144,8 @@ class Rubric(msgspec.Struct, frozen=True):
         instructions: the system message; ``{lowest}`` and ``{highest}`` stand for the scores.
         question: the user message; ``{question}``, ``{answer}``, ``{expected}`` stand for the task's prompt, what is judged, and
             ``task.data[expected_key]``.
-        expected_key: where ``task.data`` holds what the answer is compared with; the judge sees an empty text if it is missing.
+        expected_key: where ``task.data`` holds what the answer is compared with; the judge sees an empty text if it is missing
+            or null.
         lowest, highest: the range of its scores; a score outside of it counts as the nearer end.
     """
 
@@ -163,7 +164,8 @@ class Rubric(msgspec.Struct, frozen=True):
         """Write the question about an answer."""
         # Not str.format: the texts may hold other braces, such as those of JSON.
         instructions = self.instructions.replace("{lowest}", f"{self.lowest:g}").replace("{highest}", f"{self.highest:g}")
-        parts = {"question": task.question, "expected": str(task.data.get(self.expected_key, "")), "answer": answer}
+        expected = task.data.get(self.expected_key)
+        parts = {"question": task.question, "expected": "" if says_nothing(expected) else str(expected), "answer": answer}
         parts = {name: _without_tags(writable(text), self.question) for name, text in parts.items()}
         asked = re.sub(r"\{(question|expected|answer)\}", lambda found: parts[found[1]], self.question)
         return [{"role": "system", "content": instructions}, {"role": "user", "content": asked}]

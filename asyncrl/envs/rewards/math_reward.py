@@ -21,7 +21,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.rewards import math_comparison
-from asyncrl.envs.rewards.base import Reward, RewardUnavailable, expected
+from asyncrl.envs.rewards.base import Reward, RewardUnavailable, expected_texts
 from asyncrl.envs.rewards.per_loop import PerLoop
 
 LONGEST = 20_000
@@ -69,7 +69,7 @@ class MathEquivalence(Reward):
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Compare."""
-        gold = str(expected(task, self._key, "math"))
+        gold = expected_texts(task, self._key, "math")[0]
         if answer.strip() == gold.strip():
             return 1.0
         async with self._slots.get():

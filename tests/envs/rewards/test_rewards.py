@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import math_answers
@@ -87,7 +88,7 @@ async def test_an_expected_answer_that_takes_too_long_breaks_the_task_and_is_no_
 
 async def test_a_task_without_a_readable_answer_is_broken_and_not_rewarded(maths: MathEquivalence):
     with pytest.raises(EnvironmentBroken, match="cannot read the expected answer"):
-        await maths(task(answer=""), "3")
+        await maths(task(answer="\\frac{"), "3")
     with pytest.raises(EnvironmentBroken, match=r"needs data 'answer', and the task has result"):
         await maths(task(result="3"), "3")
 
@@ -95,6 +96,48 @@ async def test_a_task_without_a_readable_answer_is_broken_and_not_rewarded(maths
 async def test_exact_ignores_white_space_and_case_only_if_told():
     assert [await Exact()(task(answer=3), each) for each in (" 3\n", "3.0")] == [1.0, 0.0]
     assert [await Exact(ignore_case=flag)(task(answer="Ja"), "JA") for flag in (False, True)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("reward", [Exact(), MathEquivalence()], ids=["exact", "math"])
+@pytest.mark.parametrize(
+    ("expected", "problem"),
+    [
+        (None, r"needs data 'answer', which is None; write there what is expected, or leave the task out"),
+        ("", r"needs data 'answer', which is ''; write"),
+        (" \n", r"needs data 'answer', which is ' \\n'; write"),
+        (float("nan"), r"needs data 'answer', which is nan; write"),
+        (["42"], r"compares with one text, number or truth value, and data 'answer' is \['42'\] of type list; write the one"),
+        (
+            {"value": "5"},
+            r"compares with .* data 'answer' is \{'value': '5'\} of type dict; write the one answer there, or name the key",
+        ),
+    ],
+    ids=repr,
+)
+async def test_what_is_no_expected_answer_breaks_the_task_whatever_is_answered(reward: Reward, expected: object, problem: str):
+    for answer in ("", "None", "42", "nan", str(expected)):
+        with pytest.raises(EnvironmentBroken, match=f"task 't': the reward (exact|math) {problem}"):
+            await reward(task(answer=expected), answer)
+
+
+@pytest.mark.parametrize(
+    ("expected", "right", "wrong"),
+    [
+        (42.0, ("42", "42.0"), ("4", "420")),
+        (-7, ("-7",), ("7",)),
+        (0.5, ("0.5",), ("0", "5")),
+        (1e22, ("10000000000000000000000", "1e+22"), ("1", "22")),
+        (True, ("true", "True"), ("false", "1")),
+        (Fraction(1, 3), ("1/3",), ("1", "3")),
+    ],
+    ids=repr,
+)
+async def test_numbers_and_truth_values_are_expected_as_json_and_python_write_them(
+    maths: MathEquivalence, expected: object, right: tuple[str, ...], wrong: tuple[str, ...]
+):
+    for reward in (Exact(), maths):
+        assert [await reward(task(answer=expected), answer) for answer in right] == [1.0] * len(right)
+        assert [await reward(task(answer=expected), answer) for answer in wrong] == [0.0] * len(wrong)
 
 
 class Fixed(Reward):
