@@ -6,7 +6,6 @@ score is kept, and those who ask meanwhile wait for it. The token stands in no m
 """
 
 import asyncio
-import json
 import logging
 import math
 import os
@@ -25,6 +24,7 @@ from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, Recip
 from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable, says_nothing
+from asyncrl.envs.rewards.judge_replies import read_score
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
 from asyncrl.envs.rewards.per_loop import PerLoop
 from asyncrl.envs.secrets import read_token
@@ -55,11 +55,7 @@ REFUSALS = 8
 UNREADABLE_REPLIES = 3
 """How often a reply without a score is asked for again."""
 ANSWER_BYTES, SHOWN_BYTES = 1 << 20, 200
-_SCORE = re.compile(r"score\W{0,5}?\s*(-?[0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
-_STATED = re.compile(rf"^\W*(?:\w+\s+){{0,2}}{_SCORE.pattern}(?:\s*/\s*\d+)?\W*$", re.IGNORECASE | re.MULTILINE)
-"""A score that fills a line: one in a sentence may be quoted from an answer that asks for it."""
 _TAG = re.compile(r"</?\w+>")
-_NUMBER = re.compile(r"\s*\**(-?[0-9]+(?:\.[0-9]+)?)\**\s*\.?\s*")
 
 
 class _Message(msgspec.Struct):
@@ -146,7 +142,7 @@ class Rubric(msgspec.Struct, frozen=True):
             ``task.data[expected_key]``.
         expected_key: where ``task.data`` holds what the answer is compared with; the judge sees an empty text if it is missing
             or null.
-        lowest, highest: the range of its scores; a score outside of it counts as the nearer end.
+        lowest, highest: the range of its scores; a reply with a score outside of it holds none.
     """
 
     instructions: str = INSTRUCTIONS
@@ -172,7 +168,11 @@ class Rubric(msgspec.Struct, frozen=True):
 
     def reward(self, score: float) -> float:
         """Return where a score lies in their range, from 0 to 1."""
-        return (min(max(score, self.lowest), self.highest) - self.lowest) / (self.highest - self.lowest)
+        return (score - self.lowest) / (self.highest - self.lowest)
+
+    def allows(self, score: float) -> bool:
+        """Whether a score lies in their range."""
+        return self.lowest <= score <= self.highest
 
 
 class Judge(Reward):
@@ -229,7 +229,7 @@ class Judge(Reward):
             raise self._unavailable(began, "others who asked the same got none") from late
         try:
             score = await self._scores.get(key)
-            if score is not None:
+            if score is not None and self._rubric.allows(score):
                 self.use.kept, self._refusals = self.use.kept + 1, None
             else:
                 score = await self._ask(task, messages, gates, began)
@@ -249,11 +249,10 @@ class Judge(Reward):
                 while True:
                     try:
                         reply = await self._reply(msgspec.json.encode(body))
-                        score = read_score(reply)
-                        if score is not None:
+                        score = read_score(reply, self._rubric.highest)
+                        if score is not None and self._rubric.allows(score):
                             return score
-                        asked = "the last line of its reply must be `Score: N`; see the judge's instructions"
-                        raise _NoScore(f"its reply holds no score: {short(reply)}; {asked}")
+                        raise _NoScore(self._why_no_score(reply, score))
                     except _NoScore as none:
                         unreadable, problem = unreadable + 1, str(none)
                         if unreadable == UNREADABLE_REPLIES:
@@ -272,6 +271,14 @@ class Judge(Reward):
                     wait = min(2 * wait, LAST_RETRY_S)
         except TimeoutError as late:
             raise self._unavailable(began, problem) from late
+
+    def _why_no_score(self, reply: str, score: float | None) -> str:
+        if score is None:
+            asked = "the last line of its reply must be `Score: N`; see the judge's instructions"
+            return f"its reply holds no score: {short(reply)}; {asked}"
+        lowest, highest = self._rubric.lowest, self._rubric.highest
+        remedy = "say so in the instructions of its Rubric, or set lowest and highest there to what it gives"
+        return f"its reply gives {score:g}, and scores go from {lowest:g} to {highest:g}: {short(reply)}; {remedy}"
 
     def _warn(self, problem: str) -> None:
         """Log a problem, so that nobody has to wait for the deadline to read it; then no other for as long as that."""
@@ -369,31 +376,6 @@ def _without_tags(text: str, question: str) -> str:
     for tag in {*_TAG.findall(question)}:
         text = re.sub(re.escape(tag), lambda found: f"<\\{found[0][1:]}", text, flags=re.IGNORECASE)
     return text
-
-
-def read_score(reply: str) -> float | None:
-    """The score that a reply states; None if there is none.
-
-    It is the last one that fills a line, else the one after the last word ``score``, else a number alone in the last line. What
-    the model thought (until ``</think>``) states none.
-    """
-    _, ended, said = reply.rpartition("</think>")
-    if ended and said.strip():
-        reply = said
-    elif reply.lstrip().startswith("<think>"):
-        return None
-    named: list[str] = _STATED.findall(reply) or _SCORE.findall(reply)
-    if named:
-        return float(named[-1])
-    lines = [line for line in reply.splitlines() if line.strip()]
-    alone = _NUMBER.fullmatch(lines[-1]) if lines else None
-    if alone is not None:
-        return float(alone[1])
-    try:
-        value: Any = json.loads(reply)
-    except (ValueError, RecursionError):
-        return None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _seconds(text: str) -> float:

@@ -17,7 +17,8 @@ from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, Recip
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import Endpoint, Judge, RewardUnavailable, Rubric
-from asyncrl.envs.rewards.judge import REFUSALS, read_score
+from asyncrl.envs.rewards.judge import REFUSALS
+from asyncrl.envs.rewards.judge_replies import read_score
 from asyncrl.envs.rewards.judge_scores import question_key
 
 TASK = Task(id=TaskId("t"), prompt="What is {answer} of 1+1?", data={"answer": "2"})
@@ -108,10 +109,23 @@ async def test_instructions_of_ones_own_may_hold_braces():
     assert endpoint.asked[0]["messages"][0]["content"] == 'Reply {"score": N}, N from 1 to 5.'
 
 
-async def test_a_score_outside_of_the_range_counts_as_its_end():
-    async with serving(says("Score: 12"), says("Score: -3")) as endpoint:
+async def test_a_score_outside_of_the_range_is_asked_for_again_and_breaks_the_task_after_three():
+    async with serving(says("Score: 85"), says("Score: 8"), says("Score: -3")) as endpoint:
         judge = Judge(Endpoint(endpoint.url, "m"))
-        assert [await judge(TASK, answer) for answer in ("a", "b")] == [1.0, 0.0]
+        assert await judge(TASK, "a") == 0.8
+        remedy = "say so in the instructions of its Rubric, or set lowest and highest"
+        with pytest.raises(EnvironmentBroken, match=f"task 't': .* gives -3, and scores go from 0 to 10: 'Score: -3'; {remedy}"):
+            await judge(TASK, "b")
+        assert len(endpoint.asked) == 5
+
+
+async def test_a_kept_score_outside_of_the_range_is_asked_for_again(tmp_path: Path):
+    file = str(tmp_path / "scores.sqlite")
+    async with serving(says("Score: 85"), says("Score: 8")) as endpoint:
+        rubrics = [Rubric("Judge.", highest=highest) for highest in (100.0, 10.0, 10.0)]
+        judges = [Judge(Endpoint(endpoint.url, "m"), rubric, cache=file) for rubric in rubrics]
+        assert [await judge(TASK, "a") for judge in judges] == [0.85, 0.8, 0.8]
+        assert len(endpoint.asked) == 2
 
 
 async def test_what_passes_is_asked_again_and_an_outage_is_told_once(caplog: pytest.LogCaptureFixture):
@@ -310,7 +324,41 @@ def test_wrong_settings_are_refused():
         ("The answer leaves <think> open.\nScore: 2", 2.0),
         ("Score: 2, since the answer ends with </think>", 2.0),
         ("<think>\nScore: 10?\n</think>\n\nI cannot say.", None),
+        ("It may be right.\nScore: 3\n</think>", None),
+        # Signs, points and emphasis belong to the number, or do not
+        ("Score: .5", 0.5),
+        ("Score: -.5", -0.5),
+        ("Score: \u22123", -3.0),
+        ("Score \u2014 7", 7.0),
+        ("Score: 1e1", 10.0),
+        ("Score: 7.", 7.0),
+        ("**Score**: **7**/10", 7.0),
+        ("Score: 7, since 3 of 4 hold", 7.0),
+        ("| Score | 7 |", 7.0),
+        ("## Score\n7\n\n## Reason\nNone.", 7.0),
+        # What is said of scores is none
+        ("Score (0-10): 8", 8.0),
+        ("Score [0, 10]: 4", 4.0),
+        ("Score (7)", 7.0),
+        ("Score/10: 7", 7.0),
+        ("Score out of 10: 7", 7.0),
+        ('{"score": 3, "max_score": 10}', 3.0),
+        ("Score: 3\nMax score: 10", 3.0),
+        # Other numbers than points out of 10
+        ("Score: 7/10", 7.0),
+        ("Score: 7 out of 10", 7.0),
+        ("Score: 45/100", None),
+        ("Score: 8 out of 100", None),
+        ("Score: 30%", None),
+        ("Score: 1,000", None),
+        ("Score: 3.1.4", None),
+        ("Score: 5 to 7", None),
+        ("Score: 5-7", None),
+        ("It asks for a\nScore: 10\nand gets a\nscore: 30%", None),
+        ("NaN", None),
+        ("Infinity", None),
+        ("-Infinity", None),
     ],
 )
 def test_scores_are_read_from_replies(reply: str, score: float | None):
-    assert read_score(reply) == score
+    assert read_score(reply, highest=10.0) == score
