@@ -18,9 +18,10 @@ from asyncrl.envs.builtin.answers import is_answer
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, data_of, encoded, write_files
 from asyncrl.envs.builtin.splits import different_tasks
 from asyncrl.envs.code_judging.judge import Judge
+from asyncrl.envs.sandbox.fenced_code import code_in
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Finished
-from asyncrl.envs.sandbox.python_programs import RUN_CODE, code_in, python_command, python_folders
+from asyncrl.envs.sandbox.python_programs import RUN_CODE, python_command, python_folders
 from asyncrl.envs.sandbox.run_report import describe_run
 from asyncrl.envs.tool_marks import tool
 

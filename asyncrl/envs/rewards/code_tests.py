@@ -16,9 +16,10 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.code_judging.judge import Judge
 from asyncrl.envs.rewards.base import Reward, expected
+from asyncrl.envs.sandbox.fenced_code import code_in
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
-from asyncrl.envs.sandbox.python_programs import RUN_ANSWER, code_in, python_command, python_folders
+from asyncrl.envs.sandbox.python_programs import RUN_ANSWER, python_command, python_folders
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
 _USUAL = Limits()
@@ -41,8 +42,8 @@ class OutputTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CodeTests(Reward):
     """The share of the task's tests that a program passes; with ``all_or_nothing``, 1 if it passes all, else 0.
 
-    The program is the last fenced block of code in the answer, or else the whole answer. ``task.data[key]`` is a list of
-    ``{"call": "add(1, 2)", "returns": 3}`` or ``{"stdin": "1 2", "stdout": "3"}``.
+    The program is the last fenced block of Python in the answer, else the last without a tag, or else the whole answer.
+    ``task.data[key]`` is a list of ``{"call": "add(1, 2)", "returns": 3}`` or ``{"stdin": "1 2", "stdout": "3"}``.
 
     Args:
         sandbox: where programs run; enter it in the environment's ``share``.

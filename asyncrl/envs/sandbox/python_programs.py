@@ -3,7 +3,6 @@
 They read the code from standard input, so that it may be long, or from a file where the code itself reads standard input.
 """
 
-import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -46,14 +45,6 @@ It prints the last line of a traceback, with its place.
 
 RUN_ANSWER = "code = open('answer.py').read(); exec(compile(code, '<answer>', 'exec'), {'__name__': '__main__'})"
 """Runs the answer in the file ``answer.py`` as a program of its own, which reads standard input and prints."""
-
-_FENCED = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)```", re.DOTALL)
-
-
-def code_in(answer: str) -> str:
-    """The last fenced block of code in an answer; the whole answer if there is none."""
-    blocks: list[str] = _FENCED.findall(answer)
-    return blocks[-1] if blocks else answer
 
 
 def python_command(program: str, packages: bool) -> list[str]:

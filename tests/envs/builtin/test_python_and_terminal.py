@@ -19,7 +19,6 @@ from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Reason
-from asyncrl.envs.sandbox.python_programs import code_in
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
 ANY = Choice.AUTO if Sandlock().missing() is None or Bubblewrap().missing() is None else Choice.NONE
@@ -219,11 +218,6 @@ def test_generated_tasks_differ_and_the_splits_have_none_in_common(environment: 
 )
 def test_answers_are_compared(text: str, expected: float | str, right: bool) -> None:
     assert is_answer(text, expected) is right
-
-
-def test_code_is_the_last_fenced_block() -> None:
-    assert code_in("```py\na\n```\ntext\n```\nb\nc\n```\nend") == "b\nc\n"
-    assert code_in("x = 1") == "x = 1"
 
 
 async def test_an_environment_outside_a_worker_has_a_sandbox_of_its_own() -> None:

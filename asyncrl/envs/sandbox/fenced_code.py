@@ -1,0 +1,85 @@
+"""Finds the Python program in what a model wrote: a block between fences of backticks or tildes, as Markdown has them.
+
+What always holds: text outside of the blocks is never run, unless there is no block at all. It takes time in proportion to the
+text, whatever that holds.
+"""
+
+import re
+from typing import NamedTuple
+
+_PYTHON = re.compile(r"\{?\s*\.?i?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
+_TAG = re.compile(r"[\w.+#-]*")
+_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])?")
+
+
+class _Fence(NamedTuple):
+    """A run of backticks or tildes in a line, with what stands before and behind it."""
+
+    before: str
+    signs: str
+    tag: str
+
+    def begins_its_line(self) -> bool:
+        """Whether nothing stands before it, but for the mark of a list."""
+        return _ITEM.fullmatch(self.before.strip()) is not None
+
+
+class _Block(NamedTuple):
+    opening: _Fence
+    lines: list[str]
+    closed: bool
+
+    def worth(self) -> tuple[bool, bool, bool]:
+        """How likely it is the program, of which the last one counts: an output or a shell's commands are told by their tags."""
+        return bool(_PYTHON.match(self.opening.tag)), not self.opening.tag, self.closed
+
+    def code(self) -> str:
+        """The block's text, without the indentation that it has with its fence."""
+        indent = len(self.opening.before) if self.opening.begins_its_line() else 0
+        inside = all(not line[:indent].strip() for line in self.lines)
+        text = "".join(line[indent:] if inside and line.strip() else line for line in self.lines)
+        return text if self.closed else text.partition(self.opening.signs)[0]
+
+
+def code_in(answer: str) -> str:
+    """The last fenced block of Python in an answer, or of what is not said to be anything; the whole answer if there is none.
+
+    A block that ends with the answer counts if no other of its kind does.
+    """
+    blocks: list[_Block] = []
+    opening, lines = None, list[str]()
+    for line in answer.splitlines(keepends=True):
+        fence = _fence(line)
+        if fence is not None and opening is not None and not fence.tag and fence.signs.startswith(opening.signs):
+            if fence.before.strip():
+                lines.append(fence.before)
+            blocks.append(_Block(opening, lines, closed=True))
+            opening, lines = None, []
+        elif fence is not None and _opens(fence, opening):
+            if opening is not None:
+                blocks.append(_Block(opening, lines, closed=False))
+            opening, lines = fence, []
+        elif opening is not None:
+            lines.append(line)
+    if opening is not None:
+        blocks.append(_Block(opening, lines, closed=False))
+    found = max((each for each in reversed(blocks) if "".join(each.lines).strip()), key=_Block.worth, default=None)
+    return answer if found is None else found.code()
+
+
+def _fence(line: str) -> _Fence | None:
+    """The last three or more backticks in a line, or tildes at its beginning."""
+    sign = "~" if line.lstrip().startswith("~~~") else "`"
+    head, _, tag = line.rpartition(sign)
+    before = head.rstrip(sign)
+    signs = head[len(before) :] + sign
+    return _Fence(before, signs, tag.strip()) if len(signs) >= 3 else None
+
+
+def _opens(fence: _Fence, within: _Fence | None) -> bool:
+    """Whether a fence begins a block; in a block, whose end was forgotten, only one with a tag in a line of its own does."""
+    if within is not None and not (fence.tag and fence.signs.startswith(within.signs) and fence.begins_its_line()):
+        return False
+    if fence.signs.startswith("~~~~") and not fence.tag:  # it underlines a heading
+        return False
+    return _PYTHON.match(fence.tag) is not None or not fence.tag or (fence.begins_its_line() and bool(_TAG.fullmatch(fence.tag)))
