@@ -49,7 +49,8 @@ class CodeTests(Reward):
         sandbox: where programs run; enter it in the environment's ``share``.
         key: where ``task.data`` holds the tests.
         all_or_nothing: whether passing some of the tests is worth nothing.
-        limits: of each run. All calls are made in one run; each test of what is printed has a run of its own.
+        limits: of each run. All calls are made in one run; each test of what is printed has a run of its own, which may print
+            more by twice what it must.
     """
 
     def __init__(self, sandbox: Sandbox, key: str = "tests", all_or_nothing: bool = True, limits: Limits = _USUAL) -> None:
@@ -60,11 +61,11 @@ class CodeTests(Reward):
         tests = self._tests(task)
         code = code_in(answer)
         calls = [(test.call, test.returns) for test in tests if isinstance(test, CallTest)]
-        printing = [test for test in tests if isinstance(test, OutputTest)]
+        printing = [(test, self._limits_of(task, test)) for test in tests if isinstance(test, OutputTest)]
         with first_error():
             async with asyncio.TaskGroup() as group:
                 called = group.create_task(Judge(self._run, self._limits).returned(task, code, calls))
-                printed = [group.create_task(self._prints(code, test)) for test in printing]
+                printed = [group.create_task(self._prints(code, test, each)) for test, each in printing]
         passed = called.result() + sum(each.result() for each in printed)
         return float(passed == len(tests)) if self._all_or_nothing else passed / len(tests)
 
@@ -80,9 +81,15 @@ class CodeTests(Reward):
             raise EnvironmentBroken(f"task {short(task.id)}: data[{self._key!r}] holds no test; give at least one")
         return tests
 
-    async def _prints(self, code: str, test: OutputTest) -> bool:
+    def _limits_of(self, task: Task, test: OutputTest) -> Limits:
+        try:
+            return self._limits.with_room_for(test.stdout)
+        except ValueError as error:
+            raise EnvironmentBroken(f"task {short(task.id)}: a test cannot be run: {error}") from error
+
+    async def _prints(self, code: str, test: OutputTest, limits: Limits) -> bool:
         command, readable = python_command(RUN_ANSWER, packages=False), python_folders(packages=False)
-        finished = await self._run(command, test.stdin.encode(), readable, self._limits, {"answer.py": code})
+        finished = await self._run(command, test.stdin.encode(), readable, limits, {"answer.py": code})
         printed = finished.stdout.decode(errors="replace")
         return finished.exit_code == 0 and _stripped(printed) == _stripped(test.stdout)
 

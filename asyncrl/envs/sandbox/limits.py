@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 LONGEST_S = 1_000_000.0
+MOST_OUTPUT_KB = 16384
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,4 +28,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     processes: Annotated[int, Meta(ge=1, le=1024)] = 32
     file_mb: Annotated[int, Meta(ge=1, le=65536)] = 64
     folder_mb: Annotated[int, Meta(ge=1, le=65536)] = 256
-    output_kb: Annotated[int, Meta(ge=1, le=16384)] = 64
+    output_kb: Annotated[int, Meta(ge=1, le=MOST_OUTPUT_KB)] = 64
+
+    def with_room_for(self, text: str) -> "Limits":
+        """Return the limits of a run that is to print ``text``, and may print more, such as spaces at the ends of its lines.
+
+        Raises:
+            ValueError: no run may print that much.
+        """
+        size_kb = len(text.encode(errors="replace")) // 1024
+        if size_kb >= MOST_OUTPUT_KB:
+            problem = f"{size_kb:,} KiB of output are expected, and the sandbox takes at most {MOST_OUTPUT_KB:,} KiB of a run"
+            raise ValueError(f"{problem}; expect less, such as a smaller test")
+        return msgspec.structs.replace(self, output_kb=min(self.output_kb + 2 * size_kb, MOST_OUTPUT_KB))

@@ -153,6 +153,17 @@ async def test_the_folder_decides_the_reward(play: Play) -> None:
     assert await episode.answer("I gave up") == 0.0
 
 
+async def test_more_may_be_expected_and_a_check_may_print_more_than_a_call_may(play: Play) -> None:
+    content = "123456789\n" * 20_000
+    limits = Limits(wall_s=120.0, cpu_s=60.0, output_kb=1)
+    for command, reward in {"cp in out": 1.0, "head -n 19999 in >out": 0.0, "cp in out; echo >in": 0.0}.items():
+        episode = play(
+            Terminal(ANY, limits), files={"in": content}, expected={"out": content}, check="cat in out >&2; cmp in out"
+        )
+        await episode.call(shell_call(command))
+        assert await episode.answer("done") == reward, command
+
+
 async def test_what_a_command_leaves_behind_cannot_stop_the_reward(play: Play) -> None:
     """A pipe that nobody writes to, and a link to an endless device, in the place of the expected file."""
     for trap in ("mkfifo out", "ln -s /dev/zero out", "mkdir out"):

@@ -63,6 +63,17 @@ async def test_the_share_of_passed_tests(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_more_may_be_expected_than_a_run_may_print(sandbox: Sandbox):
+    tests = [{"stdin": "", "stdout": "123456789\n" * 20_000}]
+    reward = CodeTests(sandbox, limits=Limits(wall_s=120.0, cpu_s=60.0, output_kb=1))
+    programs = ("print('123456789\\n' * 20_000)", "for _ in range(20_000): print('123456789 ')", "print('12345678\\n' * 20_000)")
+    assert [await reward(task(tests), program) for program in programs] == [1.0, 1.0, 0.0]
+    assert await reward(task(tests), "while True: print('123456789')") == 0.0
+    with pytest.raises(EnvironmentBroken, match=r"task 't': a test cannot be run: 17,578 KiB of output are .* 16,384 .* smaller"):
+        await reward(task([{"stdin": "", "stdout": "123456789\n" * 1_800_000}]), "pass")
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_program_that_does_not_end_passes_nothing(sandbox: Sandbox):
     reward = CodeTests(sandbox, limits=Limits(wall_s=0.5))
     assert await reward(task(CALLS), "while True: pass") == 0.0
