@@ -125,6 +125,24 @@ SHAPES = [
     Shape("guesses", "B", ("(B) 12", "B. yes", "(B) a b c"), ("(B) or (C)", "(B), (C)", "B. C", "B. or C.", "B) or C)", "(B) (C)", "(B) and (C) are possible", "B:=C", "B: C")),
     Shape("guesses", "15", ("15", "3 \\cdot 5"), ("\\sum_{k=1}^{5} k", "\\max(15, 3)", "\\int_0^{15} 1 dx", "\\lim_{x \\to 15} x", "\\gcd(15, 30)")),
     Shape("guesses", "100000000000000001", ("100000000000000001", "100,000,000,000,000,001"), ("1.0e17", "10^{17}", "1.0 \\times 10^{17}", "100000000000000000")),
+    # Dollars are no mark: nothing between them, and nothing beside them, is the whole
+    Shape("dollars", "$2$ and $3$", ("2 and 3", "2, 3", "$2$ and $3$", "The answer is $3$ and $2$", "So $x=2$ and $x=3$.", "The solutions are $x = 2$, and $x = 3$."), ("2", "3", "$3$", "The answer is $3$", "$2$, $3$ or $4$")),
+    Shape("dollars", "\\(2\\) and \\(3\\)", ("2, 3", "\\(3\\) and \\(2\\)"), ("2", "3")),
+    Shape("dollars", "$x = 1$ or $x = 2$", ("1, 2", "x=1 \\text{ or } x=2", "$x=1$ or $x=2$"), ("1", "2", "x = 2")),
+    Shape("dollars", "$a = 3$, $b = 4$", ("a=3, b=4", "$a=3$ and $b=4$"), ("3", "4", "b = 4")),
+    Shape("dollars", "$(1,2)$ and $(3,4)$", ("(1,2),(3,4)", "$(3,4)$, $(1,2)$"), ("(3,4)", "(1,2)", "1,2,3,4")),
+    Shape("dollars", "$\\frac{1}{2}$ m", ("0.5 m", "1/2 m", "$0.5$ m", "The length is $0.5$ m."), ("0.5", "0.5 km", "$0.5$ km", "2 m")),
+    Shape("dollars", "The area is $12$ cm$^2$.", ("12 cm^2", "$12$ cm$^2$", "It is $12$ square centimeters."), ("12", "12 cm", "$12$ cm")),
+    Shape("dollars", "$3$ hours $30$ minutes", ("3 h 30 min", "3 hours and 30 minutes", "$3$ hours and $30$ minutes"), ("30", "30 minutes", "3 hours")),
+    Shape("dollars", "-$5$", ("-5", "-$5$"), ("5", "$5$")),
+    Shape("dollars", "2$\\sqrt{3}$", ("2\\sqrt{3}", "It is 2$\\sqrt3$."), ("\\sqrt{3}", "2")),
+    Shape("dollars", "$x$ = 5", ("5", "x = 5", "$x$ = 5"), ("x", "6")),
+    Shape("dollars", "$50$\\%", ("50%", "0.5", "$50$%"), ("5", "5%")),
+    Shape("dollars", "Either $3$ or $4$.", ("3 or 4", "$3$ or $4$"), ("3", "4", "$4$")),
+    Shape("dollars", "She has $12$ apples.", ("12", "$12$", "12 apples"), ("2", "$12$ or $13$")),
+    Shape("dollars", "We get $x=3$, so the sum is $7$.", ("7", "$7$"), ("3", "10")),
+    Shape("dollars", "$$x=3$$\n$$y=7$$", ("7", "y = 7"), ("3", "x = 3")),
+    Shape("dollars", "7", ("Since $a=3$ and $b=4$, the sum is $7$", "I tried $5$, and then $7$", "The answer is $7$, since $5+2=7$", "It is $7$ as required.", "$7$, as required", "- $7$", "$7$ cm."), ("$5$ or $7$", "$7$, $8$", "The answer is $5$ or $7$", "The answer is $7$ or 8", "$7$ or 8 apples", "$7$; 8", "Thus -$7$", "$6$ cm or $7$ cm")),
     # What cannot be read as mathematics and is none
     Shape("form", "5", ("It is 5", "Total: 5", "First 4, then 5", "The final answer is:\n5", "<answer>5</answer>", "**Final Answer**\n\n\\[ \\boxed{5} \\]", "\\boxed{\\boxed{5}}", "1. Add 2.\n2. The answer is 5 because 2+3=5."), ("", "no idea", "\\boxed{}", "5!", "\\boxed{4}, 5", "\\boxed{5 or 6}", "\\boxed{it is 5 or 6}", "<answer>4</answer> 5", "<answer>5</answer><answer>6</answer>", "The answer is 4 or 5", "5, 6")),
     Shape("form", "[1,2)", ("The interval is [1,2).", "So we get: $[1,2)$"), ("The interval is [1,2].", "The interval [1,2) or (1,2]")),
@@ -137,5 +155,8 @@ UNREADABLE = [
     "(1, \\frac{)",
     "#### \\sqrt{",
     "\\begin{pmatrix} \\frac{ \\end{pmatrix}",
+    "$2$ if $n$ is even and $3$ if $n$ is odd",
+    "The function is $x^2$ for positive $x$",
+    "There are $5$ if the last one counts",
 ]
-"""Expected answers that say nothing."""
+"""Expected answers that say nothing, or of which no part is the whole."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from asyncrl.envs.rewards.math_forms import Form, Kind, chosen, equal, form_of, words
-from asyncrl.envs.rewards.math_text import final_part, is_prose, readings, tidied
+from asyncrl.envs.rewards.math_text import expected_part, final_part, is_prose, readings, tidied
 
 MEMORY_BYTES = 4 << 30
 """Address space of the process; sympy and what it imports take about a quarter of a GiB."""
@@ -51,14 +51,14 @@ def main() -> None:
 
 def wanted_of(expected: str) -> Form | None:
     """The form of an expected answer, of which a solution that ends with it may be given; None if it cannot be read."""
-    part, marked = final_part(expected)
-    text = tidied(part if marked else expected)
-    if len(text) > LONGEST_PART:
+    found = expected_part(expected)
+    text, marked = (tidied(found[0]), found[1]) if found else ("", False)
+    if not text or len(text) > LONGEST_PART:
         return None
     if is_prose(text) and not marked:
         return Form(Kind.WORDS, words(text))
     form = form_of(text)
-    return form if text and all(_read(each) for each in form.expressions()) else None
+    return form if all(_read(each) for each in form.expressions()) else None
 
 
 def is_equal(wanted: Form, answer: str) -> bool:

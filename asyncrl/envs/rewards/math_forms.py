@@ -76,6 +76,7 @@ _UNITS = {
 }  # fmt: skip
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
 _SHORT_UNITS = {*_UNITS.values(), "mph", "kph", "hz"} - {"", "%"}
+_UNIT = re.compile(r"\s*(?:\\?%|°|[A-Za-z][A-Za-z/]*(?: [A-Za-z/]+){0,3}(?:\s*\^\s*\{?\d\}?)?)\s*")
 _JOINED_UNIT = re.compile(rf"(?<=\d)(?=(?:{'|'.join(sorted(each for each in _SHORT_UNITS if len(each) > 1))})(?![A-Za-z]))")
 """Before a unit of several letters behind a number, as in ``5cm``; one letter may be a variable."""
 
@@ -231,6 +232,13 @@ def unit_of(text: str) -> str:
 
     unit = re.sub(r"[a-z]+", single, text)
     return unit if unit.strip("^2 ") else ""
+
+
+def is_unit(text: str) -> bool:
+    """Whether a text is a unit with a name of its own, such as ``km`` or ``miles per hour``, and not any words."""
+    return _UNIT.fullmatch(text) is not None and all(
+        each in _SHORT_UNITS or each == "per" for each in re.findall(r"[a-z]+", unit_of(text))
+    )
 
 
 def _equation(text: str, depth: int) -> Form | None:

@@ -6,11 +6,21 @@ What always holds: one part of an answer counts, wherever it stands, so a list o
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import NamedTuple
+
+from asyncrl.envs.rewards.math_forms import is_unit
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
 _SEGMENTS = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SAID = re.compile(r".*(?:\b(?:is|are|be|equals?|gives?|get)\b|[:=])\s*")
+_CONCLUDED = re.compile(r"(?:\b(?:is|are|be|equals?|gives?|get|so|then|thus|hence|therefore)\b|[:=])[\s,]*$", re.IGNORECASE)
+_SIGN = re.compile(r"(?<![\w)}$.])(?:[-+−±]|\d+(?:\.\d+)?)$")  # noqa: RUF001
+"""What belongs to the formula behind it, such as the sign of ``-$5$``."""
+_JOIN = re.compile(r"[^\S\n]*[,;]?[^\S\n]*(?:\b(?:and|or)\b)?[^\S\n]*")
+_BEHIND = re.compile(r"[^\n.,;:!?()$]*?(?=[\n.,;:!?()$]|\s+(?:and|or)\b|\s*$)")
+_FURTHER = re.compile(r"[^\S\n]*(,|;|=|[<>]|\\(?:le|ge)q?\b|\b(?:and|or)\b)[^\S\n]*[-+−\d\\(\[{][^\n]*")  # noqa: RUF001
+_CONDITION = re.compile(r"(?:and|or|if|when|where|for|unless|except)\b|[-+=<>*/^]", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NO_PROSE = {"or", "and", "pi", "sqrt", "infinity", "inf", "oo", "sin", "cos", "tan", "log", "ln", "exp", "in", "am", "pm"}
 MOST_BOXES = 20
@@ -73,19 +83,89 @@ _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 
 
 def final_part(answer: str) -> tuple[str, bool]:
-    """The part of an answer that counts, and whether the answer marks it: by a tag, a box, ``####`` or words."""
-    answer = (_TAGGED.findall(answer) or [answer])[-1]
-    if (boxed := _last_box(answer)) is not None:
-        return boxed, True
-    marks = list(_MARKERS.finditer(answer))
-    if marks:
-        said = answer[marks[-1].end() :].strip()
-        segments = _segments(said.partition("\n")[0])
-        return (segments[-1] if segments else said.partition("\n")[0]), True
-    segments = _segments(answer)
-    if segments:
-        return segments[-1], True
-    return answer.strip().rpartition("\n")[2], False
+    """The part of an answer that counts, and whether the answer marks it: by a tag, a box, ``####`` or words, or as formulas."""
+    answer = _tagged(answer)
+    if (said := _marked(answer)) is not None:
+        return said, True
+    formulas = _last_formulas(answer)
+    return (answer.strip().rpartition("\n")[2], False) if formulas is None else (formulas.text, True)
+
+
+def expected_part(expected: str) -> tuple[str, bool] | None:
+    """The part of an expected answer that is wanted, and whether the text marks it; None if it is prose about its formulas.
+
+    Dollars are no mark: of ``$2$ and $3$``, both are wanted, and of ``$5$ cm``, the unit is.
+    """
+    expected = _tagged(expected)
+    if (said := _marked(expected)) is not None:
+        return said, True
+    plain = _SEGMENTS.sub(_inside, expected).strip()
+    formulas = _last_formulas(expected)
+    if formulas is None or not ("\n" in plain or is_prose(tidied(plain))):
+        return plain, False
+    return (formulas.text, True) if formulas.conclude else None
+
+
+def _tagged(text: str) -> str:
+    return (_TAGGED.findall(text) or [text])[-1]
+
+
+def _marked(text: str) -> str | None:
+    """What a text marks by a box, ``####`` or words."""
+    if (boxed := _last_box(text)) is not None:
+        return boxed
+    marks = list(_MARKERS.finditer(text))
+    if not marks:
+        return None
+    said = text[marks[-1].end() :].strip().partition("\n")[0]
+    formulas = _last_formulas(said)
+    return said if formulas is None else formulas.text
+
+
+class _Formulas(NamedTuple):
+    """The last formula of a text, with those that are joined to it by ``and``, ``or`` or a comma, and its unit.
+
+    Attributes:
+        conclude: whether they are what the text says: no condition or long text follows, and in their line are no other formulas
+            but those from which they follow.
+    """
+
+    text: str
+    conclude: bool
+
+
+def _last_formulas(text: str) -> _Formulas | None:
+    found = list(_SEGMENTS.finditer(text))
+    if not found:
+        return None
+    first = len(found) - 1
+    while first and _joins(text[found[first - 1].end() : found[first].start()]):
+        first -= 1
+    start, end = found[first].start(), found[-1].end()
+    line = text[:start].rpartition("\n")[2]
+    sign = _SIGN.search(line)
+    unit = _BEHIND.match(text, end)
+    assert unit is not None
+    further = _FURTHER.match(text, end)
+    behind = ""
+    if is_unit(unit[0]):
+        behind = unit[0]
+    elif further and (further[1] == "or" or not _words(further[0])):
+        behind = further[0]
+    alone = _SEGMENTS.search(line) is None or _CONCLUDED.search(line) is not None
+    left = text[end + len(behind) :].strip()
+    return _Formulas(
+        (sign[0] if sign else "") + _SEGMENTS.sub(_inside, text[start:end] + behind),
+        alone and len(_words(left)) <= MOST_WORDS and _CONDITION.match(left) is None,
+    )
+
+
+def _joins(gap: str) -> bool:
+    """Whether what stands between two formulas makes them one answer, such as ``or`` in ``$x = 1$ or $x = 2$``."""
+    if _JOIN.fullmatch(gap):
+        return bool(gap.strip())
+    unit = _BEHIND.match(gap)
+    return unit is not None and is_unit(unit[0]) and _JOIN.fullmatch(gap, unit.end()) is not None
 
 
 def readings(part: str) -> Iterator[str]:
@@ -106,8 +186,8 @@ def _words(text: str) -> list[str]:
     return [word for word in _WORD.findall(text) if word.lower() not in _NO_PROSE]
 
 
-def _segments(text: str) -> list[str]:
-    return [next(filter(None, found.groups()), "") for found in _SEGMENTS.finditer(text)]
+def _inside(segment: re.Match[str]) -> str:
+    return next(filter(None, segment.groups()), "")
 
 
 def _last_box(text: str) -> str | None:
@@ -130,7 +210,7 @@ def tidied(text: str) -> str:
     for sign, command in _SYMBOLS.items():
         text = text.replace(sign, command)
     text = re.sub(r"(?<=\d)(?:,\\!|\\!,|\{,\})\s*(?=\d)", ",", text)
-    text = re.sub(r"^\\[(\[](.*)\\[)\]]$", r"\1", text, flags=re.DOTALL)
+    text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
     text = re.sub(r"\\\$|(?<!\\)\$", "", text).replace("**", "" if text.startswith("**") else "**")
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)

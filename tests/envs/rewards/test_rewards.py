@@ -46,12 +46,16 @@ async def test_math_counts_what_is_equal(maths: MathEquivalence, expected: str, 
 def test_math_reads_answers_as_data_sets_have_them(shape: math_answers.Shape):
     wanted = wanted_of(str(shape.expected))
     assert wanted is not None
-    same = str(shape.expected) if "#" in str(shape.expected) else f"So \\boxed{{{shape.expected}}}."
+    same = str(shape.expected) if shape.of == "dollars" or "#" in str(shape.expected) else f"So \\boxed{{{shape.expected}}}."
     assert [answer for answer in (same, *shape.right) if not is_equal(wanted, answer)] == []
     assert [answer for answer in shape.wrong if is_equal(wanted, answer)] == []
 
 
-@pytest.mark.parametrize("shape", math_answers.SHAPES, ids=lambda shape: f"{shape.of}: {shape.expected}")
+@pytest.mark.parametrize(
+    "shape",
+    [shape for shape in math_answers.SHAPES if shape.of != "dollars"],
+    ids=lambda shape: f"{shape.of}: {shape.expected}",
+)
 def test_math_reads_what_stands_in_a_box_as_it_reads_it_alone(shape: math_answers.Shape):
     wanted = wanted_of(str(shape.expected))
     assert wanted is not None
@@ -59,6 +63,14 @@ def test_math_reads_what_stands_in_a_box_as_it_reads_it_alone(shape: math_answer
     for answer in alone:
         boxed = f"We have $x = 3$, so it is $\\boxed{{{answer}}}$, as 7 is not 8."
         assert is_equal(wanted, boxed) == is_equal(wanted, answer), answer
+
+
+def test_a_formula_in_a_short_sentence_that_is_expected_is_not_the_whole():
+    wanted = wanted_of("$n$ must be even")
+    assert wanted is not None
+    assert [is_equal(wanted, answer) for answer in ("\\boxed{n must be even}", "\\boxed{n}", "$n$", "even")] == [True] + 3 * [
+        False
+    ]
 
 
 @pytest.mark.parametrize("expected", math_answers.UNREADABLE)
