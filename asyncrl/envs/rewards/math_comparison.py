@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from asyncrl.envs.rewards.math_forms import Form, Kind, chosen, equal, form_of, words
+from asyncrl.envs.rewards.math_forms import Form, Kind, choice_in, equal, form_of, words
 from asyncrl.envs.rewards.math_text import expected_part, final_part, is_prose, readings, tidied
 
 MEMORY_BYTES = 4 << 30
@@ -55,9 +55,15 @@ def wanted_of(expected: str) -> Form | None:
     text, marked = (tidied(found[0]), found[1]) if found else ("", False)
     if not text or len(text) > LONGEST_PART:
         return None
-    if is_prose(text) and not marked:
-        return Form(Kind.WORDS, words(text))
-    form = form_of(text)
+    choice = choice_in(text)
+    if choice is not None and choice.sure:
+        said = _readable(choice.said, choice.said == "" or is_prose(choice.said))
+        return Form(Kind.CHOICE, choice.letter, (said,) if said and choice.said else ())
+    return _readable(text, is_prose(text) and not marked)
+
+
+def _readable(text: str, are_words: bool) -> Form | None:
+    form = Form(Kind.WORDS, words(text)) if are_words else form_of(text)
     return form if all(_read(each) for each in form.expressions()) else None
 
 
@@ -65,8 +71,13 @@ def is_equal(wanted: Form, answer: str) -> bool:
     """Whether what counts of an answer is the one that is wanted."""
     part, marked = final_part(answer)
     texts = [text for text in map(tidied, readings(part)) if 0 < len(text) <= LONGEST_PART]
+    if wanted.kind is Kind.CHOICE:
+        choices = [choice for choice in map(choice_in, texts) if choice is not None]
+        if any(choice.letter == wanted.text or choice.sure for choice in choices):
+            return any(choice.letter == wanted.text for choice in choices)
+        return any(is_equal(said, answer) for said in wanted.parts)
     if wanted.kind is Kind.WORDS and any(
-        wanted.text in (words(text), chosen(text)) or (wanted == form_of(text) and not is_prose(text)) for text in texts
+        wanted.text == words(text) or (wanted == form_of(text) and not is_prose(text)) for text in texts
     ):
         return True
     plain = next((text for text in texts if not is_prose(text)), None)
@@ -80,7 +91,8 @@ def is_equal(wanted: Form, answer: str) -> bool:
 @lru_cache(maxsize=1024)
 def _read(expression: str) -> tuple[Any, ...]:
     """Return what math-verify reads in an expression; nothing if it is none."""
-    return _parsed(f"${expression}$")
+    tight = re.sub(" *([-+]) *", r"\1", expression)  # the c of `a + c` would be a unit
+    return _parsed(f"${tight}$")
 
 
 def _parsed(text: str) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 Same = Callable[[str, str], bool]
 """Whether two expressions are mathematically equal."""
@@ -18,6 +19,8 @@ class Kind(Enum):
     EXPRESSION = auto()
     WORDS = auto()
     """Words, a choice (``(B)``), a time of day, a number in another base: compared as texts."""
+    CHOICE = auto()
+    """A choice that is expected: its letter as ``text``, and what it says, if anything that can be read, as its part."""
     QUANTITY = auto()
     """One part, and its unit as ``text``."""
     EQUATION = auto()
@@ -49,8 +52,11 @@ _MOST_PARTS = 200
 _DEEPEST = 12
 _SEVERAL = re.compile(r"\b(?:and|or)\b|,")
 _CHOICE = re.compile(r'["\s]*\(?([A-J])\)?["\s]*')
-_CHOSEN = re.compile(r'["\s]*(?:\(([A-J])\)|([A-J])[).:](?!\d))(.*)', re.DOTALL)
-_OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:^|\b(?:or|and)\b|[,;:/&=])[\"\s]*\(?[A-J](?![A-Za-z])")
+_LED = re.compile(r'["\s]*(?:the\s+)?(?:correct\s+|final\s+)?(?:option|choice|answer)\b(?:\s+is\b)?[:"\s]*', re.IGNORECASE)
+_CHOSEN = re.compile(r'["\s]*(?:\(([A-J])\)|([A-J])(?:(\))|[.:](?!\d)))(.*)', re.DOTALL | re.IGNORECASE)
+_OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:^|\b(?:or|and|OR|AND)\b|[,;:/&=])[\"\s]*\(?[A-J](?![A-Za-z])")
+_OPERATOR = re.compile(r"[+*/^=<>]|-(?!\s*\d)|- |\\(?:cdot|times)(?![A-Za-z])")
+"""Behind ``(C)``, it makes that a factor."""
 _CLOCK = re.compile(r'(\d+(?:\s*:\s*\d+)+)\s*"?\s*(?:([ap])\.?\s*m\.?)?\s*"?', re.IGNORECASE)
 _BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{([^{}]+)\}|(\w))")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'., -]*")
@@ -114,10 +120,34 @@ def words(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
 
 
-def chosen(text: str) -> str | None:
-    """The letter with which a choice begins, such as that of ``(B) 12``; None if there are several, such as ``(B) or (C)``."""
+class Choice(NamedTuple):
+    """A choice as a text begins with it.
+
+    Attributes:
+        letter: its letter, as a capital.
+        said: what the text says of it, such as ``12`` in ``(B) 12``.
+        sure: whether it is a choice whatever is expected: a small letter, alone or before a colon, may be a variable.
+    """
+
+    letter: str
+    said: str
+    sure: bool
+
+
+def choice_in(text: str) -> Choice | None:
+    """The choice that a text is, or begins with; None if there is none, or several, such as in ``(B) or (C)``."""
+    if led := _LED.match(text):
+        text = text[led.end() :]
+    if alone := _CHOICE.fullmatch(text.upper()):
+        return Choice(alone[1], "", sure=alone[1] in text)
     found = _CHOSEN.fullmatch(text)
-    return (found[1] or found[2]) if found and not _OTHER_CHOICE.search(found[3].strip()) else None
+    if not found:
+        return None
+    letter, said = found[1] or found[2], found[4].strip('" ')
+    others = said if letter.isupper() else re.sub(r"^A (?=[A-Z])", "", said.upper())  # an article is no other choice
+    if _OTHER_CHOICE.search(others):
+        return None
+    return Choice(letter.upper(), said, sure=not _OPERATOR.match(said) and (letter.isupper() or bool(found[1] or found[3])))
 
 
 def _regions(text: str, depth: int) -> Form | None:
@@ -273,6 +303,8 @@ def equal(wanted: Form, given: Form, same: Same) -> bool:
     if Kind.UNORDERED in (wanted.kind, given.kind):
         several, one = (wanted, given) if wanted.kind is Kind.UNORDERED else (given, wanted)
         return len(several.parts) == 1 and equal(several.parts[0], one, same)
+    if wanted.kind is Kind.WORDS and (letter := _CHOICE.fullmatch(given.text.upper())):
+        return wanted.text == letter[1]
     if wanted.kind is not given.kind:
         return False
     if wanted.kind is Kind.ORDERED:
