@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -24,6 +25,13 @@ LONGEST_PART = 2_000
 
 _UNDONE = re.compile(r"\\(?:sum|prod|i*int|lim|limsup|liminf|max|min|sup|gcd|det)(?![A-Za-z])")
 """What remains to be done. An answer that has it, where the expected one has not, repeats the question."""
+_VALUE = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)"
+_RATIO = rf"[-+]?(?:\\frac(?:\{{{_VALUE}\}}|\d)(?:\{{{_VALUE}\}}|\d)|{_VALUE}/{_VALUE})"
+_FRACTION = re.compile(rf"[-+]?\(?{_RATIO}\)?|[-+]?\(\d+\+{_RATIO}\)")
+"""A fraction, or a mixed number as :mod:`~asyncrl.envs.rewards.math_forms` writes it."""
+_POWER = re.compile(rf"[-+]?\(?(?:{_VALUE}|{_RATIO})\)?\^\{{?{_VALUE}\}}?")
+_OPERATION = re.compile(r"[\d)}!](?:[-+*/]|\\(?:cdot|times|div)(?![A-Za-z]))[-+]?[\d.({\\]|[\d)}]\(|\)\d")
+"""Numbers to be added, subtracted, multiplied or divided. Where a number is expected, they repeat the question."""
 _UNREAD = re.compile(r"(?<![a-z\d])(?<![a-z\d] )\d+ +\d|\d\s*\|+\s*\d|\.\.|[?@#&`]|\\\\|^(?:\\(?:ge|le|ne)(?![a-z])|[<>])")
 """Two numbers side by side, and what math-verify leaves out, or takes for the end of an expression."""
 _WRITTEN_OUT = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))(?:\\(?:times|cdot)10\^\{?([-+]?\d{1,3})\}?)?")
@@ -85,20 +93,25 @@ def is_equal(wanted: Form, answer: str) -> bool:
         return equal(wanted, form_of(plain), _same)
     if marked or wanted.kind is not Kind.EXPRESSION:
         return False
-    return _verified(_read(wanted.text), _parsed(answer))  # prose, of which the last expression counts
+    found = _parsed(answer)  # prose, of which the last expression counts
+    return not any(_to_be_computed(wanted.text, tidied(each)) for each in found if isinstance(each, str)) and _verified(
+        _read(wanted.text), found
+    )
 
 
 @lru_cache(maxsize=1024)
 def _read(expression: str) -> tuple[Any, ...]:
     """Return what math-verify reads in an expression; nothing if it is none."""
     tight = re.sub(" *([-+]) *", r"\1", expression)  # the c of `a + c` would be a unit
-    return _parsed(f"${tight}$")
+    return tuple(each for each in _parsed(f"${tight}$") if not isinstance(each, str))
 
 
-def _parsed(text: str) -> tuple[Any, ...]:
+def _parsed(text: str) -> list[Any]:
+    """Return what math-verify finds in a text: an expression, and how it is written there."""
     from math_verify import parse
 
-    return tuple(each for each in parse(text, parsing_timeout=None) if not isinstance(each, str))
+    found: list[Any] = parse(text, parsing_timeout=None)
+    return found
 
 
 def _same(wanted: str, given: str) -> bool:
@@ -107,7 +120,20 @@ def _same(wanted: str, given: str) -> bool:
     exact, number = _number(wanted), _number(given)
     if exact is not None and number is not None and exact.denominator == 1:
         return exact == number
-    return _verified(_read(wanted), _read(given))
+    return not _to_be_computed(wanted, given) and _verified(_read(wanted), _read(given))
+
+
+def _to_be_computed(wanted: str, given: str) -> bool:
+    """Whether a number is wanted, and numbers are given from which it would have to be computed.
+
+    A power may be given for any number, and a fraction for one that is no integer.
+    """
+    exact, given = _number(wanted), given.replace(" ", "")
+    if (exact is None and not _FRACTION.fullmatch(wanted.replace(" ", ""))) or _WRITTEN_OUT.fullmatch(given):
+        return False
+    if _POWER.fullmatch(given) or (_FRACTION.fullmatch(given) and (exact is None or exact.denominator != 1)):
+        return False
+    return _FRACTION.fullmatch(given) is not None or _OPERATION.search(given) is not None
 
 
 def _number(text: str) -> Fraction | None:
@@ -116,7 +142,7 @@ def _number(text: str) -> Fraction | None:
     return Fraction(found[1]) * Fraction(10) ** int(found[2] or 0) if found else None
 
 
-def _verified(wanted: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
+def _verified(wanted: Sequence[Any], given: Sequence[Any]) -> bool:
     from math_verify import verify
 
     return bool(wanted and given and verify(list(wanted), list(given), timeout_seconds=None))

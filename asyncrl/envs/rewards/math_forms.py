@@ -18,7 +18,7 @@ class Kind(Enum):
 
     EXPRESSION = auto()
     WORDS = auto()
-    """Words, a choice (``(B)``), a time of day, a number in another base: compared as texts."""
+    """Words, a choice (``(B)``), a time of day, a date, a number in another base: compared as texts."""
     CHOICE = auto()
     """A choice that is expected: its letter as ``text``, and what it says, if anything that can be read, as its part."""
     QUANTITY = auto()
@@ -58,6 +58,8 @@ _OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:^|\b(?:or|and|OR|AND)\b|[,;:/&=])[\"\s
 _OPERATOR = re.compile(r"[+*/^=<>]|-(?!\s*\d)|- |\\(?:cdot|times)(?![A-Za-z])")
 """Behind ``(C)``, it makes that a factor."""
 _CLOCK = re.compile(r'(\d+(?:\s*:\s*\d+)+)\s*"?\s*(?:([ap])\.?\s*m\.?)?\s*"?', re.IGNORECASE)
+_DASHED = re.compile(r"\d+(?:\s*-\s*\d+){1,3}|\d+(?:/\d+){2}")
+"""A date, a score, a range or a telephone number, which nobody means to be computed."""
 _BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{([^{}]+)\}|(\w))")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'., -]*")
 _MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
@@ -106,6 +108,8 @@ def _texts(text: str, _: int) -> Form | None:
         return Form(Kind.WORDS, found[1])
     if found := _CLOCK.fullmatch(text):
         return Form(Kind.WORDS, re.sub(r"\s", "", found[1]).removeprefix("0") + (found[2] or "").lower())
+    if _DASHED.fullmatch(text):
+        return Form(Kind.WORDS, re.sub(r"\s|(?<!\d)0+(?=\d)", "", text))
     if found := _BASED.fullmatch(text):
         base = (found[2] or found[3]).strip('" ').lower()
         return Form(Kind.WORDS, f"{found[1].lower()}_{_BASES.get(base, base)}")
@@ -326,9 +330,9 @@ def _equal_quantities(wanted: Form, given: Form, same: Same) -> bool:
     unit, value = (wanted.text, wanted.parts[0]) if wanted.kind is Kind.QUANTITY else ("", wanted)
     has, number = (given.text, given.parts[0]) if given.kind is Kind.QUANTITY else ("", given)
     if "%" in (unit, has) and unit in ("", "%") and has in ("", "%"):
-        hundredth = Form(Kind.EXPRESSION, f"\\frac{{{number.text}}}{{100}}")
-        hundredfold = Form(Kind.EXPRESSION, f"100 \\cdot ({number.text})")
-        return equal(value, number, same) or (unit != has and equal(value, hundredth if has else hundredfold, same))
+        scaled = value.parts[1] if value.kind is Kind.EQUATION else value
+        as_given = Form(Kind.EXPRESSION, f"\\frac{{{scaled.text}}}{{{0.01 if has else 100}}}")
+        return equal(value, number, same) or (unit != has and equal(as_given, number, same))
     return unit in ("", has) and equal(value, number, same)
 
 
