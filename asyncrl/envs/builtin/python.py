@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.task import Task
+from asyncrl.core.task import Task, says_nothing
 from asyncrl.envs.base import Observation
 from asyncrl.envs.builtin.answers import is_answer
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, data_of, encoded, write_files
@@ -42,6 +42,8 @@ class PythonData(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.tests is None):
             raise ValueError("give the task either `answer` or `tests`")
+        if self.answer is not None and says_nothing(self.answer):
+            raise ValueError(f"its `answer` is {self.answer!r}; give a text or a number")
 
 
 class Python(SandboxedEnvironment):
@@ -56,7 +58,7 @@ class Python(SandboxedEnvironment):
     def __init__(self, sandbox: Choice = Choice.AUTO, limits: Limits = Limits(), packages: bool = False) -> None:  # noqa: B008
         super().__init__(sandbox, limits)
         self.packages = packages
-        self._data = PythonData(answer="")
+        self._data = PythonData(answer=0)
 
     @tool
     async def python(self, code: str) -> str:

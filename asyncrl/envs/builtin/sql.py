@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.core.errors import EnvironmentBroken
-from asyncrl.core.task import Task
+from asyncrl.core.task import Task, says_nothing
 from asyncrl.core.text import short
 from asyncrl.envs.base import Observation
 from asyncrl.envs.builtin.answers import same_number
@@ -224,7 +224,7 @@ def _check_expected(task: Task) -> None:
         raise EnvironmentBroken(f"{problem}; {remedy}")
     if rows is not None and not (isinstance(rows, list) and all(map(_is_row, rows))):
         raise EnvironmentBroken(f"{problem}; {remedy}")
-    if answer is not None and not isinstance(answer, str | int | float):
+    if answer is not None and (says_nothing(answer) or not isinstance(answer, str | int | float)):
         raise EnvironmentBroken(f"{problem}; {remedy}")
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.task import Task
+from asyncrl.core.task import Task, says_nothing
 from asyncrl.envs.base import Observation
 from asyncrl.envs.builtin.answers import is_answer
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, checked, data_of, write_files
@@ -58,6 +58,8 @@ class TerminalData(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.check is None and self.answer is None and not self.expected:
             raise ValueError("say what is expected: `check`, `expected` or `answer`")
+        if self.answer is not None and says_nothing(self.answer):
+            raise ValueError(f"its `answer` is {self.answer!r}; give a text or a number, or leave it out")
         if self.check_files and self.check is None:
             raise ValueError("there are `check_files` and no `check` that uses them; give the task both")
 

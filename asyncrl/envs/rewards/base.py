@@ -10,7 +10,7 @@ from numbers import Number
 from typing import Any
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
-from asyncrl.core.task import Task
+from asyncrl.core.task import Task, says_nothing
 from asyncrl.core.text import short
 
 
@@ -60,11 +60,6 @@ def expected(task: Task, key: str, of: str) -> Any:
             "write there what is expected, or leave the task out"
         )
     return value
-
-
-def says_nothing(value: object) -> bool:
-    """Whether a value stands where there is none: a null, a blank text, or what is not a number in a column of numbers."""
-    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
 
 
 def expected_texts(task: Task, key: str, of: str) -> tuple[str, ...]:

@@ -123,6 +123,10 @@ async def test_a_task_that_says_nothing_of_its_answer_breaks_the_environment() -
     for data in ({}, {"answer": 1, "tests": "assert True"}, {"answer": [1]}):
         with pytest.raises(ValueError, match="task t: its data do not fit"):
             await Python(ANY).reset(Task(id=TaskId("t"), prompt="?", data=data))
+    for answer in ("", " \n", float("nan")):
+        for environment in (Python(ANY), Terminal(ANY)):
+            with pytest.raises(ValueError, match=r"its `answer` is .*; give a text or a number"):
+                await environment.reset(Task(id=TaskId("t"), prompt="?", data={"answer": answer}))
     with pytest.raises(ValueError, match="say what is expected"):
         await Terminal(ANY).reset(Task(id=TaskId("t"), prompt="?"))
 

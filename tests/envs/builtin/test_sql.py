@@ -162,6 +162,8 @@ async def test_rows_in_any_order():
         ({}, "give one of them"),
         ({"answer": "1", "rows": [[1]]}, "give one of them"),
         ({"answer": [1]}, "give one of them"),
+        ({"answer": " "}, "give one of them"),
+        ({"answer": float("nan")}, "give one of them"),
         ({"rows": [1]}, "give one of them"),
         ({"rows": [[[1]]]}, "lists of texts, numbers and nulls"),
         ({"answer": 1, "script": "CREATE"}, "incomplete input|script of the database fails"),
