@@ -15,7 +15,7 @@ _SCORE = re.compile(
 )
 """A score, and what stands behind it."""
 _STATED = re.compile(
-    rf"^\W*(?:\w+\s+){{0,2}}{_SCORE.pattern}(?:[^\w\n]|\d|\b(?:out|of|to|or|percent)\b)*$", re.IGNORECASE | re.MULTILINE
+    rf"^[^\w\n]*(?:\w+[^\S\n]+){{0,2}}{_SCORE.pattern}(?:[^\w\n]|\d|\b(?:out|of|to|or|percent)\b)*$", re.IGNORECASE | re.MULTILINE
 )
 """A score that fills a line: one in a sentence may be quoted from an answer that asks for it."""
 _ALONE = re.compile(rf"\s*\**({_NUMBER})\**\s*\.?\s*", re.IGNORECASE)

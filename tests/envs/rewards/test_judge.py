@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -362,3 +363,10 @@ def test_wrong_settings_are_refused():
 )
 def test_scores_are_read_from_replies(reply: str, score: float | None):
     assert read_score(reply, highest=10.0) == score
+
+
+@pytest.mark.parametrize("part", ["\n", " ", "score: ", "score: 7 out of ", "score(", "7", "a "])
+def test_no_reply_takes_long_to_read(part: str):
+    began = time.process_time()
+    read_score(part * (40_000 // len(part)) + "x", highest=10.0)
+    assert time.process_time() - began < 5.0
