@@ -1,6 +1,5 @@
 """A task: the problem that an environment is reset with."""
 
-import math
 from typing import Any
 
 import msgspec
@@ -33,8 +32,3 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if isinstance(self.prompt, str):
             return self.prompt
         return next((message.content for message in reversed(self.prompt) if message.role == "user"), "")
-
-
-def says_nothing(value: object) -> bool:
-    """Whether a value of a task's data stands where there is none: a null, a blank text, or what is not a number."""
-    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and math.isnan(value))

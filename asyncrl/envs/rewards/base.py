@@ -10,8 +10,9 @@ from numbers import Number
 from typing import Any
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
-from asyncrl.core.task import Task, says_nothing
+from asyncrl.core.task import Task
 from asyncrl.core.text import short
+from asyncrl.envs.builtin.answers import says_nothing
 
 
 class RewardUnavailable(EnvironmentLost):

@@ -107,7 +107,8 @@ def expected_part(expected: str) -> tuple[str, bool] | None:
 
 
 def _tagged(text: str) -> str:
-    return (_TAGGED.findall(text) or [text])[-1]
+    tagged: list[str] = _TAGGED.findall(text)
+    return tagged[-1] if tagged else text
 
 
 def _marked(text: str) -> str | None:
