@@ -14,41 +14,30 @@ _LEAST_PREAMBLE = 16
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a batch gives to compute.
-
-    Attributes:
-        tokens, rows, micro_batches: of the data-parallel rank with the most tokens; a pass over it computes ``tokens``.
-        computed: tokens that a pass computes on all data-parallel ranks together.
-        balance: tokens of a rank on average over those of the one with the most.
-    """
+    """What a batch gives to compute: tokens, rows and micro-batches of the data-parallel rank with the most tokens."""
 
     tokens: int
     rows: int
     micro_batches: int
-    computed: int
-    balance: float
 
 
-def work(batch: Batch, recipe: Recipe, preamble: int, times: float = 1) -> Work:
+def work(batch: Batch, recipe: Recipe, preamble: int, scale: float = 1) -> Work:
     """Divide a batch as the learner does.
+
+    A batch that stands for one that is ``scale`` times as large is divided over as many times fewer ranks, so that each has the
+    rows of a real one: with fewer, its longest row would be its load.
 
     Args:
         preamble: tokens that all prompts begin with.
-        times: how many times as large the batch is that this one stands for.
     """
     config = recipe.learner
     shares = config.context_parallel == 1
-    ranks = packing.plan(batch, config.data_parallel, config.micro_batch_tokens, share_prefixes=shares)
+    divided = max(1, round(config.data_parallel / scale))
+    times = scale * divided / config.data_parallel
+    ranks = packing.plan(batch, divided, config.micro_batch_tokens, share_prefixes=shares)
     tokens = [sum(_computed(batch, rows, preamble if shares else 0) for rows in rank) for rank in ranks]
     most = max(range(len(ranks)), key=tokens.__getitem__)
-    computed = round(times * sum(tokens))
-    return Work(
-        round(times * tokens[most]),
-        round(times * sum(map(len, ranks[most]))),
-        round(times * len(ranks[most])),
-        computed,
-        computed / len(ranks) / max(1, times * tokens[most]),
-    )
+    return Work(round(times * tokens[most]), round(times * sum(map(len, ranks[most]))), round(times * len(ranks[most])))
 
 
 def _computed(batch: Batch, rows: Sequence[int], preamble: int) -> int:

@@ -52,7 +52,7 @@ class ModelledRun:
 
     Attributes:
         scale: engines and batch are so many times as large in the run that is modelled. A batch and a pool of a tenth have the
-            same rates and the same staleness, as long as neither is small.
+            same rates and the same staleness, as long as neither is small; the learner's ranks are as many times fewer.
         group_size: ``batch.group_size``.
 
     Args:

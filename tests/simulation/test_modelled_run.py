@@ -41,11 +41,17 @@ def rate(value: float) -> Rate:
 
 
 def run(
-    made: Recipe, *, steps: int = 12, seed: int = 0, failures: FailureRates = NO_FAILURES, held: Held | None = None
+    made: Recipe,
+    *,
+    steps: int = 12,
+    seed: int = 0,
+    failures: FailureRates = NO_FAILURES,
+    held: Held | None = None,
+    token: float = 2e-5,
 ) -> Outcome:
     rates = Rates(
         engine=EngineRates(step=rate(0.01), request=rate(2e-4), prompt_token=rate(1e-5), start=rate(3.0)),
-        learner=LearnerRates(step=rate(0.1), token=rate(2e-5)),
+        learner=LearnerRates(step=rate(0.1), token=rate(token)),
         publication=PublicationRates(write=rate(0.05), move=rate(0.1), pause=rate(0.02), checkpoint=rate(1.0)),
         failures=failures,
     )
@@ -62,6 +68,22 @@ def test_a_large_run_agrees_with_a_smaller_one_of_the_same_shape(monkeypatch: py
     assert (whole.scale, part.scale) == (1, 4)
     assert part.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.08)
     assert part.staleness_mean == pytest.approx(whole.staleness_mean, abs=0.1)
+
+
+@pytest.mark.parametrize("ranks", [6, 64, 128])
+def test_a_part_of_a_large_run_loads_each_rank_as_the_whole_does(ranks: int, monkeypatch: pytest.MonkeyPatch):
+    large = recipe(
+        f"learner.data_parallel={ranks}", "generators.count=32", "batch.groups_per_step=128", "generators.max_running=32"
+    )
+    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 64)
+    whole = run(large, token=ranks * 1e-4)
+    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 8)
+    monkeypatch.setattr(modelled_run, "LEAST_EPISODES", 64)
+    part = run(large, token=ranks * 1e-4)
+    assert whole.time.idle.learner < 0.2, "the learner is what holds it up"
+    assert (whole.scale, part.scale) == (1, 4)
+    assert part.rank_tokens == pytest.approx(whole.rank_tokens, rel=0.15)
+    assert part.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.1)
 
 
 def test_synchronous_training_has_no_staleness_and_waits_in_turn():
