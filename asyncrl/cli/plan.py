@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.planning.plan_request import PlanRequest, answer
     from asyncrl.planning.prediction import SEEDS, STEPS
     from asyncrl.planning.probe import probe
-    from asyncrl.planning.rate_sources import UNBOUNDED, basis_from, machine_of
+    from asyncrl.planning.rate_sources import basis_from, machine_of
     from asyncrl.planning.rates_file import read_rates
     from asyncrl.planning.view import plan_answer_view
 
@@ -69,32 +69,32 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if not (arguments.probe or arguments.source or arguments.rates):
         arguments.parser.error("say where rates come from: --from RUN, --probe or --rates FILE")
     probing = partial(probe, source=arguments.recipe, overrides=arguments.overrides, note=say) if arguments.probe else None
-    vary = [each for each in arguments.vary if "=" in each]
     request = PlanRequest(
         recipe=arguments.recipe,
         overrides=tuple(arguments.overrides),
-        vary=tuple(vary),
+        vary=tuple(arguments.vary),
         gpus=arguments.gpus,
         seeds=arguments.seeds or SEEDS,
         steps=arguments.steps or STEPS,
     )
     try:
         file = None if arguments.rates is None else read_rates(arguments.rates)
-        if len(vary) < len(arguments.vary):
-            wrong = next(each for each in arguments.vary if "=" not in each)
-            raise RecipeError("--vary", f"{wrong!r} names no key with values", "write generators.count=1:8")
+        machine = machine_of(file, arguments.gpus)
+        if arguments.probe and arguments.gpus and not machine.gpus:
+            problem = "this machine, which a probe measures, has no GPU that could be used"
+            raise RecipeError("--gpus", problem, "add --rates FILE, or compare sizes with --vary")
         found = answer(
             request,
             lambda recipe: basis_from(recipe, run=arguments.source, file=file, name=arguments.rates, probe=probing),
-            machine_of(file, arguments.gpus or UNBOUNDED),
+            machine,
             say,
         )
     except RecipeError as error:
         return show_refusal(error)
+    console.print(plan_answer_view(found))  # first: a disk that takes no file loses nothing
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     if arguments.html is not None:
         arguments.html.write_text(plan_page(found), encoding="utf-8")
         console.print(Text.assemble(("Page: ", "dim"), str(arguments.html)), soft_wrap=True)
-    console.print(plan_answer_view(found))
     return ExitCode.COMPLETED

@@ -1,5 +1,7 @@
 """How the ranks of the learner divide a model and a batch between them."""
 
+from math import gcd
+
 import msgspec
 
 
@@ -33,6 +35,12 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     def ranks(self) -> int:
         """Number of ranks in all. Experts have no ranks of their own."""
         return self.stage_ranks * self.pipeline
+
+    @property
+    def least_data(self) -> int:
+        """The fewest replicas whose stages can share out and divide the experts; other numbers are multiples of it."""
+        experts = self.expert * self.expert_tensor
+        return experts // gcd(experts, self.tensor * self.context)
 
     def __str__(self) -> str:
         always = ("tensor", "pipeline", "data")

@@ -62,16 +62,14 @@ def plan_page(answer: PlanAnswer) -> str:
         "memory": memory,
         "interval": with_interval,
     }
-    every = (*answer.points, *(() if answer.synchronous is None else (answer.synchronous,)))
-    best = max(answer.points, key=lambda each: each.trajectories_per_s.mean)
     page = environment.get_template("plan.html.j2").render(
         style=Markup(STYLE),
         answer=answer,
-        every=every,
-        best=best,
-        picture=_picture(answer, every),
+        every=answer.every,
+        best=answer.best,
+        picture=_picture(answer, answer.every),
         notes=answer.notes,
-        parts=list(dict.fromkeys(part for each in every for part in each.memory)),
+        parts=list(dict.fromkeys(part for each in answer.every for part in each.memory)),
     )
     return writable(page)
 

@@ -1,22 +1,25 @@
 """What ``asyncrl plan`` is asked for, and its answer: the points of a plan, their predictions, and what follows from them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.planning.grid import front, points, read_axis, shown, splits, verdict
+from asyncrl.core.text import pluralize
+from asyncrl.planning.grid import axes_to_vary, fastest, front, points, shown, speed_of, splits, verdict
 from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, predict
 from asyncrl.planning.rate_fit import Basis
 from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.recipe.automatic import Choice
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.simulation.rates import Rate
 
 SYNCHRONOUS = ("buffer.max_staleness=0", "buffer.pipeline_depth=0")
 _NUMBER = re.compile(r"[\d,.]*\d")
 _DEPENDENT = ("buffer.pipeline_depth=", "buffer.max_staleness=")
+_COUNT = "generators.count"
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +56,12 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
         basis: what the rates come from, and the device that they are of.
         points: the predictions, in the order of the request.
         front: places of those than which no other is both faster and fresher.
-        synchronous: the prediction of synchronous training with the resources of the fastest; None if it is refused.
+        synchronous: the prediction of synchronous training with the sizes of the fastest, or in the best split of a budget; None
+            if it is refused.
         verdict: a sentence on what to choose.
-        rates: each figure with its source.
+        rates: each figure with its source, as it is for the fastest.
         refused: points that could not be predicted.
+        remarks: what was chosen, or left out, for all points.
     """
 
     recipe: str
@@ -68,15 +73,41 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     rates: dict[str, Rate]
     refused: tuple[Refused, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def every(self) -> tuple[Prediction, ...]:
+        """All predictions, the synchronous one last."""
+        return (*self.points, *(() if self.synchronous is None else (self.synchronous,)))
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest of the points."""
+        return fastest(self.points)
 
     @property
     def notes(self) -> list[str]:
-        """The notes of all points; of those that differ in numbers alone, the first, and how many more there are."""
-        alike: dict[str, dict[str, None]] = {}
+        """The remarks, and the notes of the points: of those that differ in numbers alone, the first with its point."""
+        alike: dict[str, list[tuple[str, str]]] = {}
         for point in self.points:
             for note in point.notes:
-                alike.setdefault(_NUMBER.sub("#", note), {})[note] = None
-        return [next(iter(notes)) + (f", and {len(notes) - 1} more such" if len(notes) > 1 else "") for notes in alike.values()]
+                alike.setdefault(_NUMBER.sub("#", note), []).append((point.name, note))
+        return [*self.remarks, *(_told(found, len(self.points)) for found in alike.values())]
+
+
+def _told(alike: Sequence[tuple[str, str]], points: int) -> str:
+    name, note = alike[0]
+    further = f" (and of {pluralize(len(alike) - 1, 'other point')})" if len(alike) > 1 else ""
+    return note if len(alike) == points and all(each == note for _, each in alike) else f"{name}: {note}{further}"
+
+
+class _Point(msgspec.Struct, frozen=True):
+    overrides: tuple[str, ...]
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        return shown(self.overrides)
 
 
 def answer(
@@ -85,38 +116,42 @@ def answer(
     """Predict everything that was asked for.
 
     Args:
-        basis_of: returns what to stand on, given the recipe as it is.
+        basis_of: returns what to stand on, given the recipe as it is; called once all points are known.
         note: is told of each point before it is modelled.
 
     Raises:
         RecipeError: the recipe, an axis or every point is refused.
+        AsyncRLError: the only point cannot be modelled.
     """
     if request.gpus is not None and request.vary:
         raise RecipeError("--gpus", "a budget is divided by itself, without --vary", "give one of both")
-    recipe = compose_for(machine, request.recipe, request.overrides)[0]
+    recipe, choices = compose_for(machine, request.recipe, request.overrides)
+    remarks = list(_remarks(request, recipe, choices))
+    if recipe.tune is not None:
+        request = msgspec.structs.replace(request, overrides=(*request.overrides, "tune=null"))
+    asked = splits(recipe, request.gpus) if request.gpus is not None else points(axes_to_vary(request.recipe, request.vary))
+    refused: list[Refused] = []
+    composed = list(_composed(request, machine, asked, refused))
+    _check_any(request, composed, refused)
     basis = basis_of(recipe)
     if request.gpus is not None and basis.device == "cpu":
         remedy = "give --rates FILE or a run on GPUs; on a CPU, compare sizes with --vary"
         raise RecipeError("--gpus", f"{basis.name} was measured on a CPU, which says nothing of GPUs", remedy)
-    asked = splits(recipe, request.gpus) if request.gpus is not None else points([read_axis(each) for each in request.vary])
     predictions: list[Prediction] = []
-    refused: list[Refused] = []
-    for number, overrides in enumerate(asked, 1):
+    for number, point in enumerate(composed, 1):
         if len(asked) > 1:
-            note(f"{number} of {len(asked)}: {shown(overrides)}")
+            note(f"{number} of {len(composed)}: {point.name}")
         try:
-            predictions.append(_point(request, basis, machine, overrides))
-        except RecipeError as error:
+            predictions.append(_predicted(request, basis, point))
+        except AsyncRLError as error:
             if len(asked) == 1:
                 raise
-            refused.append(Refused(shown(overrides), str(error)))
-    if not predictions:
-        raise RecipeError(
-            "--vary", f"every point is refused; the first: {refused[0].why}", "give values that the recipe may have"
-        )
-    fastest = max(predictions, key=lambda each: each.trajectories_per_s.mean)
-    synchronous = _synchronous(request, basis, machine, fastest)
+            refused.append(Refused(point.name, str(error)))
+    _check_any(request, predictions, refused)
+    best = fastest(predictions)
+    synchronous, why = _synchronous(request, basis, machine, best, asked)
     known = [*predictions, *([] if synchronous is None else [synchronous])]
+    of_best = next(point.recipe for point in composed if point.overrides == best.overrides)
     return PlanAnswer(
         recipe=recipe.name,
         basis=basis.name,
@@ -125,23 +160,68 @@ def answer(
         front=tuple(place for place in front(known) if place < len(predictions)),
         synchronous=synchronous,
         verdict=verdict(predictions, synchronous),
-        rates=dict(basis.rates_of(recipe).listed()),
+        rates=dict(basis.rates_of(of_best).listed()),
         refused=tuple(refused),
+        remarks=(*remarks, *([f"synchronous training could not be foreseen: {why}"] if why else [])),
     )
 
 
-def _point(request: PlanRequest, basis: Basis, machine: Machine, overrides: Sequence[str]) -> Prediction:
-    changed = compose_for(machine, request.recipe, (*request.overrides, *overrides))[0]
-    return predict(changed, basis, name=shown(overrides), overrides=overrides, seeds=request.seeds, steps=request.steps)
+def _remarks(request: PlanRequest, recipe: Recipe, choices: Sequence[Choice]) -> Iterator[str]:
+    if recipe.tune is not None:
+        yield "section tune was left out: sizes were foreseen as a run begins with them"
+    count = next((choice for choice in choices if choice.key == _COUNT), None)
+    if count is not None and request.gpus is None and not any(each.startswith(f"{_COUNT}=") for each in request.vary):
+        yield f"{_COUNT} is auto, and {count.value} as the recipe is ({count.reason}): set it, vary it, or give --gpus"
 
 
-def _synchronous(request: PlanRequest, basis: Basis, machine: Machine, like: Prediction) -> Prediction | None:
-    """Predict synchronous training with the sizes of ``like``: the learner and the engines work in turn."""
-    sizes = [each for each in like.overrides if not each.startswith(_DEPENDENT)]
-    kept = [each for each in request.overrides if not each.startswith(_DEPENDENT)]
-    asked = msgspec.structs.replace(request, overrides=tuple(kept))
-    try:
-        found = _point(asked, basis, machine, (*sizes, *SYNCHRONOUS))
-    except RecipeError:
-        return None
-    return msgspec.structs.replace(found, name=" ".join(["synchronous", *(each.rpartition(".")[2] for each in sizes)]))
+def _check_any(request: PlanRequest, found: Sequence[object], refused: Sequence[Refused]) -> None:
+    """Refuse a plan of which every point is refused."""
+    if found:
+        return
+    place, remedy = (
+        ("--vary", "give values that the recipe may have") if request.gpus is None else ("--gpus", "give another number")
+    )
+    raise RecipeError(place, f"every point is refused; the first, {refused[0].name}: {refused[0].why}", remedy)
+
+
+def _composed(
+    request: PlanRequest, machine: Machine, asked: Sequence[tuple[str, ...]], refused: list[Refused]
+) -> Iterator[_Point]:
+    """Yield the points that the recipe's rules allow, and add the others to ``refused``."""
+    for overrides in asked:
+        try:
+            yield _Point(overrides, compose_for(machine, request.recipe, (*request.overrides, *overrides))[0])
+        except RecipeError as error:
+            if len(asked) == 1:
+                raise
+            refused.append(Refused(shown(overrides), str(error)))
+
+
+def _predicted(request: PlanRequest, basis: Basis, point: _Point) -> Prediction:
+    return predict(point.recipe, basis, name=point.name, overrides=point.overrides, seeds=request.seeds, steps=request.steps)
+
+
+def _synchronous(
+    request: PlanRequest, basis: Basis, machine: Machine, like: Prediction, asked: Sequence[tuple[str, ...]]
+) -> tuple[Prediction | None, str]:
+    """Predict synchronous training, where the learner and the engines work in turn: with the sizes of ``like``, or in the best
+    split of a budget; None, and why, if it is refused."""
+    sizes = dict.fromkeys(_independent(each) for each in (asked if request.gpus is not None else [like.overrides]))
+    synchronous = msgspec.structs.replace(request, overrides=(*_independent(request.overrides), *SYNCHRONOUS))
+    found: list[Prediction] = []
+    why = ""
+    for own in sizes:
+        try:
+            recipe = compose_for(machine, request.recipe, (*synchronous.overrides, *own))[0]
+            found.append(_predicted(synchronous, basis, _Point(own, recipe)))
+        except AsyncRLError as error:
+            why = why or str(error)
+    if not found:
+        return None, why
+    best = max(found, key=speed_of)
+    name = " ".join(["synchronous", *([shown(best.overrides)] if best.overrides else [])])
+    return msgspec.structs.replace(best, name=name, overrides=(*best.overrides, *SYNCHRONOUS)), ""
+
+
+def _independent(overrides: Sequence[str]) -> tuple[str, ...]:
+    return tuple(each for each in overrides if not each.startswith(_DEPENDENT))

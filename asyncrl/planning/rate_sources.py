@@ -10,8 +10,6 @@ from asyncrl.planning.rates_file import RatesFile
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.simulation.rates import Rates
 
-UNBOUNDED = 1 << 14
-"""The GPUs of a machine that is to hold any recipe."""
 _MEMORY_A_GPU = 200 << 30
 """Host memory of a machine for each of its GPUs, assumed where the machine is not at hand."""
 
@@ -41,10 +39,15 @@ def basis_of_file(file: RatesFile, name: str, played: Basis | None) -> Basis:
     )
 
 
-def machine_of(file: RatesFile | None, gpus: int) -> Machine:
-    """The machine that a recipe is composed for: this one, or one with as many GPUs of the file's kind."""
+def machine_of(file: RatesFile | None, gpus: int | None) -> Machine:
+    """The machine that a recipe is composed for: this one, or one with as many GPUs of the file's kind.
+
+    Args:
+        gpus: None for those of one machine of the file.
+    """
     if file is None or file.hardware is None:
         return Machine.here()
+    gpus = file.gpus_a_node if gpus is None else gpus
     nodes = max(1, -(-gpus // file.gpus_a_node))
     memory = nodes * file.gpus_a_node * _MEMORY_A_GPU
     return Machine(

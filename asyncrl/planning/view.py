@@ -1,5 +1,7 @@
 """Shows a plan in the terminal."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,14 +18,11 @@ FEW = 3
 
 def plan_answer_view(answer: PlanAnswer) -> RenderableType:
     """Return the tables of an answer, its verdict, and what it stands on."""
-    shown: list[RenderableType] = []
-    every = [*answer.points, *([] if answer.synchronous is None else [answer.synchronous])]
-    shown.append(_details(every) if len(answer.points) <= FEW else _table(answer))
-    best = max(answer.points, key=lambda each: each.trajectories_per_s.mean)
-    lines = [Text(f"{best.name}: {best.bottleneck}"), Text(answer.verdict, "bold")]
+    lines = [Text(f"{answer.best.name}: {answer.best.bottleneck}"), Text(answer.verdict, "bold")]
     lines += [Text(f"Note: {note}", "yellow") for note in answer.notes]
     lines += [Text(f"Refused: {each.name}: {each.why}", "yellow") for each in answer.refused]
-    return Group(*shown, *lines, Text(), _rates(answer))
+    shown = _details(answer.every) if len(answer.points) <= FEW else _table(answer)
+    return Group(shown, *lines, Text(), _rates(answer))
 
 
 def with_interval(figure: Figure) -> str:
@@ -41,7 +40,7 @@ def _histogram(prediction: Prediction) -> str:
     return ", ".join(f"{age}: {percent(share)}" for age, share in prediction.histogram.items() if share >= 0.005)
 
 
-def _details(predictions: list[Prediction]) -> Table:
+def _details(predictions: Sequence[Prediction]) -> Table:
     table = Table(title="Prediction", title_justify="left", border_style="dim", box=box.ROUNDED)
     table.add_column("")
     for each in predictions:
@@ -60,6 +59,8 @@ def _details(predictions: list[Prediction]) -> Table:
         "length, trained over issued": [number(each.length_bias.mean) for each in predictions],
         "pipeline depth": [number(each.depth) for each in predictions],
     }
+    if any(each.start_s for each in predictions):
+        rows["until the first step"] = [duration(each.start_s) for each in predictions]
     if any(each.gpus for each in predictions):
         rows["GPUs"] = [str(each.gpus) for each in predictions]
     for part in dict.fromkeys(part for each in predictions for part in each.memory):
@@ -70,24 +71,26 @@ def _details(predictions: list[Prediction]) -> Table:
 
 
 def _table(answer: PlanAnswer) -> Table:
-    title = "Predictions, those worth choosing marked"  # without lines between columns, so that 80 characters hold it
-    table = Table(title=title, title_justify="left", border_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    """One row for each prediction. Cells have two lines, and there are none between columns, so that 80 characters hold names and
+    figures."""
+    title = "Predictions, those worth choosing marked"
+    table = Table(
+        title=title, title_justify="left", border_style="dim", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("", overflow="fold")
-    for column in ("trajectories\na second", "idle\ngenerators", "idle\nlearner", "staleness,\nlargest", "too\nold", "given\nup"):
-        table.add_column(column, justify="right", no_wrap=True)
-    every = [*answer.points, *([] if answer.synchronous is None else [answer.synchronous])]
-    for place, each in enumerate(every):
-        chosen = place in answer.front
+    gpus = any(each.gpus for each in answer.every)
+    columns = ("trajectories\na second", "tokens/s,\nGPUs" if gpus else "tokens/s", "idle:\nengines\nlearner")
+    for column in (*columns, "staleness,\nlargest", "too old,\ngiven up"):
+        table.add_column(column, justify="right", overflow="fold")
+    for place, each in enumerate(answer.every):
+        chosen, speed = place in answer.front, each.trajectories_per_s
         table.add_row(
-            "*" if chosen else "",
-            each.name,
-            with_interval(each.trajectories_per_s),
-            percent(each.idle_generators.mean),
-            percent(each.idle_learner.mean),
-            f"{each.staleness_mean.mean:.2f}, {each.staleness_max}",
-            percent(each.masked.mean),
-            percent(each.dropped.mean),
+            f"{'*' if chosen else ' '} {each.name}",
+            f"{number(speed.mean)}\n({number(speed.low)} to {number(speed.high)})",
+            number(each.trained_tokens_per_s.mean) + (f"\n{each.gpus}" if gpus else ""),
+            f"{percent(each.idle_generators.mean)}\n{percent(each.idle_learner.mean)}",
+            f"{each.staleness_mean.mean:.2f}\n{each.staleness_max}",
+            f"{percent(each.masked.mean)}\n{percent(each.dropped.mean)}",
             style="bold" if chosen else "",
         )
     return table

@@ -1,27 +1,45 @@
 """A plan from the recipe to its page, with rates of a shipped file and with a run that was made here."""
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from asyncrl.cli.main import main
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.planning import plan_request
 from asyncrl.planning.page import plan_page
-from asyncrl.planning.plan_request import PlanAnswer, PlanRequest, answer
+from asyncrl.planning.plan_request import SYNCHRONOUS, PlanAnswer, PlanRequest, answer
+from asyncrl.planning.prediction import Prediction, predict
 from asyncrl.planning.probe import probe
 from asyncrl.planning.rate_sources import basis_of_file, machine_of
 from asyncrl.planning.rates_file import read_rates
+from asyncrl.planning.view import plan_answer_view
 from asyncrl.run.recipe.compose import compose
+from asyncrl.run.report.figures import number
+from asyncrl.simulation.outcome import ModelStandsStill
 from asyncrl.simulation.rates import Rate
 
 KEYS = ("model.max_context=20000", "batch.groups_per_step=4", "batch.group_size=4")
 
 
-def planned(*vary: str, gpus: int | None = None) -> PlanAnswer:
+def planned(*vary: str, gpus: int | None = None, keys: Sequence[str] = ()) -> PlanAnswer:
     file = read_rates("h100")
-    request = PlanRequest(recipe="quickstart", overrides=KEYS, vary=vary, gpus=gpus, seeds=2, steps=6)
-    return answer(request, lambda recipe: basis_of_file(file, "h100", None), machine_of(file, gpus or 64))
+    request = PlanRequest(recipe="quickstart", overrides=(*KEYS, *keys), vary=vary, gpus=gpus, seeds=2, steps=6)
+    return answer(request, lambda recipe: basis_of_file(file, "h100", None), machine_of(file, gpus))
+
+
+def test_without_a_budget_a_plan_is_of_one_machine():
+    found = planned()
+    assert found.points[0].gpus == 8
+    assert "generators.count is auto, and 7 as the recipe is" in found.notes[0]
+    assert not planned("generators.count=1").remarks
+    assert not planned(gpus=2).remarks
 
 
 def test_more_engines_and_more_depth_are_faster_and_staler():
@@ -42,6 +60,77 @@ def test_a_budget_is_predicted_in_all_its_splits():
     found = planned(gpus=4)
     assert {each.gpus for each in found.points} == {4}
     assert len({each.overrides[:2] for each in found.points}) == 3
+    ranks = found.best.overrides[0].removeprefix("learner.data_parallel=")
+    assert f"{found.rates['learner.ranks'].value:g}" == ranks, "rates are those of the fastest"
+
+
+def test_synchronous_training_gets_the_best_split_of_a_budget():
+    found, slow = planned(gpus=4), []
+    for ranks in (1, 2, 3):
+        keys = (f"learner.data_parallel={ranks}", f"generators.count={4 - ranks}", *SYNCHRONOUS)
+        slow.append(planned(keys=keys).points[0].trajectories_per_s)
+    assert found.synchronous is not None
+    assert found.synchronous.trajectories_per_s == max(slow, key=lambda each: each.mean)
+    assert found.synchronous.overrides[2:] == SYNCHRONOUS
+
+
+def test_what_tune_may_turn_bounds_no_plan():
+    tune = "tune={knobs: {buffer.pipeline_depth: [1, 4], generators.count: [1, 2]}}"
+    found = planned("generators.count=1,4", keys=(tune, "buffer.pipeline_depth=1", "generators.count=1"))
+    assert not found.refused
+    assert found.synchronous is not None
+    assert found.remarks == ("section tune was left out: sizes were foreseen as a run begins with them",)
+
+
+def test_why_synchronous_training_is_not_foreseen_is_said():
+    found = planned(keys=("buffer.max_reuse=2", "buffer.pipeline_depth=1"))
+    assert found.synchronous is None
+    assert found.notes[-1].startswith("synchronous training could not be foreseen: buffer.max_reuse")
+
+
+def test_a_point_that_cannot_be_modelled_ends_no_grid(monkeypatch: pytest.MonkeyPatch):
+    def predicted(recipe: Recipe, *rest: Any, **further: Any) -> Prediction:
+        if recipe.generators.count == 2 or recipe.buffer.max_staleness == 0:
+            raise ModelStandsStill(3, 5.0)
+        return predict(recipe, *rest, **further)
+
+    monkeypatch.setattr(plan_request, "predict", predicted)
+    found = planned("generators.count=1,2")
+    assert [each.name for each in found.points] == ["count=1"]
+    assert [each.name for each in found.refused] == ["count=2"]
+    assert "stands still at step 3" in found.notes[-1]
+    with pytest.raises(ModelStandsStill):
+        planned("generators.count=2")
+
+
+@pytest.mark.parametrize(
+    ("vary", "gpus", "said"),
+    [
+        (("generators.count=8:1",), None, "does not go upwards"),
+        (("generators.count=1:401",), None, "401 points"),
+        (("buffer.pipeline_depth=8,9",), None, "every point is refused; the first, pipeline_depth=8"),
+        ((), 1, "--gpus: 1 GPUs are too few"),
+    ],
+)
+def test_what_is_asked_for_is_checked_before_rates_are_looked_for(vary: tuple[str, ...], gpus: int | None, said: str):
+    request = PlanRequest(recipe="quickstart", overrides=KEYS, vary=vary, gpus=gpus)
+    with pytest.raises(RecipeError, match=said):
+        answer(request, lambda recipe: pytest.fail("rates are looked for"), machine_of(read_rates("h100"), gpus))
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_grid_keeps_names_and_figures_in_a_narrow_terminal(width: int):
+    found = planned("generators.count=1,2", "buffer.pipeline_depth=1,3")
+    point = found.points[3]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(plan_answer_view(found))
+    shown = "".join(console.export_text().split("Rates")[0].split())
+    for part in ("count=2", "pipeline_depth=3") if width == 80 else ():
+        assert part in shown
+    for figure in (point.trajectories_per_s.low, point.trajectories_per_s.high, point.trained_tokens_per_s.mean):
+        assert number(figure) in shown
+    for name in ("a second", "tokens/s", "GPUs", "too old", "given up"):
+        assert name.replace(" ", "") in shown
 
 
 def test_a_budget_of_gpus_is_not_divided_by_rates_of_a_cpu():
@@ -79,11 +168,12 @@ def test_points_that_are_refused_are_listed_with_the_reason():
         planned("buffer.pipeline_depth=8,9")
 
 
-def test_notes_that_differ_in_numbers_alone_are_one():
+def test_notes_that_differ_in_numbers_alone_are_one_and_name_their_point():
     found = planned("generators.count=1,2")
-    said = [("4 ranks of 1,200", "other"), ("8 ranks of 3.5",)]
+    said = [("of all", "4 ranks of 1,200"), ("of all", "8 ranks of 3.5", "other")]
     points = tuple(msgspec.structs.replace(point, notes=notes) for point, notes in zip(found.points, said, strict=True))
-    assert msgspec.structs.replace(found, points=points).notes == ["4 ranks of 1,200, and 1 more such", "other"]
+    told = ["of all", "count=1: 4 ranks of 1,200 (and of 1 other point)", "count=2: other"]
+    assert msgspec.structs.replace(found, points=points).notes == told
 
 
 def test_the_same_plan_is_the_same_to_the_byte():
@@ -112,6 +202,14 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_file_that_cannot_be_written_loses_no_answer(capsys: pytest.CaptureFixture[str]):
+    arguments = ["plan", "quickstart", *KEYS, "generators.count=1", "--rates", "h100", "--seeds", "1", "--steps", "4"]
+    assert main([*arguments, "--json=/dev/full"]) == 1
+    shown = capsys.readouterr()
+    assert "trajectories/s" in shown.out
+    assert "No space left on device" in shown.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -119,6 +217,7 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.
         (["--from", "nowhere"], "nowhere"),
         (["--rates", "h100", "--vary", "generators.count"], "names no key with values"),
         (["--rates", "h100", "--vary", "generators.count=1:2", "--gpus", "8"], "give one of both"),
+        (["--probe", "--gpus", "8"], "this machine, which a probe measures, has no GPU"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from importlib.metadata import version
-from math import ceil, gcd
+from math import ceil
 
 import msgspec
 
@@ -218,8 +218,7 @@ def _fits(learner: LearnerConfig, shape: ModelShape, tokens: int, room: int) -> 
 
 def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     layout = msgspec.structs.replace(recipe.learner, data_parallel=1).layout
-    experts = layout.expert * layout.expert_tensor
-    least = experts // gcd(experts, layout.stage_ranks)
+    least = layout.least_data
     if machine.gpus:
         return least, "further GPUs are for engines; raise it where the learner is the bottleneck"
     costly = _costly_episode(recipe, shape)
