@@ -52,7 +52,8 @@ class Basis(msgspec.Struct, frozen=True):
         rates: how fast the parts are; None where ``hardware`` says it for each recipe.
         training: the episodes to draw from.
         evaluation: those of evaluations; None if none were kept.
-        recipe: the recipe of the run; None if there was no run.
+        recipe: the recipe of the run that rates were fitted to; None if there was none.
+        played_by: the recipe by which the episodes were played; None if a file says what they are like.
         measured: the steps of the run that count; empty if there was no run.
         notes: what of the run was not used, and why.
     """
@@ -63,6 +64,7 @@ class Basis(msgspec.Struct, frozen=True):
     training: Kept
     evaluation: Kept | None = None
     recipe: Recipe | None = None
+    played_by: Recipe | None = None
     measured: tuple[StepMeasure, ...] = ()
     hardware: Hardware | None = None
     notes: tuple[str, ...] = ()
@@ -81,10 +83,12 @@ class Basis(msgspec.Struct, frozen=True):
         learner, machine = self.rates.learner, self.rates.machine
         if not learner.cores.value:
             return self.rates
-        ranks = recipe.learner.layout.ranks
-        each = learner.cores.value / (1 if self.recipe is None else self.recipe.learner.layout.ranks)
+        if self.recipe is None:  # by hand: the machine's weight was given too
+            each, ranks = learner.cores.value / learner.ranks.value, recipe.learner.data_parallel
+        else:
+            each, ranks = learner.cores.value / self.recipe.learner.layout.ranks, recipe.learner.layout.ranks
+            machine = msgspec.structs.replace(machine, weight=learner_weight(ranks, machine.cores.value))
         learner = msgspec.structs.replace(learner, cores=Rate(each * ranks, f"{each:g} for each rank"))
-        machine = msgspec.structs.replace(machine, weight=learner_weight(ranks, machine.cores.value))
         return msgspec.structs.replace(self.rates, learner=learner, machine=machine)
 
 
@@ -120,7 +124,7 @@ def fit_run(path: Path, since: int = 0, least_episodes: int = MOST_EPISODES) -> 
     training = required(read_kept(reader, Kind.TRAIN, since, least_episodes), name)
     evaluation = read_kept(reader, Kind.EVALUATION)
     rates = fit(usual, recipe, training, name)
-    return Basis(name, usual[-1].device, rates, training, evaluation, recipe, tuple(usual), notes=notes)
+    return Basis(name, usual[-1].device, rates, training, evaluation, recipe, recipe, tuple(usual), notes=notes)
 
 
 def on_last_machine(steps: Sequence[StepMeasure]) -> list[StepMeasure]:

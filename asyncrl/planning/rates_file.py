@@ -1,8 +1,10 @@
 """Files of rates, written by hand: what ``asyncrl plan --rates`` reads. docs/how-to/planning.md describes them."""
 
 import math
+from collections.abc import Hashable
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 import yaml
@@ -27,7 +29,9 @@ _DIVISORS = (
     *("publication_bandwidth", "reduce_bandwidth"),
 )
 """Figures by which others are divided."""
-_COUNTS = ("block_tokens", "step_tokens")
+_COUNTS = ("block_tokens", "step_tokens", "ranks")
+_SPREADS = ("spread", "environment_spread")
+_MOST_SPREAD, _MOST_TURNS = 5, 1000
 _GROUPS, _GROUP = 256, 16
 """How many groups of episodes are made, and how many episodes in each."""
 
@@ -122,23 +126,43 @@ def read_rates(name: str) -> RatesFile:
     shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
     path = shipped.get(name, Path(name))
     try:
-        found = msgspec.convert(yaml.safe_load(path.read_bytes()), RatesFile, strict=False)
+        found = msgspec.convert(yaml.load(path.read_bytes(), _Loader), RatesFile, strict=False)
     except OSError as error:
         remedy = f"give the path of a file, or one of the shipped: {', '.join(shipped)}"
         raise RecipeError("--rates", f"cannot read {name!r}: {error.strerror}", remedy) from error
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+    except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError) as error:  # a value may be no date, or no number
         raise RecipeError("--rates", f"{name!r} is no file of rates: {error}", "see docs/how-to/planning.md") from error
     whole = found.engine and found.learner and found.publication
     if bool(whole) == bool(found.hardware):
         problem = f"{name!r} must hold either hardware, or all of engine, learner and publication"
         raise RecipeError("--rates", problem, "docs/how-to/planning.md lists the keys of each")
-    if found.gpus_a_node < 1:
-        raise RecipeError("--rates", f"gpus_a_node of {name!r} is {found.gpus_a_node}", "give a number of at least 1")
+    for key in ("cores", "gpus_a_node"):
+        if (value := getattr(found, key)) < 1:
+            raise RecipeError("--rates", f"{key} of {name!r} is {value}", "give a number of at least 1")
     sections = (found.engine, found.learner, found.publication, found.machine, found.failures, found.hardware, found.episodes)
     for section in sections:
         if section is not None:
             _check(name, section)
+    if found.engine is not None and not found.engine.step.value + found.engine.request.value:
+        problem = f"step and request of engine in {name!r} are both 0, so that an engine would sample in no time at all"
+        raise RecipeError("--rates", problem, "give at least one of them a number above 0")
     return found
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain values, and refuses a key that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Read the values of a section.
+
+        Raises:
+            ConstructorError: a key is given twice.
+        """
+        given = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if given.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _check(name: str, section: msgspec.Struct) -> None:
@@ -147,6 +171,11 @@ def _check(name: str, section: msgspec.Struct) -> None:
         allowed, wanted = _allowed(key, rate.value)
         if not math.isfinite(rate.value) or not allowed:
             raise RecipeError("--rates", f"{key} of {name!r} is {rate.value:g}", f"give {wanted}")
+        if rate.error is not None and not 0 <= rate.error < math.inf:
+            raise RecipeError("--rates", f"error of {key} of {name!r} is {rate.error:g}", "give a share of at least 0")
+        if rate.measured is not None and not 0 <= rate.measured[0] <= rate.measured[1] < math.inf:
+            problem = f"measured of {key} of {name!r} is [{rate.measured[0]:g}, {rate.measured[1]:g}]"
+            raise RecipeError("--rates", problem, "give the smallest and the largest size, in this order")
 
 
 def _allowed(key: str, value: float) -> tuple[bool, str]:
@@ -155,6 +184,10 @@ def _allowed(key: str, value: float) -> tuple[bool, str]:
         return value > 0, "a number above 0"
     if key in _COUNTS:
         return value >= 1, "a number of at least 1"
+    if key in _SPREADS:
+        return 0 <= value <= _MOST_SPREAD, f"a standard deviation of logarithms in [0, {_MOST_SPREAD}]"
+    if key == "turns":
+        return 0 <= value <= _MOST_TURNS, f"a number of at most {_MOST_TURNS:,}"
     if key == "of_task":
         return 0 <= value <= 1, "a share in [0, 1]"
     if key == "broken":

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.planning.rate_sources import basis_of_file, machine_of
 from asyncrl.planning.rates_file import SHIPPED, read_rates
-from asyncrl.run.recipe.compose import compose_for
+from asyncrl.run.recipe.compose import compose, compose_for
 
 FIGURES = "{value: 0.1, source: given}"
 DIRECT = f"""\
@@ -46,6 +46,24 @@ def test_rates_may_be_written_themselves(tmp_path: Path):
         (DIRECT.replace("value: 0.1", "value: -1", 1), "step of .* is -1"),
         (DIRECT.replace(", source: given", "", 1), "missing required field `source`"),
         (DIRECT + "gpus_a_node: 0", "gpus_a_node of .* is 0"),
+        (DIRECT + "cores: -3", "cores of .* is -3"),
+        (DIRECT + "about: 2026-13-45", "no file of rates: month must be in"),
+        (DIRECT + "about: " + 3000 * "[" + 3000 * "]", "no file of rates: .*recursion"),
+        (DIRECT + "device: other", "no file of rates: 'device' is given twice"),
+        (DIRECT.replace(FIGURES, "{value: 0.1, value: 0.2, source: given}", 1), "no file of rates: 'value' is given twice"),
+        (DIRECT.replace("0.1", "0", 2), "step and request of engine in .* are both 0"),
+        (DIRECT.replace("source: given", "source: given, error: .nan", 1), "error of step of .* is nan"),
+        (DIRECT.replace("source: given", "source: given, error: -5", 1), "error of step of .* is -5"),
+        (DIRECT.replace("source: given", "source: given, measured: [5, 1]", 1), r"measured of step of .* is \[5, 1\]"),
+        (DIRECT.replace("learner: {", "learner: {ranks: {value: 0, source: given}, "), "ranks of .* is 0"),
+        (
+            DIRECT + f"episodes: {{prompt: {FIGURES}, sampled: {FIGURES}, spread: {{value: 800, source: x}}}}",
+            "spread of .* is 800",
+        ),
+        (
+            DIRECT + f"episodes: {{prompt: {FIGURES}, sampled: {FIGURES}, turns: {{value: 1e9, source: x}}}}",
+            "turns of .* is 1e.09",
+        ),
         (DIRECT.replace("engine: {", "engine: {step_tokens: {value: 0, source: given}, "), "step_tokens of .* is 0"),
         (DIRECT + "failures: {broken: {value: 1, source: given}}", "broken of .* is 1"),
         (DIRECT + f"episodes: {{prompt: {FIGURES}, sampled: {{value: .nan, source: given}}}}", "sampled of .* is nan"),
@@ -66,3 +84,13 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str):
 def test_a_file_that_is_not_there_names_the_shipped_ones():
     with pytest.raises(RecipeError, match="h100"):
         read_rates("h200")
+
+
+@pytest.mark.parametrize(("ranks", "cores"), [(2, 4.0), (4, 8.0)])
+def test_cores_and_weight_of_a_file_are_taken_as_they_stand(tmp_path: Path, ranks: int, cores: float):
+    text = DIRECT.replace("learner: {", "learner: {cores: {value: 4, source: given}, ranks: {value: 2, source: given}, ")
+    text += "machine: {cores: {value: 16, source: given}, weight: {value: 3, source: given}}\n"
+    (tmp_path / "own.yaml").write_text(text + f"episodes: {{prompt: {FIGURES}, sampled: {FIGURES}}}")
+    basis = basis_of_file(read_rates(str(tmp_path / "own.yaml")), "own", None)
+    rates = basis.rates_of(compose("quickstart", [f"learner.data_parallel={ranks}"]))
+    assert (rates.learner.cores.value, rates.machine.weight.value) == (cores, 3.0)
