@@ -21,8 +21,8 @@ WEIGHT_BYTES, GRADIENT_BYTES = 2, 4
 """Bytes of a weight in bfloat16, and of a gradient when it is added up over ranks."""
 ENGINE_BYTES = 4e9
 """What an engine takes of a GPU beside weights and cache, estimated."""
-FULL_RECOMPUTATION = 4 / 3
-"""The passes of a training step where activations are computed again, over those where they are kept."""
+FROZEN = 4
+"""Operations for each weight and token where adapters are trained beside it: it has no gradient of its own."""
 
 
 class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +71,10 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             mean_tokens: tokens of an episode on average; attention costs more where they are many.
         """
         learner, engine = self._learner(shape, recipe, mean_tokens), self._engine(shape, recipe)
-        size = WEIGHT_BYTES * shape.parameters
+        lora, parameters = recipe.learner.lora, shape.parameters
+        if lora is not None and lora.publish == "adapter":
+            parameters = shape.adapter_parameters(lora)
+        size = WEIGHT_BYTES * parameters
         moved = Rate(size / self.publication_bandwidth.value, _sources(self.publication_bandwidth))
         return Rates(engine, learner, PublicationRates(self.write, moved, self.pause))
 
@@ -100,10 +103,16 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         config, algorithm = recipe.learner, recipe.algorithm
         divided = config.layout.ranks / config.data_parallel
         attention = shape.num_hidden_layers * shape.num_attention_heads * shape.head_size * mean_tokens
-        passes = algorithm.epochs * (FULL_RECOMPUTATION if config.recompute == "full" else 1.0)
-        token = 6 * passes * (shape.active_parameters + attention) / (self.peak_flops.value * self.learner_mfu.value * divided)
+        again = 2 if config.recompute == "full" else 0
+        weights = (6 if config.lora is None else FROZEN) + again
+        operations = weights * shape.active_parameters + (6 + again) * attention
+        trained = shape.parameters
+        if config.lora is not None:
+            trained = shape.adapter_parameters(config.lora)
+            operations += (6 + again) * trained
+        token = algorithm.epochs * operations / (self.peak_flops.value * self.learner_mfu.value * divided)
         steps = algorithm.epochs * algorithm.minibatches
-        gradients = 2 * GRADIENT_BYTES * shape.parameters / divided / self.reduce_bandwidth.value
+        gradients = 2 * GRADIENT_BYTES * trained / divided / self.reduce_bandwidth.value
         reduced = gradients if config.data_parallel > 1 else 0.0
         return LearnerRates(
             step=Rate(steps * (self.learner_step.value + reduced), _sources(self.learner_step, self.reduce_bandwidth)),

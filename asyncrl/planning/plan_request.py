@@ -8,6 +8,7 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
+from asyncrl.planning.episode_limits import limited
 from asyncrl.planning.grid import axes_to_vary, fastest, front, points, shown, speed_of, splits, verdict
 from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, predict
 from asyncrl.planning.rate_fit import Basis
@@ -160,7 +161,7 @@ def answer(
         front=tuple(place for place in front(known) if place < len(predictions)),
         synchronous=synchronous,
         verdict=verdict(predictions, synchronous),
-        rates=dict(basis.rates_of(of_best).listed()),
+        rates=dict(limited(basis, of_best).rates_of(of_best).listed()),
         refused=tuple(refused),
         remarks=(*remarks, *([f"synchronous training could not be foreseen: {why}"] if why else [])),
     )

@@ -12,12 +12,14 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.time_split import TimeSplit
+from asyncrl.core.measures.units import memory
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import GeneratedTasksConfig
+from asyncrl.planning.episode_limits import limited
 from asyncrl.planning.rate_fit import Basis
 from asyncrl.run.measures.bottleneck import find_bottleneck
 from asyncrl.run.models.model_shape import read_shape
-from asyncrl.run.nodes.process_memory import processes_of
+from asyncrl.run.nodes.process_memory import beside_learner, gpu_bytes, processes_of
 from asyncrl.simulation.episodes import Held
 from asyncrl.simulation.modelled_run import ModelledRun
 from asyncrl.simulation.outcome import Outcome
@@ -91,14 +93,13 @@ def predict(
     """Model ``recipe`` with the rates and episodes of ``basis``.
 
     Raises:
-        RecipeError: an episode is longer than a micro-batch of the recipe may be, or the model does not fit into an engine.
+        RecipeError: an episode is longer than a micro-batch of the recipe may be, or the model does not fit into an engine or a
+            rank of the learner.
     """
+    basis = limited(basis, recipe)
     rates = basis.rates_of(recipe)
-    if basis.hardware is not None and rates.engine.cache_tokens.value <= 1:
-        problem = (
-            f"the model's weights leave no room for a key-value cache on {recipe.generators.engine_workers} x {basis.device}"
-        )
-        raise RecipeError("generators.tensor_parallel", problem, "raise it, or generators.gpu_memory_share")
+    if basis.hardware is not None:
+        _check_memory(recipe, rates, basis.device, int(basis.hardware.memory_bytes.value))
     count = _evaluated(recipe, basis)
     held = Held(None if basis.evaluation is None else basis.evaluation.episodes, count)
     outcomes = [
@@ -134,6 +135,23 @@ def predict(
         start_s=outcomes[0].start_s,
         notes=tuple(_notes(recipe, basis, rates, outcomes)),
     )
+
+
+def _check_memory(recipe: Recipe, rates: Rates, device: str, gpu_memory: int) -> None:
+    """Refuse a recipe whose engines or learner do not fit into the memory of their GPUs."""
+    if rates.engine.cache_tokens.value <= 1:
+        problem = f"the model's weights leave no room for a key-value cache on {recipe.generators.engine_workers} x {device}"
+        raise RecipeError("generators.tensor_parallel", problem, "raise it, or generators.gpu_memory_share")
+    shape = read_shape(recipe.model.path)
+    learner, engine = gpu_bytes(recipe.learner, shape), beside_learner(recipe, shape, gpu_memory)
+    if learner + engine > gpu_memory:
+        beside = f" and {memory(engine)} for the engine beside it" if engine else ""
+        problem = f"a rank needs about {memory(learner)}{beside}, and {device} has {memory(gpu_memory)}"
+        remedy = (
+            "use more ranks (learner.tensor_parallel, learner.pipeline_parallel, learner.data_parallel), set "
+            "learner.recompute=full, lower learner.micro_batch_tokens, or train adapters (learner.lora)"
+        )
+        raise RecipeError("learner", problem, remedy)
 
 
 def gpus_of(recipe: Recipe, basis: Basis) -> int:
@@ -192,6 +210,13 @@ def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcom
             "engines on several nodes were foreseen without what they wait for the network, unless they were measured so: "
             "`asyncrl launch --dry-run` says how often they do"
         )
+    if recipe.evaluation.every < recipe.steps and basis.evaluation is None:
+        yield "no episodes of an evaluation are known, so evaluations take no time"
+    if basis.played_by is not None:
+        taken = "rates and episodes were" if basis.recipe is not None else "episodes were"
+        for key in ("model", "environment", "sampling", "tasks", "reward"):
+            if getattr(basis.played_by, key) != getattr(recipe, key):
+                yield f"section {key} is not that of the run that was measured: its {taken} taken as they are"
     if basis.recipe is not None:
         yield from _other_than(basis.recipe, recipe)
     if not basis.training.episodes.correlated and basis.training.count > basis.training.groups:
@@ -210,10 +235,7 @@ def _notes(recipe: Recipe, basis: Basis, rates: Rates, outcomes: Sequence[Outcom
 
 
 def _other_than(measured: Recipe, recipe: Recipe) -> Iterator[str]:
-    """Say in what the recipe differs that rates and episodes depend on, and that the model does not follow."""
-    for key in ("model", "environment", "sampling", "tasks", "reward"):
-        if getattr(measured, key) != getattr(recipe, key):
-            yield f"section {key} is not that of the run that was measured: its rates and episodes were taken as they are"
+    """Say in what the recipe differs that rates depend on, and that the model does not follow."""
     for key in ("dtype", "tensor_parallel", "engine_nodes", "engine"):
         if getattr(measured.generators, key) != getattr(recipe.generators, key):
             yield f"generators.{key} is not that of the run that was measured"

@@ -34,6 +34,7 @@ def basis_of_file(file: RatesFile, name: str, played: Basis | None) -> Basis:
         rates=rates,
         training=training,
         evaluation=None if played is None else played.evaluation,
+        played_by=None if played is None else played.played_by,
         hardware=file.hardware,
         failures=file.failures,
     )

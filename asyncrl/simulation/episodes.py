@@ -1,6 +1,6 @@
 """The episodes of a modelled run: drawn whole from played ones, so that lengths, turns and latencies keep their correlations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import msgspec
@@ -65,12 +65,18 @@ class ModelEpisodes:
         self.correlated = 2 * len(several) > len(groups)
         everyone = [episode for group in groups for episode in group]
         self._groups = several if self.correlated else [everyone]
-        self.all, self.preamble = everyone, preamble
+        self.all, self.preamble, self._played = everyone, preamble, groups
 
     def draw(self, seed: int, group_id: int, sample_index: int) -> ModelEpisode:
         """Return the episode of a sample."""
         group = self._groups[random_bits(seed, group_id) % len(self._groups)]
         return group[random_bits(seed, group_id, sample_index) % len(group)]
+
+    def changed(self, change: Callable[[ModelEpisode], ModelEpisode]) -> "ModelEpisodes":
+        """Return the same groups with each episode as ``change`` makes it."""
+        groups = [[change(episode) for episode in group] for group in self._played]
+        shortest = min(episode.prompt for group in groups for episode in group)
+        return ModelEpisodes(groups, min(self.preamble, shortest))
 
     @property
     def mean_length(self) -> float:

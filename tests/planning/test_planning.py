@@ -11,6 +11,7 @@ from rich.console import Console
 
 from asyncrl.cli.main import main
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.learner import LoraConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.planning import plan_request
 from asyncrl.planning.page import plan_page
@@ -20,12 +21,13 @@ from asyncrl.planning.probe import probe
 from asyncrl.planning.rate_sources import basis_of_file, machine_of
 from asyncrl.planning.rates_file import read_rates
 from asyncrl.planning.view import plan_answer_view
+from asyncrl.run.models.model_shape import read_shape
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.report.figures import number
 from asyncrl.simulation.outcome import ModelStandsStill
-from asyncrl.simulation.rates import Rate
+from asyncrl.simulation.rates import Rate, Rates
 
-KEYS = ("model.max_context=20000", "batch.groups_per_step=4", "batch.group_size=4")
+KEYS = ("model.max_context=20000", "sampling.max_turn_tokens=16000", "batch.groups_per_step=4", "batch.group_size=4")
 
 
 def planned(*vary: str, gpus: int | None = None, keys: Sequence[str] = ()) -> PlanAnswer:
@@ -85,7 +87,7 @@ def test_what_tune_may_turn_bounds_no_plan():
 def test_why_synchronous_training_is_not_foreseen_is_said():
     found = planned(keys=("buffer.max_reuse=2", "buffer.pipeline_depth=1"))
     assert found.synchronous is None
-    assert found.notes[-1].startswith("synchronous training could not be foreseen: buffer.max_reuse")
+    assert found.remarks[-1].startswith("synchronous training could not be foreseen: buffer.max_reuse")
 
 
 def test_a_point_that_cannot_be_modelled_ends_no_grid(monkeypatch: pytest.MonkeyPatch):
@@ -98,7 +100,7 @@ def test_a_point_that_cannot_be_modelled_ends_no_grid(monkeypatch: pytest.Monkey
     found = planned("generators.count=1,2")
     assert [each.name for each in found.points] == ["count=1"]
     assert [each.name for each in found.refused] == ["count=2"]
-    assert "stands still at step 3" in found.notes[-1]
+    assert "stands still at step 3" in found.remarks[-1]
     with pytest.raises(ModelStandsStill):
         planned("generators.count=2")
 
@@ -149,6 +151,36 @@ def test_a_model_that_fits_into_no_engine_is_refused():
     request = PlanRequest(recipe="quickstart", overrides=KEYS)
     with pytest.raises(RecipeError, match=r"generators.tensor_parallel: .*no room for a key-value cache on 1 x NVIDIA H100"):
         answer(request, lambda recipe: basis_of_file(small, "small", None), machine_of(file, 4))
+
+
+def test_a_learner_that_does_not_fit_is_refused():
+    file = read_rates("h100")
+    assert file.hardware is not None
+    small = msgspec.structs.replace(file, hardware=msgspec.structs.replace(file.hardware, memory_bytes=Rate(5e9, "given")))
+    vary = ("learner.micro_batch_tokens=20000,120000",)
+    request = PlanRequest(recipe="quickstart", overrides=(*KEYS, "generators.count=1"), vary=vary, seeds=1, steps=4)
+    found = answer(request, lambda recipe: basis_of_file(small, "small", None), machine_of(file, 2))
+    assert [each.name for each in found.points] == ["micro_batch_tokens=20000"]
+    assert "learner: a rank needs about 5.1 GiB" in found.refused[0].why
+    assert "NVIDIA H100 80GB HBM3 has 4.7 GiB; use more ranks" in found.refused[0].why
+
+
+def test_adapters_alone_are_moved_added_up_and_trained():
+    hardware, shape = read_rates("h100").hardware, read_shape("tiny")
+    assert hardware is not None
+
+    def rates(*keys: str) -> Rates:
+        recipe = compose("quickstart", ["learner.data_parallel=2", "learner.recompute=none", *keys])
+        assert hardware is not None
+        return hardware.rates(shape, recipe, 200.0)
+
+    whole, adapters = rates(), rates("learner.lora={rank: 1, publish: adapter}")
+    share = shape.adapter_parameters(LoraConfig(rank=1)) / shape.parameters
+    assert adapters.publication.move.value == pytest.approx(share * whole.publication.move.value)
+    reduced = [each.learner.step.value - hardware.learner_step.value for each in (adapters, whole)]
+    assert reduced[0] == pytest.approx(share * reduced[1])
+    assert 4 / 6 < adapters.learner.token.value / whole.learner.token.value < 0.85
+    assert rates("learner.lora={rank: 1}").publication.move == whole.publication.move, "merged weights are whole"
 
 
 def test_a_probe_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
