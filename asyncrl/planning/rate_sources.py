@@ -75,11 +75,17 @@ def basis_from(
     Raises:
         RecipeError: the run or the file does not have what is needed.
     """
-    if probe is not None:
-        run = probe(recipe)
-    played = None if run is None else fit_run(run)
+    played = _probed(probe(recipe)) if probe is not None else None if run is None else fit_run(run)
     if file is not None:
         return basis_of_file(file, name, played)
     if played is None:
         raise RecipeError("", "nothing says where rates come from", "give --from RUN, --probe or --rates FILE")
     return played
+
+
+def _probed(run: Path) -> Basis:
+    try:
+        return fit_run(run)
+    except RecipeError as error:
+        remedy = "launch a longer run, `asyncrl launch RECIPE steps=20`, and give --from RUN"
+        raise RecipeError("--probe", error.problem, remedy) from error

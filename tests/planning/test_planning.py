@@ -17,7 +17,6 @@ from asyncrl.planning import plan_request
 from asyncrl.planning.page import plan_page
 from asyncrl.planning.plan_request import SYNCHRONOUS, PlanAnswer, PlanRequest, answer
 from asyncrl.planning.prediction import Prediction, predict
-from asyncrl.planning.probe import probe
 from asyncrl.planning.rate_sources import basis_of_file, machine_of
 from asyncrl.planning.rates_file import read_rates
 from asyncrl.planning.view import plan_answer_view
@@ -181,15 +180,6 @@ def test_adapters_alone_are_moved_added_up_and_trained():
     assert reduced[0] == pytest.approx(share * reduced[1])
     assert 4 / 6 < adapters.learner.token.value / whole.learner.token.value < 0.85
     assert rates("learner.lora={rank: 1}").publication.move == whole.publication.move, "merged weights are whole"
-
-
-def test_a_probe_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launch = tmp_path / "launch"
-    launch.write_text(f"#!/bin/sh\nmkdir {tmp_path}/quickstart-probe-1; echo no memory is left; exit 1\n")
-    launch.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(launch))
-    with pytest.raises(RecipeError, match=r"(?s)failed:\nno memory is left.*asyncrl logs .*quickstart-probe-1"):
-        probe(compose("quickstart", [f"run_dir={tmp_path}"]), "quickstart", (), lambda text: None)
 
 
 def test_points_that_are_refused_are_listed_with_the_reason():

@@ -52,9 +52,15 @@ def decode_recipe(mapping: Mapping[str, Any], choose: Chooser = lambda recipe, a
 def kind_at(mapping: Mapping[str, Any], key: str) -> str | None:
     """Return the kind of the section at a dotted key, also if it is left out there; None if there is no section that has one."""
     found: Any = _SectionReader().section(_schema(), mapping, place="")
-    for part in (*key.split("."), "kind"):
+    for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
-    return found if isinstance(found, str) else None
+    return kind_of(found)
+
+
+def kind_of(section: object) -> str | None:
+    """Return the kind that a section names: by ``kind``, or by ``keep`` where that tells kinds apart; None if it names none."""
+    named = [section.get(tag) for tag in ("kind", "keep")] if isinstance(section, Mapping) else []
+    return next((kind for kind in named if isinstance(kind, str)), None)
 
 
 def _schema() -> inspect.StructType:

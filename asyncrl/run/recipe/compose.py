@@ -29,7 +29,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from asyncrl import recipes as shipped
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.decode import decode_recipe, kind_at
+from asyncrl.core.recipe.decode import decode_recipe, kind_at, kind_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.model_sources import with_pinned_models
 from asyncrl.run.nodes.machine import Machine
@@ -170,8 +170,8 @@ def _adds_key(override: str) -> bool:
 def _section_with_kind(override: str) -> tuple[str, str] | None:
     """Return key and kind of an override that gives a section with its kind; None for any other."""
     (parsed,) = OverridesParser.create().parse_overrides([override])
-    value = parsed.value() if _adds_key(override) else None
-    return (parsed.key_or_group, value["kind"]) if isinstance(value, dict) and "kind" in value else None
+    kind = kind_of(parsed.value()) if _adds_key(override) else None
+    return None if kind is None else (parsed.key_or_group, kind)
 
 
 def group_options(group: str) -> list[str]:

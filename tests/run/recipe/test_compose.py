@@ -10,6 +10,7 @@ from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.environment import RemoteEnvironmentConfig
 from asyncrl.core.recipe.loss import GspoLossConfig
+from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, SampledTrajectoriesConfig
 from asyncrl.learners.tiny.settings import CONTEXT_LENGTH
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.models.model_shape import TINY
@@ -189,6 +190,12 @@ def test_a_section_of_another_kind_takes_the_place_of_the_recipes(write, overrid
     same = compose(whole, ["algorithm.loss={kind: dppo, high: 0.4}"]).algorithm.loss
     assert (same.low, same.high) == (0.3, 0.4)
     assert "as algorithm.loss={kind: gspo, ...}, which takes its place" in str(refused(whole, "algorithm.loss.kind=gspo"))
+
+
+def test_a_section_whose_kinds_are_told_apart_by_keep_takes_the_place_of_the_recipes(write):
+    whole = write("whole.yaml", resolved_yaml(compose("quickstart", ["tracking.trajectories={keep: sample, count: 16}"])))
+    assert compose(whole, ["tracking.trajectories={keep: all}"]).tracking.trajectories == AllTrajectoriesConfig()
+    assert compose(whole, ["tracking.trajectories={keep: sample}"]).tracking.trajectories == SampledTrajectoriesConfig(count=16)
 
 
 def test_a_section_whose_kind_is_left_out_is_of_the_usual_kind_beside_one_of_another():
