@@ -117,7 +117,8 @@ def _run(arguments: argparse.Namespace, console: Console, resume: Path | None) -
             return _detach(arguments, console, resume)
         accepted = accept(arguments.recipe, arguments.overrides, resume)
         if arguments.dry_run:
-            _show(accepted.recipe, accepted.plan, console)
+            asked = arguments.recipe if resume is None else str(resume / "recipe.yaml")
+            _show(accepted.recipe, accepted.plan, [asked, *arguments.overrides], console)
             say("The recipe can be launched; nothing was started.")
             return ExitCode.COMPLETED
         folder = accepted.make_folder(arguments.folder_name)
@@ -271,12 +272,12 @@ def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached 
     return launch(recipe, folder, view, reached, too_long)[0]
 
 
-def _show(recipe: Recipe, plan: Plan, console: Console) -> None:
+def _show(recipe: Recipe, plan: Plan, asked: Sequence[str], console: Console) -> None:
     from asyncrl.planning.similar_runs import expected
     from asyncrl.run.dry_run.plan_view import plan_view
     from asyncrl.run.folder.config_yaml import resolved_yaml
 
     console.print(resolved_yaml(recipe), markup=False, soft_wrap=True)
     console.print(plan_view(plan, recipe))
-    if (sentence := expected(recipe)) is not None:
+    if (sentence := expected(recipe, asked)) is not None:
         console.print(Text(sentence[0].upper() + sentence[1:]), soft_wrap=True)

@@ -1,7 +1,8 @@
 """Finds a run of the same recipe on the same machine, and says what it lets expect: one line of a dry run."""
 
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,25 +24,30 @@ LOOKED_AT = 8
 _SAME = ("environment", "sampling", "tasks", "reward")
 
 
-def expected(recipe: Recipe) -> str | None:
-    """Return a sentence on what a launch of ``recipe`` would bring; None without a run that says so."""
+def expected(recipe: Recipe, asked: Sequence[str]) -> str | None:
+    """Return a sentence on what a launch of ``recipe`` would bring; None without a run that says so.
+
+    Args:
+        asked: the recipe's path or name, and its overrides: what `asyncrl plan` is to be asked.
+    """
     for folder, basis in alike(recipe):
         try:
             found = predict(recipe, basis)
         except AsyncRLError:
             continue  # `asyncrl plan --from` says why
         speed, age = found.trajectories_per_s, found.staleness_mean
+        more = shlex.join(["asyncrl", "plan", *asked, "--from", str(folder)])
         return (
             f"expected, by {basis.name}: {number(speed.mean)} trajectories/s ({number(speed.low)} to {number(speed.high)}), "
             f"staleness {age.mean:.2f}, idle engines {percent(found.idle_generators.mean)} and learner "
-            f"{percent(found.idle_learner.mean)}; `asyncrl plan --from {folder}` says more"
+            f"{percent(found.idle_learner.mean)}; `{more}` says more"
         )
     return None
 
 
 def alike(recipe: Recipe) -> Iterator[tuple[Path, Basis]]:
     """Yield the newest runs of ``run_dir`` whose rates and episodes hold for ``recipe`` on this machine, the newest first."""
-    runs = sorted(local_run_dir(recipe.run_dir).glob("*/measures.jsonl"), key=lambda file: file.stat().st_mtime, reverse=True)
+    runs = sorted(local_run_dir(recipe.run_dir).glob("*/measures.jsonl"), key=_changed_at, reverse=True)
     for file in runs[:LOOKED_AT]:
         try:
             newest = read(file)[-1]
@@ -52,6 +58,13 @@ def alike(recipe: Recipe) -> Iterator[tuple[Path, Basis]]:
             continue  # it has too few steps, or what it has kept cannot be read: `asyncrl plan --from` says why
         if basis.recipe is not None and _alike(basis.recipe, recipe):
             yield file.parent, basis
+
+
+def _changed_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # its run was removed meanwhile
+        return 0.0
 
 
 def _alike(ran: Recipe, recipe: Recipe) -> bool:

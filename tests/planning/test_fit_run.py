@@ -1,5 +1,6 @@
 """Rates are fitted to the folder of a run: what its steps took, and the episodes that it kept."""
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.cli.main import main
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.step_moments import PAIRS, StepMoments, add_step
 from asyncrl.core.measures.time_split import GeneratorTime, LearnerTime, TimeSplit
@@ -17,7 +19,7 @@ from asyncrl.episodes.schema import SCHEMA
 from asyncrl.planning import kept_episodes
 from asyncrl.planning.prediction import predict
 from asyncrl.planning.rate_fit import fit_run
-from asyncrl.planning.similar_runs import expected
+from asyncrl.planning.similar_runs import alike, expected
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import StepMeasure, append, read
 from asyncrl.run.recipe.compose import compose
@@ -184,15 +186,30 @@ def test_a_dry_run_finds_a_run_of_the_same_recipe(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     keys = [f"run_dir={tmp_path}", "generators.count=1", "buffer.pipeline_depth=2"]
     recipe = compose("quickstart", keys)
-    assert expected(recipe) is None
+    asked = ["my recipe.yaml", *keys]
+    assert expected(recipe, asked) is None
     run = made_run(tmp_path)
-    said = expected(recipe)
+    said = expected(recipe, asked)
     assert said is not None
     assert run.path.name in said
     assert "trajectories/s" in said
-    assert expected(compose("quickstart", [*keys, "environment.max_turns=3"])) is None
+    advice = shlex.split(said.split("`")[1])
+    assert advice == ["asyncrl", "plan", *asked, "--from", str(run.path)]
+    assert main([advice[1], "quickstart", *advice[3:], "--seeds=1", "--steps=4"]) == 0
+    assert expected(compose("quickstart", [*keys, "environment.max_turns=3"]), asked) is None
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    assert expected(recipe) is None, "it ran on another machine"
+    assert expected(recipe, asked) is None, "it ran on another machine"
+
+
+def test_a_run_that_is_removed_while_runs_are_looked_for_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made_run(tmp_path)
+    gone = tmp_path / "gone" / "measures.jsonl"
+    glob = Path.glob
+    found = [*tmp_path.glob("*/measures.jsonl"), gone]
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: found if path == tmp_path else glob(path, pattern))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    recipe = compose("quickstart", [f"run_dir={tmp_path}", "generators.count=1"])
+    assert len(list(alike(recipe))) == 1
 
 
 def test_a_run_of_few_steps_is_refused_and_a_torn_line_left_out(tmp_path: Path):
