@@ -19,8 +19,7 @@ from asyncrl.bench.loop.one_run import run_workload
 from asyncrl.bench.loop.workloads import WORKLOADS
 from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process
 from asyncrl.core.measures.time_split import TimeSplit
-from asyncrl.core.recipe.schema import Recipe
-from asyncrl.planning.prediction import predict
+from asyncrl.planning.prediction import Prediction, predict
 from asyncrl.planning.rate_fit import Basis, fit_run
 
 DIFFERS = 1.1
@@ -82,11 +81,20 @@ class PlanBenchResult(msgspec.Struct, frozen=True):
     Attributes:
         predicted, measured: by the setting's name.
         others: cores that others kept busy while the setting was measured.
+        intervals: the ends of the interval of each predicted throughput.
     """
 
     predicted: dict[str, Seen]
     measured: dict[str, Seen]
     others: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+
+    @property
+    def inside_intervals(self) -> float:
+        """Share of the settings whose measured throughput is within the interval of the predicted one."""
+        return statistics.fmean(
+            low <= self.measured[name].trajectories_per_s <= high for name, (low, high) in self.intervals.items()
+        )
 
     @property
     def errors(self) -> dict[str, float]:
@@ -111,7 +119,12 @@ class PlanBenchResult(msgspec.Struct, frozen=True):
 
     def with_more(self, other: "PlanBenchResult") -> "PlanBenchResult":
         """This result and that of further settings."""
-        return PlanBenchResult(self.predicted | other.predicted, self.measured | other.measured, self.others | other.others)
+        return PlanBenchResult(
+            self.predicted | other.predicted,
+            self.measured | other.measured,
+            self.others | other.others,
+            self.intervals | other.intervals,
+        )
 
     def flat(self) -> dict[str, float]:
         """Everything by one key each, as the file has it."""
@@ -122,12 +135,14 @@ class PlanBenchResult(msgspec.Struct, frozen=True):
                 for figure in ("staleness", "idle_generators", "idle_learner"):
                     found[f"{name}.{figure}.{kind}"] = getattr(seen, figure)
             found[f"{name}.others"] = self.others[name]
+            found[f"{name}.low"], found[f"{name}.high"] = self.intervals[name]
         return found | {
             "median_error": statistics.median(self.errors.values()),
             "worst_error": max(self.errors.values()),
             "staleness_worst_error": self._worst("staleness"),
             "idle_worst_error": max(self._worst("idle_generators"), self._worst("idle_learner")),
             "ranking_right": self.ranking_right,
+            "inside_intervals": self.inside_intervals,
         }
 
     def _worst(self, figure: str) -> float:
@@ -143,7 +158,7 @@ def run(json_file: Path, console: Console, settings: Sequence[Setting] = SETTING
         ComponentFailed: a run failed.
         KeyboardInterrupt: the user stopped a run.
     """
-    result = PlanBenchResult({}, {}, {})
+    result = PlanBenchResult({}, {}, {}, {})
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-plan-") as folder:
         for _, of_workload in groupby(settings, lambda setting: setting.workload):
             bases: dict[str, Basis] = {}
@@ -162,16 +177,17 @@ def run(json_file: Path, console: Console, settings: Sequence[Setting] = SETTING
 
 def compared(bases: dict[str, Basis]) -> PlanBenchResult:
     """Predict each setting of a workload, by name, from the run of the next one."""
-    predicted: dict[str, Seen] = {}
+    predicted: dict[str, Prediction] = {}
     names = list(bases)
     for name, following in zip(names, names[1:] + names[:1], strict=True):
         own = bases[name]
         assert own.recipe is not None
-        predicted[name] = _predicted(own.recipe, _on_the_machine_of(bases[following], own))
+        predicted[name] = predict(own.recipe, _on_the_machine_of(bases[following], own))
     return PlanBenchResult(
-        predicted,
+        {name: _predicted(each) for name, each in predicted.items()},
         {name: _measured(basis) for name, basis in bases.items()},
         {name: basis.rates.machine.others.value for name, basis in bases.items() if basis.rates is not None},
+        {name: (each.trajectories_per_s.low, each.trajectories_per_s.high) for name, each in predicted.items()},
     )
 
 
@@ -182,8 +198,7 @@ def _on_the_machine_of(basis: Basis, other: Basis) -> Basis:
     return msgspec.structs.replace(basis, rates=msgspec.structs.replace(basis.rates, machine=machine))
 
 
-def _predicted(target: Recipe, basis: Basis) -> Seen:
-    found = predict(target, basis)
+def _predicted(found: Prediction) -> Seen:
     return Seen(found.trajectories_per_s.mean, found.staleness_mean.mean, found.idle_generators.mean, found.idle_learner.mean)
 
 
@@ -198,7 +213,10 @@ def _measured(basis: Basis) -> Seen:
 def view(result: PlanBenchResult) -> Table:
     """The result as a table."""
     flat = result.flat()
-    said = f"median {flat['median_error']:.1%}, worst {flat['worst_error']:.1%}, ranked rightly {flat['ranking_right']:.2f}"
+    said = (
+        f"median {flat['median_error']:.1%}, worst {flat['worst_error']:.1%}, ranked rightly {flat['ranking_right']:.2f}, "
+        f"within the interval {flat['inside_intervals']:.0%}"
+    )
     columns = ("setting", "trajectories/s", "measured", "off by", "staleness", "measured", "idle", "measured")
     table = Table(*columns, title="Predictions", caption=said)
     for name, each in result.predicted.items():

@@ -13,7 +13,7 @@ from asyncrl.core.measures.units import duration, memory, percent
 from asyncrl.core.text import writable
 from asyncrl.episodes.visible import visible
 from asyncrl.planning.plan_request import PlanAnswer
-from asyncrl.planning.prediction import Figure, Prediction
+from asyncrl.planning.prediction import INTERVALS, Figure, Prediction
 from asyncrl.planning.view import with_interval
 from asyncrl.run.report.figures import SIZE, Tick, number, ticks
 from asyncrl.run.report.page import STYLE
@@ -69,6 +69,7 @@ def plan_page(answer: PlanAnswer) -> str:
         best=answer.best,
         picture=_picture(answer, answer.every),
         notes=answer.notes,
+        intervals=INTERVALS,
         parts=list(dict.fromkeys(part for each in answer.every for part in each.memory)),
     )
     return writable(page)

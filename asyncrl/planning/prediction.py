@@ -1,7 +1,7 @@
 """Predicts a recipe: several modelled runs, and an interval for each figure.
 
-What always holds: a figure's interval is that of its mean over seeds, widened by how far the fits missed what was measured; a
-prediction says where the recipe lies outside of that.
+What always holds: a figure's interval is that of its mean over seeds, widened by how far the fits may be off; how far the model
+is from a run is no part of it (:data:`MEDIAN_ERROR`). A prediction says where the recipe lies outside of what was measured.
 """
 
 import math
@@ -29,12 +29,22 @@ SEEDS, STEPS = 3, 16
 """Modelled runs of a prediction, and training steps of each that count."""
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Student's t for an interval of 95 % of so many runs; that of the most is a little large for more."""
+MEDIAN_ERROR, WORST_ERROR = 0.093, 0.44
+"""How far the throughput of ten plans was from that of the runs that followed: `asyncrl bench plan`, docs/benchmarks/speed.md."""
+INTERVALS = (
+    f"Intervals are of the modelled mean. Plans that runs checked were off by {MEDIAN_ERROR:.1%} in the median, and by "
+    f"{WORST_ERROR:.0%} at worst."
+)
+_FITTED_STEPS = 16
+"""Training steps of a fit, where a file does not say how many they were."""
+_TWO_SIDED = 1.96
+"""Standard errors of a mean to either end of its interval of 95 %."""
 MARGIN = 1.25
 """What is more than so many times as large as what was measured is extrapolated."""
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A predicted figure: its mean over seeds, and the ends of its interval of 95 %."""
+    """A predicted figure: its mean over seeds, and the ends of the interval of 95 % of that mean."""
 
     mean: float
     low: float
@@ -105,7 +115,7 @@ def predict(
     outcomes = [
         ModelledRun(recipe, rates, basis.training.episodes, seed=seed, steps=steps, held=held).run() for seed in range(seeds)
     ]
-    speed = _speed_error(rates)
+    speed = _speed_error(rates, len(basis.measured) or _FITTED_STEPS)
     total = sum((outcome.time for outcome in outcomes), TimeSplit())
     depth = fmean(outcome.depth for outcome in outcomes)
     tokens = sum(outcome.staleness.total() for outcome in outcomes)
@@ -114,6 +124,10 @@ def predict(
     def figure(read: Callable[[Outcome], float], error: float = 0.0) -> Figure:
         return _figure([read(outcome) for outcome in outcomes], error)
 
+    def share(read: Callable[[Outcome], float]) -> Figure:
+        found = figure(read)
+        return msgspec.structs.replace(found, high=min(1.0, found.high))
+
     return Prediction(
         name=name or recipe.name,
         overrides=tuple(overrides),
@@ -121,13 +135,13 @@ def predict(
         trajectories_per_s=figure(lambda o: o.trajectories_per_s, speed),
         trained_tokens_per_s=figure(lambda o: o.trained_tokens_per_s, speed),
         step_s=figure(lambda o: o.step_mean, speed),
-        idle_generators=figure(lambda o: o.time.idle.generators),
-        idle_learner=figure(lambda o: o.time.idle.learner),
+        idle_generators=share(lambda o: o.time.idle.generators),
+        idle_learner=share(lambda o: o.time.idle.learner),
         staleness_mean=figure(lambda o: o.staleness_mean),
         staleness_max=max(outcome.staleness_max for outcome in outcomes),
         histogram={age: sum(outcome.staleness[age] for outcome in outcomes) / max(1, tokens) for age in ages},
-        masked=figure(lambda o: o.masked_share),
-        dropped=figure(lambda o: o.expired_share),
+        masked=share(lambda o: o.masked_share),
+        dropped=share(lambda o: o.expired_share),
         length_bias=figure(lambda o: o.length_bias),
         depth=depth,
         memory=_memory(recipe),
@@ -178,10 +192,10 @@ def _figure(values: Sequence[float], error: float) -> Figure:
     return Figure(mean, max(0.0, mean - reach), mean + reach)
 
 
-def _speed_error(rates: Rates) -> float:
-    """How far rates may be off together: the residual of the mean of what was fitted, over the steps that it was fitted to."""
+def _speed_error(rates: Rates, steps: int) -> float:
+    """How far rates may be off together: the largest residual of what was fitted, as that of a mean over ``steps``."""
     errors = [each.error for each in (rates.learner.token, rates.engine.step, rates.publication.move) if each.error is not None]
-    return max(errors, default=0.0) / 4
+    return _TWO_SIDED * max(errors, default=0.0) / math.sqrt(steps)
 
 
 def _memory(recipe: Recipe) -> dict[str, int]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from asyncrl.core.measures.units import duration, memory, percent
 from asyncrl.planning.plan_request import PlanAnswer
-from asyncrl.planning.prediction import Figure, Prediction
+from asyncrl.planning.prediction import INTERVALS, Figure, Prediction
 from asyncrl.run.report.figures import number
 
 FEW = 3
@@ -18,7 +18,7 @@ FEW = 3
 
 def plan_answer_view(answer: PlanAnswer) -> RenderableType:
     """Return the tables of an answer, its verdict, and what it stands on."""
-    lines = [Text(f"{answer.best.name}: {answer.best.bottleneck}"), Text(answer.verdict, "bold")]
+    lines = [Text(INTERVALS, "dim"), Text(f"{answer.best.name}: {answer.best.bottleneck}"), Text(answer.verdict, "bold")]
     lines += [Text(f"Note: {note}", "yellow") for note in answer.notes]
     lines += [Text(f"Refused: {each.name}: {each.why}", "yellow") for each in answer.refused]
     shown = _details(answer.every) if len(answer.points) <= FEW else _table(answer)
@@ -33,7 +33,7 @@ def with_interval(figure: Figure) -> str:
 
 
 def _share(figure: Figure) -> str:
-    return f"{percent(figure.mean)} ({100 * figure.low:.0f} to {min(100.0, 100 * figure.high):.0f})"
+    return f"{percent(figure.mean)} ({100 * figure.low:.0f} to {100 * figure.high:.0f})"
 
 
 def _histogram(prediction: Prediction) -> str:

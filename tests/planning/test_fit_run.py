@@ -171,6 +171,21 @@ def test_a_prediction_says_what_it_extrapolates(tmp_path: Path):
     assert "one modelled run" in notes
 
 
+def test_an_interval_is_the_wider_the_fewer_steps_rates_were_fitted_to(tmp_path: Path):
+    basis = fit_run(made_run(tmp_path).path)
+    assert basis.recipe is not None
+    assert basis.rates is not None
+    move = msgspec.structs.replace(basis.rates.publication.move, error=0.5)
+    publication = msgspec.structs.replace(basis.rates.publication, move=move)
+    basis = msgspec.structs.replace(basis, rates=msgspec.structs.replace(basis.rates, publication=publication))
+    for count in (4, 9):
+        few = msgspec.structs.replace(basis, measured=basis.measured[:1] * count)
+        found = predict(basis.recipe, few, seeds=1, steps=4)
+        speed = found.trajectories_per_s
+        assert speed.high - speed.mean == pytest.approx(1.96 * 0.5 / count**0.5 * speed.mean)
+        assert max(found.idle_generators.high, found.idle_learner.high) <= 1
+
+
 @pytest.mark.parametrize(("tokens", "told"), [(0.0, True), (1e6, False)])
 def test_a_prediction_says_that_it_knows_no_limit_of_the_cache(tmp_path: Path, tokens: float, told: bool):
     basis = fit_run(made_run(tmp_path).path)
