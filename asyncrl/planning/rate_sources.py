@@ -75,7 +75,7 @@ def basis_from(
     Raises:
         RecipeError: the run or the file does not have what is needed.
     """
-    played = _probed(probe(recipe)) if probe is not None else None if run is None else fit_run(run)
+    played = fit_probe(probe(recipe)) if probe is not None else None if run is None else fit_run(run)
     if file is not None:
         return basis_of_file(file, name, played)
     if played is None:
@@ -83,7 +83,12 @@ def basis_from(
     return played
 
 
-def _probed(run: Path) -> Basis:
+def fit_probe(run: Path) -> Basis:
+    """Fit rates to the run of a probe.
+
+    Raises:
+        RecipeError: it has done too few training steps; the remedy names a longer run, because a probe ends by itself.
+    """
     try:
         return fit_run(run)
     except RecipeError as error:
