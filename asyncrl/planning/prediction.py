@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.time_split import TimeSplit
-from asyncrl.core.measures.units import memory
+from asyncrl.core.measures.units import memory, percent
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import GeneratedTasksConfig
 from asyncrl.planning.episode_limits import limited
@@ -32,8 +32,8 @@ _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2
 MEDIAN_ERROR, WORST_ERROR = 0.093, 0.44
 """How far the throughput of ten plans was from that of the runs that followed: `asyncrl bench plan`, docs/benchmarks/speed.md."""
 INTERVALS = (
-    f"Intervals are of the modelled mean. Plans that runs checked were off by {MEDIAN_ERROR:.1%} in the median, and by "
-    f"{WORST_ERROR:.0%} at worst."
+    f"Intervals are of the modelled mean. Plans that runs checked were off by {100 * MEDIAN_ERROR:.1f} % in the median, and by "
+    f"{percent(WORST_ERROR)} at worst."
 )
 _FITTED_STEPS = 16
 """Training steps of a fit, where a file does not say how many they were."""

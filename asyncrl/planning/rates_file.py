@@ -149,7 +149,7 @@ def read_rates(name: str) -> RatesFile:
     return found
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads plain values, and refuses a key that is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -162,7 +162,8 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if given.count(key.value) > 1:
                 raise yaml.constructor.ConstructorError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
+        found: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def _check(name: str, section: msgspec.Struct) -> None:

@@ -11,7 +11,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.measures.units import percent
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
-from asyncrl.planning.prediction import predict
+from asyncrl.planning.prediction import MEDIAN_ERROR, predict
 from asyncrl.planning.rate_fit import Basis, fit_run
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.gpus import usable
@@ -38,9 +38,9 @@ def expected(recipe: Recipe, asked: Sequence[str]) -> str | None:
         speed, age = found.trajectories_per_s, found.staleness_mean
         more = shlex.join(["asyncrl", "plan", *asked, "--from", str(folder)])
         return (
-            f"expected, by {basis.name}: {number(speed.mean)} trajectories/s ({number(speed.low)} to {number(speed.high)}), "
-            f"staleness {age.mean:.2f}, idle engines {percent(found.idle_generators.mean)} and learner "
-            f"{percent(found.idle_learner.mean)}; `{more}` says more"
+            f"expected, by {basis.name}: {number(speed.mean)} trajectories/s (modelled mean: {number(speed.low)} to "
+            f"{number(speed.high)}; plans were off by {100 * MEDIAN_ERROR:.1f} % in the median), staleness {age.mean:.2f}, idle "
+            f"engines {percent(found.idle_generators.mean)} and learner {percent(found.idle_learner.mean)}; `{more}` says more"
         )
     return None
 
