@@ -31,29 +31,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have all processes but one begin with a share of the tests that may take longer than others, file by file.
+    """Have all processes but one begin with a share of the files with tests that may take longer than others.
 
-    At first, ``--dist worksteal`` gives as many consecutive tests to each process. Long ones are stolen last: in one process they
+    A file stays whole, since its tests may share what takes long. At first, ``--dist worksteal`` gives as many consecutive tests to each process. Long ones are stolen last: in one process they
     would follow one another, and wait for processes and deadlines, while the cores idle. In all of them whole runs would hold
     each other up until their deadlines.
     """
     usual = float(config.getini("timeout"))
 
-    def limit(item: pytest.Item) -> float:
-        marker = item.get_closest_marker("timeout")
-        return usual if marker is None else max(usual, marker.args[0])
+    def limit(of_file: list[pytest.Item]) -> float:
+        markers = (item.get_closest_marker("timeout") for item in of_file)
+        return max(usual, *(usual if marker is None else marker.args[0] for marker in markers))
 
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in sorted(items, key=limit, reverse=True):
-        if limit(item) > usual:
-            files.setdefault(item.path, []).append(item)
-    others = [item for item in items if limit(item) <= usual]
+    all_files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        all_files.setdefault(item.path, []).append(item)
+    files = sorted((each for each in all_files.values() if limit(each) > usual), key=limit, reverse=True)
+    longer = {id(item) for of_file in files for item in of_file}
+    others = [item for item in items if id(item) not in longer]
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     sharing = max(1, processes - 1)
     count, ordered = len(items), list[pytest.Item]()
     for process in range(processes):
         end = len(ordered) + (count - len(ordered)) // (processes - process)
-        for of_file in list(files.values())[process::sharing] if process < sharing else []:
+        for of_file in files[process::sharing] if process < sharing else []:
             ordered += of_file
         usual_ones = max(0, end - len(ordered))
         ordered += others[:usual_ones]
@@ -139,6 +140,17 @@ def tried_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     checking = sys.modules.get("asyncrl.run.dry_run.model_check")
     if checking is not None and "tried_apart" not in request.fixturenames:
         monkeypatch.setattr(checking.ModelCheck, "_start", lambda check: TrialHere())
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``learner.dtype: auto`` is float32 everywhere: measuring takes a process that imports torch, for each shape of a model.
+
+    ``tests/run/recipe/test_data_type.py`` measures, and so do whole runs.
+    """
+    automatic = sys.modules.get("asyncrl.run.recipe.automatic")
+    if automatic is not None:
+        monkeypatch.setattr(automatic, "bfloat16_share", lambda shape: 2.0)
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,10 @@ class _WithTransformers(_Forked):
     server = _server("transformers.modeling_utils")
 
 
+class _WithTorch(_Forked):
+    server = _server("gloo_collective")
+
+
 class _MegatronContext(ForkServerContext):
     Process = _WithMegatron
 
@@ -71,6 +75,10 @@ class _TransformersContext(ForkServerContext):
     Process = _WithTransformers
 
 
+class _TorchContext(ForkServerContext):
+    Process = _WithTorch
+
+
 WITH_MEGATRON, WITH_MLFLOW, WITH_GLOO_ENGINE = _MegatronContext(), _MlflowContext(), _GlooEngineContext()
-WITH_TRANSFORMERS = _TransformersContext()
+WITH_TRANSFORMERS, WITH_TORCH = _TransformersContext(), _TorchContext()
 """Contexts of multiprocessing."""

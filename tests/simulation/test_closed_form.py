@@ -15,7 +15,9 @@ from asyncrl.simulation.episodes import ModelEpisode, ModelEpisodes, ModelTurn
 from asyncrl.simulation.modelled_run import ModelledRun
 from asyncrl.simulation.rates import EngineRates, LearnerRates, PublicationRates, Rate, Rates
 
-GROUPS, STEPS = 96, 60
+STEPS = 60
+MANY = 96
+"""Groups of a training step, so many that what is drawn at random is nearly as in the mean. Equal ones need no number."""
 FIRST, LAST = 3, 2
 """Tokens that an episode samples when it begins, and when it ends."""
 
@@ -46,9 +48,9 @@ def staleness_exponential(depth: int, step_s: float, mean_s: float, at_end: floa
     return depth - at_end / math.expm1(cycle_exponential(depth, step_s, mean_s) / mean_s)
 
 
-def run(depth: int, step_s: float, durations: list[float], seed: int = 0):
+def run(depth: int, step_s: float, durations: list[float], seed: int = 0, groups: int = 8):
     """A run whose groups have two episodes of the same duration."""
-    keys = ["batch.group_size=2", f"batch.groups_per_step={GROUPS}", f"buffer.pipeline_depth={depth}", "buffer.max_staleness=64"]
+    keys = ["batch.group_size=2", f"batch.groups_per_step={groups}", f"buffer.pipeline_depth={depth}", "buffer.max_staleness=64"]
     recipe = compose("quickstart", [*keys, "generators.count=1", "generators.max_running=4096", "evaluation.every=1000"])
     short = Rate(1e-7, "nearly nothing")
     rates = Rates(
@@ -56,8 +58,8 @@ def run(depth: int, step_s: float, durations: list[float], seed: int = 0):
         learner=LearnerRates(step=Rate(step_s, "given"), token=Rate(0.0, "given")),
         publication=PublicationRates(write=short, move=short, pause=short),
     )
-    groups = [[ModelEpisode((ModelTurn(8, FIRST, seconds), ModelTurn(4, LAST)))] * 2 for seconds in durations]
-    return ModelledRun(recipe, rates, ModelEpisodes(groups), seed=seed, steps=STEPS).run()
+    episodes = [[ModelEpisode((ModelTurn(8, FIRST, seconds), ModelTurn(4, LAST)))] * 2 for seconds in durations]
+    return ModelledRun(recipe, rates, ModelEpisodes(episodes), seed=seed, steps=STEPS).run()
 
 
 @pytest.mark.parametrize(
@@ -77,14 +79,14 @@ def test_constant_durations(depth: int, step_s: float, duration_s: float):
 def test_exponential_durations(depth: int, step_s: float, mean_s: float):
     quantiles = [-mean_s * math.log1p(-(each + 0.5) / 2000) for each in range(2000)]
     share = LAST / (FIRST + LAST)
-    outcomes = [run(depth, step_s, quantiles, seed) for seed in range(2)]
+    outcomes = [run(depth, step_s, quantiles, seed, MANY) for seed in range(2)]
     for outcome in outcomes:
         assert outcome.step_mean == pytest.approx(cycle_exponential(depth, step_s, mean_s), rel=0.06)
         assert outcome.staleness_mean == pytest.approx(staleness_exponential(depth, step_s, mean_s, share), abs=0.1)
 
 
 def test_staleness_is_zero_without_depth():
-    outcome = run(0, 1.0, [0.5, 2.0, 3.0])
+    outcome = run(0, 1.0, [0.5, 2.0, 3.0], groups=MANY)
     assert outcome.staleness_mean == 0.0
     assert outcome.step_mean == pytest.approx(4.0, rel=1e-3)
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from fork_server import WITH_TORCH
 from gloo_collective import Gloo
 from slow_client import is_turned_away_while_it_sends
 
@@ -88,11 +88,10 @@ class Worker:
     """
 
     def __init__(self, engine: str, worker: int, workers: int, rooms: list[bool]) -> None:
-        context = get_context("forkserver")
-        self._pipe, theirs = context.Pipe()
-        self.up, self.receives = context.Event(), context.Event()
+        self._pipe, theirs = WITH_TORCH.Pipe()
+        self.up, self.receives = WITH_TORCH.Event(), WITH_TORCH.Event()
         arguments = (theirs, self.up, self.receives, engine, worker, workers, rooms)
-        self._process = context.Process(target=work, args=arguments, daemon=True)
+        self._process = WITH_TORCH.Process(target=work, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
