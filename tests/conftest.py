@@ -33,7 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Have all processes but one begin with a share of the files with tests that may take longer than others.
 
-    A file stays whole, since its tests may share what takes long. At first, ``--dist worksteal`` gives as many consecutive tests to each process. Long ones are stolen last: in one process they
+    A file stays whole, since its tests may share what takes long.
+
+    At first, ``--dist worksteal`` gives as many consecutive tests to each process. Long ones are stolen last: in one process they
     would follow one another, and wait for processes and deadlines, while the cores idle. In all of them whole runs would hold
     each other up until their deadlines.
     """

@@ -47,9 +47,9 @@ class Run:
         return cls(parent, *ASYNCRL, "launch", "quickstart", *small_run(model, parent), *overrides)
 
     @classmethod
-    def resume(cls, folder: Path) -> "Run":
+    def resume(cls, folder: Path, *overrides: str) -> "Run":
         """Go on with the run in ``folder``."""
-        return cls(folder.parent, *ASYNCRL, "launch", "--resume", str(folder))
+        return cls(folder.parent, *ASYNCRL, "launch", "--resume", str(folder), *overrides)
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         """Until ``condition`` holds, which it does at the latest when the process ends; remembers every descendant on the way."""

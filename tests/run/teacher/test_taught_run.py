@@ -30,13 +30,13 @@ def test_a_taught_run_goes_on_after_a_kill_and_is_replayed_to_the_bit(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     teacher = make_teacher(tmp_path / "teacher", tiny_model)
-    taught = f"+algorithm.teacher={{path: {teacher}, dtype: float32, engines: 2}}"
+    taught = f"+algorithm.teacher={{path: {teacher}, dtype: float32, engines: 1}}"
     kept = ["checkpoint.every=2", "buffer.journal.keep=100", "evaluation.every=100", "learner.lora={rank: 4}"]
     run = Run.launch(tiny_model, tmp_path, f"steps={STEPS}", taught, *kept)
     run.wait_for(lambda: bool([*tmp_path.glob("quickstart-*")]) and steps_of(run.folder).last >= 3, 600, "three steps")
     run.kill()
     begun = steps_of(run.folder).last
-    resumed = Run.resume(run.folder)
+    resumed = Run.resume(run.folder, "algorithm.teacher.engines=2")
     assert resumed.end(600) == 0, resumed.output
     check_whole(resumed, run.folder, STEPS, resumes=1)
     recorded = steps_of(run.folder)
