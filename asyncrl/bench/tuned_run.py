@@ -70,9 +70,8 @@ class TunedRun(ModelledRun):
         self._recent: deque[ModelEpisode] = deque(maxlen=RECENT)
         self._known = _missed(rates, seed)
         self._size = recipe.generators.count
-        self._told = setting_of(recipe)
         self._planning = False
-        self.controller = Controller(recipe.tune, self._told, steps=begun + steps, lines=lines)
+        self.controller = Controller(recipe.tune, setting_of(recipe), steps=begun + steps, lines=lines)
         self.lines: list[Line] = [*lines, *self.controller.said]
         self.seen: list[Seen] = []
         self.settings: list[Setting] = []
@@ -108,18 +107,18 @@ class TunedRun(ModelledRun):
         if controller.asks and not self._planning:
             self._planning = True
             self._events.after(PLAN_S, partial(self._planned, (dict(controller.target), *controller.asks)))
-        if controller.target != self._told:
-            self._told = dict(controller.target)
-            if self._told[DEPTH] != self._buffer.depth:
-                self._buffer.pace(self._told[DEPTH])
-            self._resize(self._told[ENGINES])
+        if (turn := controller.turn) is not None:
+            if turn.knob == DEPTH:
+                self._buffer.pace(turn.to)
+            else:
+                self._resize(turn.to)
             controller.made()
             self._settle()
 
     def _planned(self, settings: Sequence[Setting]) -> None:
         self._planning = False
         present, *others = [self._foresee(setting) for setting in settings]
-        self.lines += self.controller.planned(present, others)
+        self.lines += self.controller.planned(present, others, self.setting)
         self._act()
 
     def _foresee(self, setting: Setting) -> Foreseen:

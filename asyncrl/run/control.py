@@ -83,14 +83,8 @@ class RunControl:
         """Change the size of a pool, and return what happens now; raises what the pools raise."""
         pools = self._changeable()
         answer = await pools.scale(pool, size)
-        try:
-            self._keep(self._recipe.generators.resized(pools.sizes))
-        except OSError as error:  # a full disk is no reason to refuse what has begun
-            logger.warning("a resume will not know of it: %s", error)
-            return (
-                f"{answer}. The run's recipe.yaml could not be written ({error.strerror}), so a resume begins with what it says"
-            )
-        return answer
+        unknown = self._keep(self._recipe.generators.resized(pools.sizes))
+        return answer if unknown is None else f"{answer}. {unknown}"
 
     @property
     def at_once(self) -> int:
@@ -98,15 +92,21 @@ class RunControl:
         return self._recipe.generators.max_running
 
     async def bound(self, episodes: int) -> None:
-        """Change ``generators.max_running``, within what the engines were made for; raises what writing the recipe raises."""
+        """Change ``generators.max_running``, within what the engines were made for; raises what the pools raise."""
         generators, pools = self._recipe.generators, self._changeable()
         theirs = [name for name in generators.by_pool if name == MAIN_POOL or generators.pools[name].max_running is None]
         await pools.bound(theirs, episodes)
         self._keep(msgspec.structs.replace(generators.resized(pools.sizes), max_running=episodes))
 
-    def _keep(self, generators: GeneratorsConfig) -> None:
+    def _keep(self, generators: GeneratorsConfig) -> str | None:
+        """Have the recipe say what has begun; a full disk is no reason to refuse that, and then this returns what follows."""
         self._recipe = msgspec.structs.replace(self._recipe, generators=generators)
-        self._folder.keep_recipe(self._recipe)
+        try:
+            self._folder.keep_recipe(self._recipe)
+        except OSError as error:
+            logger.warning("a resume will not know of it: %s", error)
+            return f"The run's recipe.yaml could not be written ({error.strerror}), so a resume begins with what it says"
+        return None
 
     async def finish(self, reason: str) -> str:
         """End the run after the training step under way, as if it were its last: evaluated, and with its model saved.

@@ -4,6 +4,7 @@ It measures the present setting, has a plan foresee what each single turn would 
 it or takes it back. What always holds:
 
 * every value lies within the user's bounds, unless a person has set another; at most one knob differs from what was measured;
+* what a person sets stays: a move turns its own knob alone, and is taken back by it alone;
 * a setting that is foreseen beyond a limit is not tried, and one that is measured beyond a limit is taken back;
 * what did not help is not tried again before the workload has drifted;
 * :attr:`Controller.target` follows from the recipe and the lines alone, so that a run that was killed goes on from its journal.
@@ -18,7 +19,7 @@ import msgspec
 
 from asyncrl.core.recipe.knobs import Setting, pool_of
 from asyncrl.core.recipe.tune import DEPTH, RUNNING, TuneConfig
-from asyncrl.core.tuning.moves import Judged, Line, Moved, Rested, Woke, changed_by
+from asyncrl.core.tuning.moves import Changed, Judged, Line, Moved, Rested, Woke, changed_by
 from asyncrl.core.tuning.window import Seen, Window
 
 WORTH = 0.03
@@ -36,6 +37,7 @@ SETTLING = 2
 DRIFT = 0.1
 """By how much the rate, or the length of episodes, must have changed for another look."""
 NOTHING: Mapping[str, float] = MappingProxyType({})
+BY_OTHERS = "somebody has changed the setting meanwhile"
 
 
 class Foreseen(msgspec.Struct, frozen=True):
@@ -44,6 +46,14 @@ class Foreseen(msgspec.Struct, frozen=True):
     setting: Setting
     rate: float
     staleness: float
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A knob to be turned, if it still has the value ``before``."""
+
+    knob: str
+    before: int
+    to: int
 
 
 class Phase(Enum):
@@ -59,7 +69,7 @@ class Phase(Enum):
 
 
 class Controller:
-    """See the module. Give it each training step, do what :attr:`target` and :attr:`asks` say, and write down every line.
+    """See the module. Give it each training step, do what :attr:`turn` and :attr:`asks` say, and write down every line.
 
     Args:
         setting: the values that the run has now.
@@ -70,6 +80,7 @@ class Controller:
 
     Attributes:
         target: the setting that there should be.
+        turn: how that comes about; None if nothing is to be turned, or it was.
         asks: the settings of which a plan is wanted, beside the present one; empty while none is.
         said: lines that follow from the journal itself; to be written down first.
     """
@@ -79,13 +90,13 @@ class Controller:
     ) -> None:
         self._config, self._steps, self._depth, self._machine = config, steps, depth, machine
         self.target = dict(setting)
+        self.turn: Turn | None = None
         self.asks: tuple[Setting, ...] = ()
         self.said: list[Line] = []
         self._phase = Phase.MEASURING
         self._window = Window(LONGEST * config.every)
         self._settling = 0
         self._move: Moved | None = None
-        self._made = False
         self._rest: Rested | None = None
         self._rejected: set[frozenset[tuple[str, int]]] = set()
         self._step = 0
@@ -107,7 +118,9 @@ class Controller:
         if setting != self.target:
             return self._changed_by_others(setting)
         if not arrived:  # an engine died: what is measured without it says nothing
-            self._settle()
+            self._measure(Phase.MEASURING if self._phase is Phase.PLANNING else self._phase)
+            return []
+        if not seen.tokens and self._phase is not Phase.TRYING:  # there would be no rate to compare others with
             return []
         if self._settling:
             self._settling -= 1
@@ -124,10 +137,18 @@ class Controller:
                 return self._look_for_drift()
         return []
 
-    def planned(self, present: Foreseen, others: Sequence[Foreseen]) -> list[Line]:
-        """Take in the plan that was asked for; an answer that nobody waits for any more is left alone."""
-        if self._phase is not Phase.PLANNING or present.setting != self.target or len(self._window) < self._config.every:
+    def planned(self, present: Foreseen, others: Sequence[Foreseen], setting: Setting) -> list[Line]:
+        """Take in the plan that was asked for; an answer that nobody waits for any more is left alone.
+
+        Args:
+            setting: the values that the run is to have now, which somebody may have changed since the plan was asked for.
+        """
+        if not self._waits_for(present.setting):
             return []
+        if setting != self.target:
+            return self._changed_by_others(setting)
+        if present.rate <= 0:
+            return self.unplanned("the plan foresees no trained token", present.setting, setting)
         self.asks = ()
         beyond = self._window.broken(self._config.limits)
         chosen = self._best(present, others, heal=bool(beyond))
@@ -148,22 +169,34 @@ class Controller:
             beyond=beyond,
             machine=self._machine,
         )
-        self._phase, self._made, self.target = Phase.MOVING, False, dict(chosen.setting)
+        self._phase, self.turn, self.target = Phase.MOVING, Turn(knob, self._move.before, self._move.to), dict(chosen.setting)
         return [self._move]
 
-    def unplanned(self, why: str) -> list[Line]:
-        """Note that there is no plan, and why."""
-        if self._phase is not Phase.PLANNING:
+    def unplanned(self, why: str, asked: Setting, setting: Setting) -> list[Line]:
+        """Note that there is no plan, and why; see :meth:`planned`.
+
+        Args:
+            asked: the present setting, as the plan was asked for it.
+        """
+        if not self._waits_for(asked):
             return []
+        if setting != self.target:
+            return self._changed_by_others(setting)
         return [self._begin_rest(why, again_at=self._step + 4 * self._config.every)]
 
+    def _waits_for(self, asked: Setting) -> bool:
+        return self._phase is Phase.PLANNING and asked == self.target
+
     def made(self) -> None:
-        """Note that the run was told of :attr:`target`, and that it is coming."""
-        self._made = True
+        """Note that the run was told of :attr:`turn`, and that :attr:`target` is coming."""
+        self.turn = None
 
     def refused(self, why: str, setting: Setting) -> list[Line]:
-        """Note that the run refuses :attr:`target`, and what it has instead."""
-        lines: list[Line] = [] if self._move is None else [self._end(None, why, kept=False)]
+        """Note that the run refuses :attr:`turn`, and what it has instead."""
+        move = self._move
+        lines: list[Line] = [] if move is None else [self._end(None, why, kept=False)]
+        if move is None or setting != move.setting:
+            lines.append(Changed(self._step, dict(setting), why))
         self.target = dict(setting)
         self._measure()
         return lines
@@ -183,10 +216,10 @@ class Controller:
     # What it does
 
     def _arriving(self, setting: Setting, *, arrived: bool) -> list[Line]:
+        if self.turn is not None:
+            return []
         if setting == self.target and arrived:
             self._measure(Phase.TRYING if self._phase is Phase.MOVING else Phase.MEASURING)
-            return []
-        if not self._made:
             return []
         if setting == self.target:
             late = self._move is not None and self._step - self._move.step > 10 * self._config.every
@@ -198,8 +231,9 @@ class Controller:
     def _changed_by_others(self, setting: Setting) -> list[Line]:
         lines: list[Line] = []
         if self._move is not None:
-            kept = setting[self._move.knob] == self._move.to
-            lines.append(self._end(None, "somebody has changed the setting meanwhile", kept=kept, still_open=True))
+            kept = setting.get(self._move.knob) == self._move.to
+            lines.append(self._end(None, BY_OTHERS, kept=kept, still_open=True))
+        lines.append(Changed(self._step, dict(setting), BY_OTHERS))
         self.target = dict(setting)
         self._measure()
         return lines
@@ -248,6 +282,8 @@ class Controller:
         worse = [name for name, by in beyond.items() if by >= move.beyond.get(name, 0.0)]
         if not last and not worse and not move.beyond and abs(brought - 1 - LEAST) < sure:
             return []
+        if not brought:
+            return self._take_back(brought, "no token was trained")
         if worse:
             return self._take_back(brought, f"{' and '.join(worse)} would be beyond its limit")
         if not move.beyond and brought < 1 + LEAST:
@@ -258,9 +294,12 @@ class Controller:
 
     def _take_back(self, brought: float | None, why: str, *, still_open: bool = False) -> list[Line]:
         assert self._move is not None
-        self.target = dict(self._move.setting)
-        self._phase, self._made = Phase.RETURNING, False
+        self._return(self._move)
         return [self._end(brought, why, kept=False, still_open=still_open)]
+
+    def _return(self, move: Moved | Judged) -> None:
+        self.target = {**self.target, move.knob: move.before}
+        self._phase, self.turn = Phase.RETURNING, Turn(move.knob, move.to, move.before)
 
     def _end(self, brought: float | None, why: str, *, kept: bool, still_open: bool = False) -> Judged:
         assert self._move is not None
@@ -302,7 +341,7 @@ class Controller:
         return [Woke(self._step, why), *self._look()]
 
     def _measure(self, phase: Phase = Phase.MEASURING) -> None:
-        self._phase, self.asks = phase, ()
+        self._phase, self.turn, self.asks = phase, None, ()
         self._settle()
 
     def _settle(self) -> None:
@@ -327,7 +366,9 @@ class Controller:
                         self._remember(self._move, line)
                     self._move, last = None, line
                 case Rested():
-                    self._rest, self._phase = line, Phase.RESTING
+                    self._rest, self._phase, last = line, Phase.RESTING, None
+                case Changed():
+                    self._rest, last = None, None
                 case Woke():
                     self._rest = None
                     self._rejected.clear()
@@ -337,12 +378,14 @@ class Controller:
         if self._move is not None:
             self._go_on_with(self._move)
         elif last is not None and not last.kept and self.target.get(last.knob) == last.to:
-            self.target[last.knob], self._phase = last.before, Phase.RETURNING
+            self._return(last)
 
     def _go_on_with(self, move: Moved) -> None:
         """Finish a move in which the run was killed, or take it back."""
         now = self.target.get(move.knob)
-        if now == move.to and move.machine == self._machine:
+        if self.target != {**move.setting, move.knob: now} or now not in (move.before, move.to):
+            self.said = self._changed_by_others(self.target)
+        elif now == move.to and move.machine == self._machine:
             self._phase = Phase.TRYING
         elif now == move.to:
             why = "the run was resumed on another machine before it was measured"

@@ -93,8 +93,24 @@ class Rested(msgspec.Struct, frozen=True, tag="rested"):
     @property
     def sentence(self) -> str:
         """What it says to the user."""
-        values = ", ".join(f"{knob} {value}" for knob, value in self.setting.items())
-        return f"tune: stays at {values}: {self.why}"
+        return f"tune: stays at {values_of(self.setting)}: {self.why}"
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    """The setting became another than it was turned to, or could not be turned back: it is measured as it is, and stays.
+
+    Attributes:
+        setting: the values of all knobs.
+    """
+
+    step: int
+    setting: Mapping[str, int]
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """What it says to the user."""
+        return f"tune: goes on from {values_of(self.setting)}: {self.why}"
 
 
 class Woke(msgspec.Struct, frozen=True, tag="woke"):
@@ -109,7 +125,12 @@ class Woke(msgspec.Struct, frozen=True, tag="woke"):
         return f"tune: looks again for a better setting: {self.why}"
 
 
-Line = Moved | Judged | Rested | Woke
+Line = Moved | Judged | Rested | Changed | Woke
+
+
+def values_of(setting: Mapping[str, int]) -> str:
+    """``generators.count 1, buffer.pipeline_depth 2``."""
+    return ", ".join(f"{knob} {value}" for knob, value in setting.items())
 
 
 def turned(move: Moved | Judged) -> str:

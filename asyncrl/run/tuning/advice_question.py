@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
+from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.recipe.knobs import Setting
 from asyncrl.core.tuning.controller import Foreseen
 from asyncrl.run.host.helper_process import run_helper
@@ -56,3 +57,5 @@ async def ask_advice(run: Path, since: int, settings: Sequence[Setting]) -> Tune
         return TuneAdvice(why=f"the plan was not ready in {PLAN_S:g} s")
     except (ComponentFailed, msgspec.DecodeError) as error:
         return TuneAdvice(why=f"there is no plan: {error}")
+    except OSError as error:  # no process or memory is left for it
+        return TuneAdvice(why=f"there is no plan: {cause_and_remedy(error)}")

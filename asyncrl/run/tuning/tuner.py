@@ -10,8 +10,9 @@ from typing import Protocol
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import cause_and_remedy
+from asyncrl.core.recipe.knobs import Setting
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.tuning.controller import Controller
+from asyncrl.core.tuning.controller import Controller, Turn
 from asyncrl.core.tuning.moves import Judged, Line
 from asyncrl.core.tuning.window import Seen
 from asyncrl.run.folder.run_folder import RunFolder
@@ -68,14 +69,14 @@ class Tuner:
         self._machine = f"{device}, {len(os.sched_getaffinity(0))} cores"
         self._journal, self._note, self._log, self._ask = MoveJournal(folder.tuning), note, log, ask
         self._controller: Controller
-        self._told: Mapping[str, int] = {}
+        self._asked: Setting = {}
         self._planning: asyncio.Task[TuneAdvice] | None = None
         self._moving: asyncio.Task[None] | None = None
         self._stopped = False
 
     async def begin(self) -> None:
         """Go on from the journal, if the run is resumed."""
-        self._told = setting = await self._knobs.setting()
+        setting = await self._knobs.setting()
         depth = self._recipe.largest_depth
         self._controller = Controller(
             self._config,
@@ -124,16 +125,16 @@ class Tuner:
                 moving.result()
                 self._controller.made()
             except RecipeError as refused:
-                self._told = setting = await self._knobs.setting()
-                self._say(self._controller.refused(str(refused), setting))
+                self._say(self._controller.refused(str(refused), await self._knobs.setting()))
         if self._planning is not None and self._planning.done():
             planning, self._planning = self._planning, None
-            answer = planning.result()
+            answer, setting = planning.result(), await self._knobs.setting()
             if answer.why or len(answer.foreseen) < 2:
-                self._say(self._controller.unplanned(answer.why or "no other setting can be modelled"))
+                why = answer.why or "no other setting can be modelled"
+                self._say(self._controller.unplanned(why, self._asked, setting))
             else:
                 present, *others = answer.foreseen
-                self._say(self._controller.planned(present, others))
+                self._say(self._controller.planned(present, others, setting))
         await self._act()
 
     async def _act(self) -> None:
@@ -142,17 +143,15 @@ class Tuner:
         if self._stopped:
             return
         if controller.asks and self._planning is None:
-            settings = (controller.target, *controller.asks)
-            self._planning = asyncio.create_task(self._ask(self._folder.path, controller.since, settings), name="plan for tune")
-        if controller.target != self._told and self._moving is None:
-            self._told = dict(controller.target)
-            self._moving = asyncio.create_task(self._turn(self._told), name="turning a knob")
+            self._asked = dict(controller.target)
+            asking = self._ask(self._folder.path, controller.since, (self._asked, *controller.asks))
+            self._planning = asyncio.create_task(asking, name="plan for tune")
+        if controller.turn is not None and self._moving is None:
+            self._moving = asyncio.create_task(self._turn(controller.turn), name="turning a knob")
 
-    async def _turn(self, to: Mapping[str, int]) -> None:
-        present = await self._knobs.setting()
-        for knob, value in to.items():
-            if present[knob] != value:
-                await self._knobs.turn(knob, value)
+    async def _turn(self, turn: Turn) -> None:
+        if (await self._knobs.setting())[turn.knob] == turn.before:  # else somebody else has just turned it
+            await self._knobs.turn(turn.knob, turn.to)
 
     def _say(self, lines: Iterable[Line]) -> None:
         for line in lines:

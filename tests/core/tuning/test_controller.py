@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncrl.core.recipe.tune import DEPTH, RUNNING, TuneConfig, TuneLimitsConfig
 from asyncrl.core.tuning.controller import Controller, Foreseen
-from asyncrl.core.tuning.moves import Judged, Line, Moved, Rested, Woke
+from asyncrl.core.tuning.moves import Changed, Judged, Line, Moved, Rested, Woke
 from asyncrl.core.tuning.window import Seen
 
 ENGINES = "generators.count"
@@ -22,6 +22,10 @@ Rate = Callable[[Mapping[str, int]], float]
 def rate(setting: Mapping[str, int]) -> float:
     """Engines and depth each limit the rate; three engines feed all that the learner can train."""
     return 1000.0 * min(setting[ENGINES], setting[DEPTH] + 0.5, 2.8)
+
+
+def by_engines(setting: Mapping[str, int]) -> float:
+    return 1000.0 * setting[ENGINES]
 
 
 def stale(setting: Mapping[str, int]) -> float:
@@ -61,7 +65,6 @@ class World:
         """Begin, or go on from the journal."""
         self.controller = Controller(self.config, self.setting, steps=self.steps, lines=self.lines, machine=machine)
         self.lines += self.controller.said
-        self.told = dict(self.setting)
         self.answer_at = 0
 
     def run(self, steps: int, until: Callable[[], bool] = lambda: False) -> "World":
@@ -84,21 +87,22 @@ class World:
         if self.answer_at and self.step >= self.answer_at:
             self.answer_at = 0
             present, *others = [Foreseen(each, self.plan(each), stale(each)) for each in self.asked]
-            self.lines += controller.planned(present, others)
+            self.lines += controller.planned(present, others, dict(self.setting))
         self.turn()
 
     def turn(self) -> None:
         """Do what is wanted."""
         controller = self.controller
-        if controller.target == self.told:
+        if (turn := controller.turn) is None:
             return
-        if why := self.refuses(controller.target):
+        wanted = {**self.setting, turn.knob: turn.to}
+        if why := self.refuses(wanted):
             self.lines += controller.refused(why, self.setting)
-        else:
-            self.arrives_at = self.step + 5
-            self.setting = dict(controller.target)
-            controller.made()
-        self.told = dict(controller.target)
+            return
+        self.arrives_at = self.step + 5
+        if self.setting[turn.knob] == turn.before:
+            self.setting = wanted
+        controller.made()
 
     def of(self, kind: type[Line]) -> list[Line]:
         return [line for line in self.lines if isinstance(line, kind)]
@@ -191,10 +195,115 @@ def test_a_newcomer_that_does_not_come_up_is_no_move():
 def test_a_person_who_changes_a_knob_meanwhile_has_the_last_word():
     world = World(config())
     world.run(200, until=lambda: world.setting != START).run(8)
-    world.setting = world.told = {ENGINES: 2, DEPTH: 4}
+    world.setting = {ENGINES: 2, DEPTH: 4}
     world.run(1)
-    assert world.of(Judged)[0].why == "somebody has changed the setting meanwhile"
+    assert [line.sentence for line in world.lines[1:]] == [
+        "tune: generators.count 1 -> 2 is kept: somebody has changed the setting meanwhile",
+        "tune: goes on from generators.count 2, buffer.pipeline_depth 4: somebody has changed the setting meanwhile",
+    ]
     assert world.controller.target == {ENGINES: 2, DEPTH: 4}
+
+
+@pytest.mark.parametrize("there_is", [True, False])
+def test_a_person_who_changes_a_knob_while_a_plan_is_made_has_the_last_word(there_is: bool):
+    """The answer comes before the next training step, by which the controller would see what has changed."""
+    world = World(config())
+    world.run(200, until=lambda: bool(world.controller.asks))
+    world.setting = {ENGINES: 4, DEPTH: 1}
+    if there_is:
+        present, *others = [Foreseen(each, rate(each), stale(each)) for each in (START, {ENGINES: 1, DEPTH: 2})]
+        lines = world.controller.planned(present, [msgspec.structs.replace(each, rate=9e9) for each in others], world.setting)
+    else:
+        lines = world.controller.unplanned("too few episodes", START, world.setting)
+    assert [line.sentence for line in lines] == [
+        "tune: goes on from generators.count 4, buffer.pipeline_depth 1: somebody has changed the setting meanwhile"
+    ]
+    assert (world.controller.turn, world.controller.target) == (None, world.setting)
+
+
+def test_a_plan_of_a_setting_that_is_no_more_says_nothing_of_the_present_one():
+    world = World(config())
+    world.run(200, until=lambda: bool(world.controller.asks))
+    world.setting = {ENGINES: 2, DEPTH: 1}
+    world.answer_at = 0
+    world.run(200, until=lambda: bool(world.controller.asks) and world.controller.target != START)
+    assert world.controller.unplanned("too few episodes", START, world.setting) == []
+    assert world.controller.asks
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_move_turns_its_knob_alone_and_so_does_its_taking_back(number: int):
+    """A person turns the other knob between what the controller decides and when that is done."""
+    world = World(config(), real=lambda setting: 1000.0, plan=rate)
+    kind = (Moved, Judged)[number]
+    decided = lambda: bool(world.of(kind))  # noqa: E731
+    act, world.turn = world.turn, lambda: None if decided() else act()
+    world.run(400, until=decided)
+    assert world.controller.turn is not None
+    other = next(knob for knob in KNOBS if knob != world.controller.turn.knob)
+    world.setting[other], world.turn = 4, act
+    world.turn()
+    world.run(1)
+    assert world.setting[other] == world.controller.target[other] == 4
+
+
+@pytest.mark.parametrize("rested", [True, False])
+def test_a_resume_keeps_what_a_person_chose_though_it_was_once_taken_back(rested: bool):
+    world = World(config(**{ENGINES: (1, 2)}), {ENGINES: 1}, real=lambda setting: 1000.0, plan=by_engines)
+    world.run(400, until=lambda: bool(world.of(Rested)) if rested else bool(world.of(Judged)) and world.setting == {ENGINES: 1})
+    world.run(10)
+    world.setting = {ENGINES: 2}
+    world.run(1)
+    assert isinstance(world.lines[-1], Changed)
+    world.launch()
+    assert world.run(30).setting == {ENGINES: 2}
+
+
+def test_a_resume_keeps_what_was_changed_while_there_was_nobody_to_see_it():
+    """A move was under way when the run was killed; the recipe that it is resumed with has another value of another knob."""
+    world = World(config(), real=lambda setting: 1000.0, plan=rate)
+    world.run(400, until=lambda: world.setting != START)
+    (move,) = world.of(Moved)
+    other = next(knob for knob in KNOBS if knob != move.knob)
+    world.setting[other] = 4
+    chosen = dict(world.setting)
+    world.launch()
+    assert isinstance(world.lines[-1], Changed)
+    assert world.run(5).setting == chosen
+
+
+def test_a_way_back_that_the_run_refuses_is_said_and_not_tried_again_by_a_resume():
+    world = World(config(**{ENGINES: (1, 2)}), {ENGINES: 1}, real=lambda setting: 1000.0, plan=by_engines)
+    world.refuses = lambda setting: "nobody may leave" if setting[ENGINES] == 1 else ""
+    world.run(400, until=lambda: isinstance(world.lines[-1], Changed) if world.lines else False)
+    assert world.lines[-1].sentence == "tune: goes on from generators.count 2: nobody may leave"
+    world.launch()
+    assert world.controller.turn is None
+
+
+def test_steps_that_train_nothing_end_no_run():
+    world = World(config(), noise=0.01)
+    world.run(400, until=lambda: bool(world.of(Moved)))
+    world.real = lambda setting: 0.0
+    world.run(100, until=lambda: bool(world.of(Judged)))
+    assert world.of(Judged)[0].why == "no token was trained"
+    world.run(100)
+    world.real = rate
+    world.run(300)
+    assert all(line.rate > 0 for line in world.of(Moved))
+
+
+def test_a_plan_without_a_rate_is_none():
+    world = World(config(), plan=lambda setting: 0.0).run(60)
+    assert world.lines[0].sentence.endswith(": the plan foresees no trained token")
+
+
+def test_while_an_engine_is_away_no_plan_is_asked_for():
+    world = World(config())
+    world.run(200, until=lambda: bool(world.controller.asks))
+    world.arrives_at = world.step + 4
+    world.run(1)
+    assert not world.controller.asks
 
 
 def test_nothing_is_begun_that_could_not_be_measured_before_the_end_and_the_rest_stays():
@@ -209,7 +318,7 @@ def test_nothing_is_begun_that_could_not_be_measured_before_the_end_and_the_rest
 def test_without_a_plan_nothing_is_turned_and_another_is_asked_for_later():
     world = World(config())
     world.run(30, until=lambda: bool(world.controller.asks))
-    world.lines += world.controller.unplanned("there is no plan: too few episodes")
+    world.lines += world.controller.unplanned("there is no plan: too few episodes", START, START)
     world.answer_at = 0
     assert world.lines[-1].sentence == (
         "tune: stays at generators.count 1, buffer.pipeline_depth 1: there is no plan: too few episodes"
@@ -312,7 +421,7 @@ def test_bounds_and_limits_hold_whatever_happens(data: st.DataObject):
     for _ in range(data.draw(st.integers(1, 3))):
         world.run(data.draw(st.integers(1, 120)))
         before = dict(world.setting)
-        if data.draw(st.booleans()) and world.told == world.setting:
+        if data.draw(st.booleans()) and world.controller.turn is None:
             world.launch()
         assert sum(before[knob] != world.controller.target[knob] for knob in knobs) <= 1
     world.run(200)

@@ -1,7 +1,7 @@
 """What a run does for ``tune`` beside its training steps: asks for plans, turns knobs, and writes down each move first."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from asyncrl.core.recipe.knobs import Setting
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tune import DEPTH, RUNNING
 from asyncrl.core.tuning.controller import Foreseen
-from asyncrl.core.tuning.moves import Judged, Moved
+from asyncrl.core.tuning.moves import Changed, Judged, Moved
 from asyncrl.run.control import RunControl
 from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
@@ -84,8 +84,10 @@ class World:
     async def pace(self, depth: int) -> None:
         self.depth = depth
 
-    async def run(self, steps: int) -> "World":
+    async def run(self, steps: int, until: Callable[[], bool] = lambda: False) -> "World":
         for _ in range(steps):
+            if until():
+                break
             self.step += 1
             time = TimeSplit(seconds=1.0, trained_tokens=1000 * self.sizes["generators"] + self.step % 2, trajectories=10)
             measure = StepMeasure(
@@ -138,6 +140,60 @@ async def test_what_the_run_refuses_is_taken_back_and_the_run_goes_on(tmp_path: 
     await (await world.begin()).run(60)
     assert world.sizes == {"generators": 1}
     assert "generators: no node has room for one more engine; free some" in world.notes[1]
+
+
+async def test_what_a_person_scales_while_a_plan_is_made_stays(tmp_path: Path) -> None:
+    world = await World(tmp_path).begin()
+    await world.run(20, until=lambda: bool(world.asked))
+    world.sizes["generators"] = 4
+    await world.run(1)
+    assert (world.sizes, world.depth) == ({"generators": 4}, 1)
+    assert world.notes == [
+        "tune: goes on from generators.count 4, buffer.pipeline_depth 1, generators.max_running 16: "
+        "somebody has changed the setting meanwhile"
+    ]
+    await world.tuner.close()
+
+
+async def test_a_knob_that_somebody_has_just_turned_is_left_alone(tmp_path: Path) -> None:
+    """The engine of a move is to come up, and before the pools are asked for it, a person asks for another number."""
+    world = await World(tmp_path).begin()
+    act = world.tuner._act
+
+    async def late() -> None:
+        await act()
+        if world.lines:
+            world.sizes["generators"] = 5
+
+    world.tuner._act = late  # type: ignore[method-assign]
+    await world.run(40, until=lambda: len(world.lines) > 1)
+    assert world.sizes == {"generators": 5}
+    assert [type(line) for line in world.lines] == [Moved, Judged, Changed]
+    await world.tuner.close()
+
+
+async def test_a_full_disk_ends_neither_the_run_nor_a_move_of_max_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    world = await World(tmp_path).begin()
+    control = RunControl(world.recipe, world.folder, EarlyEnd(print))
+    control.begin(world, print)
+    monkeypatch.setattr(world.folder, "keep_recipe", refuse)
+    await control.bound(32)
+    assert (world.bounded, control.at_once) == ((["generators"], 32), 32)
+
+
+async def test_without_room_for_a_process_there_is_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    answer = await ask_advice(World(tmp_path).folder.path, 0, [{ENGINES: 1}, {ENGINES: 2}])
+    assert answer.why.startswith("there is no plan: ")
+    assert "annot allocate memory" in answer.why
 
 
 async def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
