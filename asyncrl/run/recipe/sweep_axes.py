@@ -4,12 +4,15 @@ Hydra's own parser reads it. What always holds: a value of an axis, written afte
 value, whatever its text holds.
 """
 
+import math
+import random
 from collections.abc import Sequence
+from decimal import Decimal
 
 import msgspec
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.recipe.compose import composing, group_options, locate
@@ -60,19 +63,40 @@ def _values(parsed: Override) -> tuple[str, ...]:
     key, text = parsed.key_or_group, parsed.input_line
     if not parsed.is_discrete_sweep():
         raise RecipeError(key, f"{text!r} names an interval, of which no list can be made", f"write {key}=range(1,9,2)")
-    if parsed.is_range_sweep() and not parsed.value().step:  # type: ignore[union-attr]
-        raise RecipeError(key, f"the range in {text!r} has steps of 0 and no end", "give its third number another value")
     options = group_options(key)
     values: list[str] = []
-    for value in parsed.sweep_string_iterator():
+    swept = parsed.value()
+    for value in _range(key, text, swept) if isinstance(swept, RangeSweep) else parsed.sweep_string_iterator():
         if options and value.startswith("_"):  # Hydra's own option of every group, which glob(*) finds
             continue
         if value in values:
             raise RecipeError(key, f"{text!r} gives it the value {value} twice", "give each value once; --seeds repeats points")
         values.append(value)
         if len(values) > MOST_VALUES:
-            raise RecipeError(key, f"{text!r} gives it more than {MOST_VALUES} values", "give fewer")
+            raise _too_many(key, text)
     if not values:
         remedy = f"it chooses from a config group: {', '.join(options)}" if options else "give values, as KEY=A,B,C"
         raise RecipeError(key, f"{text!r} gives it no value", remedy)
     return tuple(values)
+
+
+def _range(key: str, text: str, swept: RangeSweep) -> list[str]:
+    """The values of a range, as a person would write them: sums of floats would give 0.30000000000000004."""
+    given = (swept.start, swept.stop, swept.step)
+    start, stop, step = (Decimal(repr(each)) for each in given)
+    if not (start.is_finite() and stop.is_finite() and step.is_finite()):
+        raise RecipeError(key, f"the range in {text!r} does not go from one number to another", "give three finite numbers")
+    if not step:
+        raise RecipeError(key, f"the range in {text!r} has steps of 0 and no end", "give its third number another value")
+    count = max(0, math.ceil((stop - start) / step))
+    if count > MOST_VALUES:
+        raise _too_many(key, text)
+    kind = int if all(isinstance(each, int) for each in given) else float
+    values = [str(kind(start + place * step)) for place in range(count)]
+    if swept.shuffle:
+        random.shuffle(values)
+    return values
+
+
+def _too_many(key: str, text: str) -> RecipeError:
+    return RecipeError(key, f"{text!r} gives it more than {MOST_VALUES} values", "give fewer")
