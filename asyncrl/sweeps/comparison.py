@@ -1,11 +1,12 @@
 """Compares the settings of a sweep: each figure with an interval over its seeds, and which differences are larger than that.
 
 The spread of seeds is taken to be the same for all settings, and is estimated from all of them together: so two seeds already
-say something. Intervals of means are Student's with that spread. Settings are compared seed by seed, because a seed decides
-tasks and weights for all of them: what a seed does to all settings alike is taken out, as by the blocks of an analysis of
-variance, where common seeds tell it, and the runs are enough to. A difference counts if Tukey's interval of it, as Kramer has
-it for unequal numbers (1956, Biometrics 12), leaves out zero: of all pairs of a figure together, one in twenty sweeps of equal
-settings shows one. Figures that are rates are compared by their logarithms, so that a difference is a factor.
+say something. Intervals of means are Student's with that spread, as far as the figure can go. Settings are compared seed by
+seed, because a seed decides tasks and weights for all of them: what a seed does to all settings alike is taken out, as by the
+blocks of an analysis of variance, where common seeds tell it, and the runs are enough to. A difference counts if Tukey's
+interval of it, as Kramer has it for unequal numbers (1956, Biometrics 12), leaves out zero: of all pairs of a figure together,
+one in twenty sweeps of equal settings shows one. Figures that are rates are compared by their logarithms, so that a difference
+is a factor.
 """
 
 import math
@@ -36,22 +37,25 @@ class Measure(msgspec.Struct, frozen=True):
         name: its name, and its unit if it has one.
         read: takes it from a summary; None if the run has none.
         kind: a rate is compared by factors, a share is shown in percent.
+        least, most: the ends of what it can be, as far as they are known: those of rewards are not.
     """
 
     name: str
     read: Callable[[Summary], float | None]
     kind: Literal["number", "rate", "share"] = "number"
+    least: float = -math.inf
+    most: float = math.inf
 
 
 MEASURES = (
     Measure("final evaluation", lambda summary: summary.evaluation.last),
     Measure("training reward at last", lambda summary: summary.reward.last),
-    Measure("trajectories a second", lambda summary: summary.trajectories_per_s, "rate"),
-    Measure("trained tokens a second", lambda s: s.tokens.trained / s.training_s if s.training_s > 0 else None, "rate"),
-    Measure("staleness, mean", lambda summary: summary.staleness.mean),
-    Measure("staleness, largest", lambda summary: summary.staleness.max),
-    Measure("engines idle", lambda summary: summary.idle.generators, "share"),
-    Measure("learner idle", lambda summary: summary.idle.learner, "share"),
+    Measure("trajectories a second", lambda summary: summary.trajectories_per_s, "rate", 0.0),
+    Measure("trained tokens a second", lambda s: s.tokens.trained / s.training_s if s.training_s > 0 else None, "rate", 0.0),
+    Measure("staleness, mean", lambda summary: summary.staleness.mean, least=0.0),
+    Measure("staleness, largest", lambda summary: summary.staleness.max, least=0.0),
+    Measure("engines idle", lambda summary: summary.idle.generators, "share", 0.0, 1.0),
+    Measure("learner idle", lambda summary: summary.idle.learner, "share", 0.0, 1.0),
 )
 """What is compared, in the order in which it is shown."""
 
@@ -103,7 +107,7 @@ def _compared(measure: Measure, settings: Sequence[Mapping[int, Summary]]) -> Co
     spreading = [place for place in having if np.ptp([*scaled[place].values()]) > 0] or having
     alone = _Fit([scaled[place] for place in spreading], by_seed=False)
     spreads = tuple(
-        _spread([*own.values()], np.array([*values.values()]), alone, rate=rate) if own else None
+        _spread(measure, [*own.values()], np.array([*values.values()]), alone, rate=rate) if own else None
         for own, values in zip(read, scaled, strict=True)
     )
     if len(having) < 2:
@@ -123,7 +127,7 @@ def _compared(measure: Measure, settings: Sequence[Mapping[int, Summary]]) -> Co
         size = abs(size)
         margin = _studentized_range(len(having), fit.freedom) * fit.deviation * math.sqrt(variance / 2)
         if size > margin + 1e-12 * max(1.0, size):
-            ends = (size, size - margin, size + margin)
+            ends = (size, size - margin, min(size + margin, math.inf if rate else measure.most - measure.least))
             found.append(Difference(larger, smaller, Estimate(*(map(math.exp, ends) if rate else ends))))
     return ComparedMeasure(measure, spreads, tuple(found), judged=True)
 
@@ -170,7 +174,7 @@ def _studentized_range(settings: int, freedom: int) -> float:
     return float(studentized_range.ppf(LEVEL, settings, freedom))  # takes a tenth of a second and more
 
 
-def _spread(own: Sequence[float], scaled: np.ndarray, fit: _Fit, *, rate: bool) -> Spread:
+def _spread(measure: Measure, own: Sequence[float], scaled: np.ndarray, fit: _Fit, *, rate: bool) -> Spread:
     mean = float(scaled.mean())
     back = math.exp if rate else float
     if len(own) < 2:
@@ -178,7 +182,8 @@ def _spread(own: Sequence[float], scaled: np.ndarray, fit: _Fit, *, rate: bool) 
     if np.ptp(scaled) == 0:  # the setting fixes it
         return Spread(tuple(own), back(mean), (back(mean), back(mean)))
     margin = float(t.ppf((1 + LEVEL) / 2, fit.freedom)) * fit.deviation / math.sqrt(len(own))
-    return Spread(tuple(own), back(mean), (back(mean - margin), back(mean + margin)))
+    low, high = (min(measure.most, max(measure.least, back(end))) for end in (mean - margin, mean + margin))
+    return Spread(tuple(own), back(mean), (low, high))
 
 
 def sentences(compared: Sequence[ComparedMeasure], names: Sequence[str]) -> list[str]:

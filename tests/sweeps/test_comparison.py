@@ -2,10 +2,12 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.stats import ttest_rel, tukey_hsd
 
+from asyncrl.core.measures.time_split import IdleShares
 from asyncrl.run.measures.summary import EvaluationEnds, RewardEnds, StalenessTotals, Status, Summary
 from asyncrl.sweeps.comparison import ComparedMeasure, compare, sentences, with_interval
 
@@ -100,6 +102,21 @@ def test_rates_are_compared_by_factors():
     told = sentences(compare([slow, fast]), ["one engine", "two engines"])
     assert any(each.startswith("trajectories a second: two engines has 2 times (") for each in told)
     assert "final evaluation: no difference is larger than the spread of seeds" in told
+
+
+def test_no_interval_goes_beyond_what_a_figure_can_be():
+    def run(age: float, idle: float) -> Summary:
+        return msgspec.structs.replace(summary(0.5, staleness=age), idle=IdleShares(generators=idle, learner=1 - idle))
+
+    found = compare([{0: run(0.0, 0.01), 1: run(2.0, 0.9)}, {0: run(0.3, 0.02), 1: run(1.0, 0.99)}])
+    for name, least, most in (("staleness, mean", 0.0, math.inf), ("engines idle", 0.0, 1.0), ("learner idle", 0.0, 1.0)):
+        for spread in named(found, name).spreads:
+            assert spread is not None
+            low, high = spread.interval
+            assert least <= low <= spread.mean <= high <= most
+    idle = {seed: run(1.0, 0.01 * seed) for seed in range(2)}, {seed: run(1.0, 1 - 0.01 * seed) for seed in range(2)}
+    (difference,) = named(compare(idle), "engines idle").differences
+    assert difference.size.high <= 1.0
 
 
 def test_one_seed_each_says_nothing_of_differences():
