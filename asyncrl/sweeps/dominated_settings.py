@@ -4,11 +4,12 @@ What always holds: only settings are compared that learn the same, so that they 
 other takes no more GPUs; of settings that drop each other, one is run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.network import NetworkConfig
 from asyncrl.core.recipe.schema import CheckpointConfig, DeadlinesConfig, Recipe, TrackingConfig
 from asyncrl.core.recipe.weights import AutoWeightsConfig
@@ -24,7 +25,7 @@ _LEARNER = (
     *("virtual_pipeline", "micro_batch_tokens", "recompute", "gpu"),
 )
 _GENERATORS = ("count", "max_running", "kv_cache_mb", "gpu_memory_share", "tensor_parallel", "data_parallel")
-"""Keys that do not change what is learnt."""
+"""Keys that do not change what is learnt, of each pool."""
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -68,14 +69,14 @@ def _alike(one: Recipe, other: Recipe) -> bool:
     return _what_is_learnt(one) == _what_is_learnt(other)
 
 
-def _what_is_learnt(recipe: Recipe) -> Recipe:
-    """The recipe without what does not change what is learnt, but for staleness: sizes, places, names."""
-    return msgspec.structs.replace(
+def _what_is_learnt(recipe: Recipe) -> tuple[Recipe, Mapping[str, GeneratorsConfig]]:
+    """The recipe, and its pools, without what does not change what is learnt, but for staleness: sizes, places, names."""
+    learnt = msgspec.structs.replace(
         recipe,
         name="any",
         seed=0,
         run_dir="any",
-        generators=_neutral(recipe.generators, _GENERATORS),
+        generators=GeneratorsConfig(),
         learner=_neutral(recipe.learner, _LEARNER),
         buffer=msgspec.structs.replace(recipe.buffer, max_staleness=0, pipeline_depth=0),
         weights=AutoWeightsConfig(),
@@ -84,6 +85,7 @@ def _what_is_learnt(recipe: Recipe) -> Recipe:
         network=NetworkConfig(),
         deadlines=DeadlinesConfig(),
     )
+    return learnt, {name: _neutral(pool, _GENERATORS) for name, pool in recipe.generators.by_pool.items()}
 
 
 def _neutral(section: Config, keys: Sequence[str]) -> Config:

@@ -10,14 +10,15 @@ from asyncrl.sweeps.dominated_settings import without_dominated
 from asyncrl.sweeps.sweep import settings_of
 
 
-def dropped(axis: Axis, *predictions: Prediction | None) -> list[str]:
+def dropped(axis: Axis, *predictions: Prediction | None, fixed: tuple[str, ...] = ()) -> list[str]:
     import msgspec
 
     settings = [msgspec.structs.replace(each, foreseen=own) for each, own in zip(settings_of([axis]), predictions, strict=True)]
-    recipes = [compose("quickstart", each.overrides) for each in settings]
+    recipes = [compose("quickstart", [*fixed, *each.overrides]) for each in settings]
     return [each.dropped for each in without_dominated(settings, recipes)]
 
 
+MORE = ("+generators.pools.more={count: 16, max_running: 16, dtype: bfloat16}",)
 COUNTS = Axis("generators.count", ("1", "2"))
 
 
@@ -48,6 +49,17 @@ def test_what_is_staler_and_no_faster_is_dropped():
 )
 def test_what_cannot_be_told_or_learns_differently_is_kept(axis, one, other):
     assert dropped(axis, one, other) == ["", ""]
+
+
+@pytest.mark.parametrize("key", ["count", "max_running"])
+def test_sizes_of_further_pools_are_sizes(key):
+    axis = Axis(f"generators.pools.more.{key}", ("16", "32"))
+    assert dropped(axis, made_prediction(5.0, 1.0), made_prediction(8.0, 1.0), fixed=MORE) != ["", ""]
+
+
+def test_what_further_pools_compute_with_is_none():
+    axis = Axis("generators.pools.more.dtype", ("bfloat16", "float32"))
+    assert dropped(axis, made_prediction(5.0, 1.0), made_prediction(8.0, 1.0), fixed=MORE) == ["", ""]
 
 
 def test_of_two_that_would_drop_each_other_one_is_run():
