@@ -47,6 +47,13 @@ class Point(msgspec.Struct, frozen=True):
     seed: int
 
 
+class RunSize(msgspec.Struct, frozen=True):
+    """What a run takes: bytes of memory, and GPUs."""
+
+    memory: int = 0
+    gpus: float = 0.0
+
+
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """All that a sweep consists of.
 
@@ -57,6 +64,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         seeds: those that each setting is run with.
         launched_in: the folder in which relative paths of the recipe begin.
         basis: what the plan's predictions stand on; empty without a plan.
+        run_size: what the largest of the runs takes; nothing where an earlier version did not say.
     """
 
     recipe: str
@@ -66,6 +74,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     launched_in: str
     basis: str = ""
+    run_size: RunSize = RunSize()
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -104,7 +113,7 @@ def split_seeds(varied: Varied, asked: int | None) -> tuple[tuple[int, ...] | No
         asked: how many seeds there are to be; None if that was not said.
 
     Raises:
-        RecipeError: seeds are given in two ways, or one is none.
+        RecipeError: seeds are given in two ways or twice, or one is none.
     """
     swept = next((axis for axis in varied.axes if axis.key.lstrip("+") == "seed"), None)
     if swept is None:
@@ -115,6 +124,8 @@ def split_seeds(varied: Varied, asked: int | None) -> tuple[tuple[int, ...] | No
         seeds = tuple(map(int, swept.values))
     except ValueError as error:
         raise RecipeError("seed", f"{', '.join(swept.values)} are no whole numbers", "write seed=0,1,2, or --seeds 3") from error
+    if len(set(seeds)) < len(seeds):
+        raise RecipeError("seed", f"{', '.join(swept.values)} name a seed twice", "give each seed once")
     if not all(0 <= seed <= MOST_SEED for seed in seeds):
         raise RecipeError("seed", f"{', '.join(swept.values)} are not all from 0 to {MOST_SEED:,}", "give others")
     return seeds, msgspec.structs.replace(varied, axes=tuple(axis for axis in varied.axes if axis is not swept))
@@ -134,8 +145,8 @@ def seeds_of(swept: tuple[int, ...] | None, asked: int | None, first: int) -> tu
     return tuple(range(first, last + 1))
 
 
-def check_asked(varied: Varied, seeds: int) -> None:
-    """Refuse what is no sweep, or too large a one.
+def check_asked(varied: Varied, seeds: int) -> int:
+    """Return how many runs there are to be; refuse what is no sweep, or too large a one.
 
     Raises:
         RecipeError: there is one point only, or there are too many; or a key is swept that names runs and their folder.
@@ -149,6 +160,7 @@ def check_asked(varied: Varied, seeds: int) -> None:
         raise RecipeError("", f"the sweep has {runs:,} runs, and may have {MOST_POINTS:,}", "give fewer values or seeds")
     if runs == 1:
         raise RecipeError("", "there is only one run, and so nothing to compare", "give values (KEY=A,B,C), or --seeds 3")
+    return runs
 
 
 def _typed(axis: Axis, text: str) -> int | float | str:

@@ -19,6 +19,7 @@ from asyncrl.run.report.figures import number
 from asyncrl.run.report.page import SCRIPT, STYLE, TEMPLATES, breakable
 from asyncrl.sweeps.comparison import compare, sentences, told, with_interval
 from asyncrl.sweeps.point_record import PointRecord, read_points
+from asyncrl.sweeps.remarks import notes_of
 from asyncrl.sweeps.sweep import Sweep
 from asyncrl.sweeps.sweep_curves import views
 from asyncrl.sweeps.sweep_folder import PointState, SweepFolder
@@ -96,6 +97,7 @@ def sweep_page(folder: SweepFolder) -> str:
         ],
         views=views(sweep, records),
         foreseen=list(_foreseen(sweep, done)),
+        notes=notes_of(sweep.settings),
         points=records,
         troubled=[each for each in records if each.state is not PointState.COMPLETED],
         progress=how_far(records),

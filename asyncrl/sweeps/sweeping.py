@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.measures.units import duration
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import last_step
@@ -83,8 +84,12 @@ class Sweeping:
             point = self._waiting.popleft()
             name = f"{self._sweep.settings[point.setting].name} seed={point.seed}"
             begun = time.monotonic()
-            await self._play(point, name, device)
-            self._tell(point, name, time.monotonic() - begun)
+            try:
+                await self._play(point, name, device)
+            except OSError as error:
+                self._note(f"{name} could not be run: {cause_and_remedy(error)}")
+            else:
+                self._tell(point, name, time.monotonic() - begun)
 
     async def _play(self, point: Point, name: str, device: str | None) -> None:
         run = self._folder.run_of(point)

@@ -48,7 +48,8 @@ def test_seeds_begin_at_the_recipes_or_are_those_of_the_key():
 
 
 @pytest.mark.parametrize(
-    ("values", "asked"), [(("1", "x"), None), (("1", "2"), 3), (("-1", "2"), None), ((str(2**31), "0"), None)]
+    ("values", "asked"),
+    [(("1", "x"), None), (("1", "2"), 3), (("1", "01"), None), (("-1", "2"), None), ((str(2**31), "0"), None)],
 )
 def test_seeds_that_are_none_or_given_twice_are_refused(values, asked):
     with pytest.raises(RecipeError, match=r"^seed: "):

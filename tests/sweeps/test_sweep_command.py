@@ -6,12 +6,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
+from made_predictions import made_prediction
 from made_sweep import made_sweep
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.sweeps import prepared
+from asyncrl.sweeps.sweep import RunSize
 from asyncrl.sweeps.sweep_folder import PointState, SweepFolder
 
 
@@ -52,7 +58,7 @@ def test_a_dry_run_lists_the_runs_and_starts_nothing(tmp_path, capsys):
         (["steps=1,2"], "give a RECIPE first"),
         (["nosuch", "steps=1,2"], "no recipe named 'nosuch' is shipped"),
         (["quickstart", "steps=4,5", "--plan", "--from", "runs/no", "--dry-run"], "is not a run folder"),
-        (["quickstart", "steps=4,5", "--parallel", "999", "--dry-run"], "999 runs side by side take about"),
+        (["quickstart", "steps=4,5", "--seeds", "400", "--parallel", "999", "--dry-run"], "800 runs side by side take about"),
         (
             ["quickstart", "steps=4,5", "run_dir=s3://nosuch/x"],
             "nothing was started:\n  run_dir: 's3://nosuch/x' is in an object store",
@@ -68,27 +74,68 @@ def test_what_is_no_sweep_is_refused(words, told, capsys):
     assert told in capsys.readouterr().err
 
 
-def test_gpus_are_divided_among_those_side_by_side(monkeypatch):
-    from asyncrl.core.errors import RecipeError
-    from asyncrl.sweeps import prepared
+def test_no_more_run_side_by_side_than_there_are_runs(capsys):
+    assert main(["sweep", "quickstart", "steps=4,5", "--parallel", "40", "--dry-run"]) == ExitCode.COMPLETED
+    assert "2 runs side by side share the processor cores" in capsys.readouterr().out
 
-    monkeypatch.setattr(prepared, "usable", lambda: 5)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert prepared.devices(1) == [None]
-    assert prepared.devices(2) == ["0,1", "2,3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7, 6,5,4,3")
-    assert prepared.devices(5) == ["7", "6", "5", "4", "3"]
-    with pytest.raises(RecipeError, match="5 GPUs for 6 runs side by side"):
-        prepared.devices(6)
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert prepared.devices(6) == [None] * 6
+
+def test_a_resume_is_refused_more_runs_side_by_side_than_there_is_room_for(tmp_path, capsys):
+    sweep = made_sweep(run_size=RunSize(memory=1 << 60))
+    folder = SweepFolder.create(str(tmp_path), sweep, {point.name: "name: made\n" for point in sweep.points})
+    assert main(["sweep", "--resume", str(folder.path), "--parallel", "40"]) == ExitCode.REFUSED
+    assert "--parallel: 4 runs side by side take about" in capsys.readouterr().err
+
+
+def test_a_dry_run_probes_nothing_and_says_that_a_probe_would_come_first(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(prepared, "probe", lambda *arguments, **options: pytest.fail("a probe was run"))
+    assert main(["sweep", "quickstart", "generators.count=1,2", "--plan", "--dry-run"]) == ExitCode.COMPLETED
+    shown, said = capsys.readouterr()
+    assert " ".join(shown.split()).count("no run in run_dir fits, and a dry run starts no probe") == 1
+    assert said.endswith("The sweep can be run; nothing was started.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_are_the_same_recipe_are_remarked(capsys):
+    assert main(["sweep", "quickstart", "generators.role=both,auto", "--dry-run"]) == ExitCode.COMPLETED
+    assert "role=auto is the same recipe as role=both" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("source", [["--rates", "nofile"], ["--from", "runs/no"]])
+def test_what_predictions_stand_on_is_looked_for_before_settings_are_checked(source, capsys):
+    assert main(["sweep", "quickstart", "steps=4,5", "--plan", *source]) == ExitCode.REFUSED
+    assert "Checking" not in capsys.readouterr().err
+
+
+def test_what_cannot_be_foreseen_is_run(monkeypatch):
+    def fail(*arguments, **options):
+        raise AsyncRLError("engines die sooner than they start")
+
+    monkeypatch.setattr(prepared, "predict", fail)
+    notes: list[str] = []
+    settings = made_sweep().settings
+    assert prepared._foreseen(settings, [None] * 2, None, notes.append) == list(settings)  # type: ignore[list-item, arg-type]
+    assert notes[1] == "max_staleness=0 cannot be foreseen: engines die sooner than they start"
+
+
+def test_notes_of_predictions_are_shown():
+    settings = [
+        msgspec.structs.replace(each, foreseen=msgspec.structs.replace(made_prediction(5.0, 1.0), notes=("extrapolated",)))
+        for each in made_sweep().settings
+    ]
+    plans = [SimpleNamespace(remarks=())] * 2
+    assert list(prepared._remarks(settings, [1, 2], plans, 1)) == ["prediction: extrapolated"]  # type: ignore[list-item, arg-type]
 
 
 SCRIPT = """
 import sys
 from asyncrl.cli.main import run
 from asyncrl.cli.sweeps import sweep
+from asyncrl.run.tracking.tracker import TrackingFailed
+from asyncrl.sweeps.parent_run import TrackedSweep
 sweep._launch_command = lambda arguments: [sys.executable, "-S", {stand_in!r}, {place!r}, *arguments]
+def end(self, status):
+    raise TrackingFailed("no MLflow")
+TrackedSweep.end = end
 sys.argv = ["asyncrl", "sweep", "--resume", {folder!r}, "--parallel", "2"]
 run()
 """
@@ -110,5 +157,6 @@ def test_an_interrupt_ends_the_running_points_in_order_and_begins_no_other(tmp_p
     assert "Stopping the running points in order" in told
     assert told.count("interrupted: stopped by SIGINT") == 2
     assert "Go on with: asyncrl sweep --resume" in told
+    assert "the sweep's own run there says nothing of its end: no MLflow" in told
     states = [folder.state_of(point)[0] for point in sweep.points]
     assert states == [PointState.INTERRUPTED, PointState.INTERRUPTED, PointState.MISSING, PointState.MISSING]

@@ -72,6 +72,15 @@ def test_a_point_that_fails_does_not_end_the_others(tmp_path):
     assert any(note.startswith("max_staleness=0 seed=0 completed in") and "evaluation 0.500" in note for note in played.notes)
 
 
+def test_a_point_that_the_system_refuses_does_not_end_the_others(tmp_path):
+    played = Played(tmp_path)
+    first = played.sweep.points[0]
+    played.folder.log_of(first).mkdir()
+    played.run(devices=(None, None))
+    assert played.states == [PointState.MISSING] + [PointState.COMPLETED] * 3
+    assert any(note.startswith("max_staleness=0 seed=0 could not be run: ") and "s a directory" in note for note in played.notes)
+
+
 def test_a_resume_goes_on_with_what_is_missing_and_repeats_what_cannot_be_resumed(tmp_path):
     played = Played(tmp_path, _0_0=["complete"], _1_0=["vanish"], _0_1=["fail"], _1_1=["refuse"])
     played.run()

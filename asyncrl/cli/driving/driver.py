@@ -82,7 +82,6 @@ def _sweep(request: SweepRequest, answer: Callable[[Answer], None]) -> ExitCode:
         RecipeError: it is refused.
     """
     from asyncrl.sweeps.prepared import Asked
-    from asyncrl.sweeps.sweep_folder import SweepFolder
 
     console = PatientConsole()
     if request.resume is None:
@@ -90,7 +89,7 @@ def _sweep(request: SweepRequest, answer: Callable[[Answer], None]) -> ExitCode:
         asked = Asked(recipe=request.recipe, overrides=request.overrides, seeds=request.seeds, parallel=request.parallel)
         folder = sweep.make(asked, console)
     else:
-        folder = SweepFolder.find(Path(request.resume))
+        folder = sweep.resumed(Path(request.resume), request.parallel)
     return sweep.run_missing(folder, request.parallel, console, lambda: answer(Began(str(folder.path))))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.arguments import command, count
+from asyncrl.cli.arguments import command, count, run_to_read
 from asyncrl.cli.console import say
 from asyncrl.cli.launch import accept, is_override
 from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
@@ -61,7 +61,9 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("--seeds", metavar="N", type=count, help="run each setting so often; seeds begin at the recipe's")
     parser.add_argument("--parallel", metavar="N", type=count, default=1, help="so many runs side by side on this machine")
     parser.add_argument("--plan", action="store_true", help="predict all settings first, and drop those that others dominate")
-    parser.add_argument("--from", dest="source", metavar="RUN", type=Path, help="with --plan: rates and episodes of this run")
+    parser.add_argument(
+        "--from", dest="source", metavar="RUN", type=run_to_read, help="with --plan: rates and episodes of this run"
+    )
     parser.add_argument("--rates", metavar="FILE", help="with --plan: rates of a file, or of the shipped file of that name")
     parser.add_argument("--dry-run", action="store_true", help="check and list all runs, and start nothing")
     parser.add_argument("--resume", metavar="SWEEP", type=Path, help="go on with the sweep in this folder")
@@ -71,19 +73,18 @@ def add_command(commands: Commands) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Check the sweep, and run it unless this is a dry run."""
     from asyncrl.sweeps.prepared import Asked, Foresight
-    from asyncrl.sweeps.sweep_folder import SweepFolder
     from asyncrl.sweeps.view import points_view
 
     _check_usage(arguments)
     try:
         if arguments.resume is not None:
-            return run_missing(SweepFolder.find(arguments.resume), arguments.parallel, console)
+            return run_missing(resumed(arguments.resume, arguments.parallel), arguments.parallel, console)
         asked = Asked(
             recipe=arguments.recipe,
             overrides=tuple(arguments.overrides),
             seeds=arguments.seeds,
             parallel=arguments.parallel,
-            foresight=Foresight(arguments.source, arguments.rates) if arguments.plan else None,
+            foresight=Foresight(arguments.source, arguments.rates, not arguments.dry_run) if arguments.plan else None,
         )
         if arguments.dry_run:
             console.print(points_view(_prepare(asked, console).sweep))
@@ -106,6 +107,20 @@ def make(asked: Asked, console: Console) -> SweepFolder:
     prepared = _prepare(asked, console)
     folder = SweepFolder.create(prepared.run_dir, prepared.sweep, prepared.recipes)
     console.print(place("Sweep folder", near(folder.path)), soft_wrap=True)
+    return folder
+
+
+def resumed(path: Path, parallel: int) -> SweepFolder:
+    """Find a sweep that is to go on.
+
+    Raises:
+        RecipeError: there is none, or no room for so many runs side by side.
+    """
+    from asyncrl.sweeps.side_by_side import check_resumed
+    from asyncrl.sweeps.sweep_folder import SweepFolder
+
+    folder = SweepFolder.find(path)
+    check_resumed(folder, folder.read(), parallel)
     return folder
 
 
@@ -150,9 +165,10 @@ def run_missing(folder: SweepFolder, parallel: int, console: Console, begun: Cal
     import asyncio
 
     from asyncrl.run.host.open_files import allow_open_files
+    from asyncrl.run.tracking.tracker import TrackingFailed
     from asyncrl.run.views.end_view import near, place
     from asyncrl.sweeps.parent_run import TrackedSweep
-    from asyncrl.sweeps.prepared import devices
+    from asyncrl.sweeps.side_by_side import devices
     from asyncrl.sweeps.sweep_folder import PointState
     from asyncrl.sweeps.sweeping import Sweeping
     from asyncrl.sweeps.view import outcome_view
@@ -160,13 +176,17 @@ def run_missing(folder: SweepFolder, parallel: int, console: Console, begun: Cal
     allow_open_files()
     sweep = folder.read()
     with folder.driven(), logging_to(folder.logs / "sweep.log"):
-        gpus = devices(parallel)
+        left = sum(folder.state_of(point)[0] is not PointState.COMPLETED for point in sweep.points)
+        gpus = devices(max(1, min(parallel, left)), sweep.run_size.gpus)
         begun()
         tracked = TrackedSweep(folder, sweep, folder.tracking(sweep))
         sweeping = Sweeping(folder, sweep, _launch_command, gpus, lambda text: console.print(Text(text), soft_wrap=True))
         stopped = asyncio.run(_to_end(sweeping, console))
         missing = any(folder.state_of(point)[0] is not PointState.COMPLETED for point in sweep.points)
-        tracked.end("KILLED" if stopped else "FAILED" if missing else "FINISHED")
+        try:
+            tracked.end("KILLED" if stopped else "FAILED" if missing else "FINISHED")
+        except TrackingFailed as error:  # what the points found is here all the same
+            console.print(Text(f"Note: the sweep's own run there says nothing of its end: {error}", "yellow"), soft_wrap=True)
     for part in outcome_view(sweep, folder.completed(sweep)):
         console.print(part, soft_wrap=isinstance(part, Text))
     here = shlex.quote(near(folder.path))

@@ -1,0 +1,99 @@
+"""Points of a sweep that run side by side: whether there is room for them, and which GPUs each may use."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.measures.units import memory
+from asyncrl.run.dry_run.plan import Plan
+from asyncrl.run.host.gpus import usable
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.sweeps.sweep import RunSize, Sweep
+from asyncrl.sweeps.sweep_folder import PointState, SweepFolder
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def size_of(plans: Sequence[Plan]) -> RunSize:
+    """What the largest of some runs takes."""
+    return RunSize(
+        memory=max(plan.total_bytes for plan in plans),
+        gpus=max(sum(each.count * each.gpus for each in plan.processes) for plan in plans),
+    )
+
+
+def check_room(size: RunSize, parallel: int, machine: Machine) -> None:
+    """Refuse more runs side by side than the machine, or the cluster, has room for.
+
+    Raises:
+        RecipeError: there is not enough memory, or there are too few GPUs in the cluster.
+    """
+    if parallel == 1:
+        return
+    needed = parallel * size.memory
+    if needed > machine.free:
+        problem = f"{parallel} runs side by side take about {memory(needed)}, and {memory(machine.free)} are free"
+        raise RecipeError("--parallel", problem, _fewer(machine.free // size.memory))
+    gpus = parallel * size.gpus
+    if machine.cluster is not None and gpus > machine.gpus:
+        problem = f"{parallel} runs side by side take {gpus:g} GPUs, and the cluster has {machine.gpus}"
+        raise RecipeError("--parallel", problem, f"{_fewer(int(machine.gpus // size.gpus))}, or a recipe of fewer engines")
+
+
+def check_resumed(folder: SweepFolder, sweep: Sweep, parallel: int) -> None:
+    """Refuse to go on with more runs side by side than there is room for.
+
+    Raises:
+        RecipeError: as :func:`check_room` does, or the cluster cannot be joined.
+    """
+    states = [folder.state_of(point)[0] for point in sweep.points]
+    missing = len(states) - states.count(PointState.COMPLETED)
+    beginning = min(parallel, missing) - states.count(PointState.RUNNING)  # those that still run have their memory already
+    if beginning > 1:
+        check_room(sweep.run_size, beginning, Machine.for_runs())
+
+
+def _fewer(fitting: int) -> str:
+    return f"give at most {fitting}" if fitting > 1 else "leave it out"
+
+
+def devices(parallel: int, gpus_each: float = 0.0) -> list[str | None]:
+    """Divide the GPUs of this machine among points that run side by side.
+
+    Args:
+        gpus_each: how many GPUs a point takes, as far as that is known.
+
+    Returns:
+        for each of them, what ``CUDA_VISIBLE_DEVICES`` is to say; None where it may use all, because there is one only, or no GPU
+        here, or a cluster that gives each process its own.
+
+    Raises:
+        RecipeError: there are fewer GPUs than points, or than they take.
+    """
+    gpus = usable()
+    if parallel == 1 or not gpus or os.environ.get("RAY_ADDRESS"):
+        return [None] * parallel
+    each = gpus // parallel
+    if each < max(1.0, gpus_each):
+        taken = f", each of which takes {gpus_each:g}" if gpus_each > 1 else ""
+        problem = f"there are {gpus} GPUs for {parallel} runs side by side{taken}"
+        raise RecipeError("--parallel", problem, _fewer(int(gpus // max(1.0, gpus_each))))
+    named = os.environ.get(_VISIBLE)
+    names = [str(number) for number in range(gpus)] if named is None else [name.strip() for name in named.split(",")][:gpus]
+    return [",".join(names[place * each : (place + 1) * each]) for place in range(parallel)]
+
+
+@contextmanager
+def visible(device: str | None) -> Iterator[None]:
+    """Let this process see the GPUs that a point will see."""
+    before = os.environ.get(_VISIBLE)
+    if device is not None:
+        os.environ[_VISIBLE] = device
+    try:
+        yield
+    finally:
+        if device is not None:
+            os.environ.pop(_VISIBLE)
+            if before is not None:
+                os.environ[_VISIBLE] = before

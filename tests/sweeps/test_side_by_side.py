@@ -1,0 +1,86 @@
+"""How many points run side by side: GPUs divided among them, and room for all."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+from made_sweep import made_sweep
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.nodes.cluster_nodes import Nodes
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.sweeps import side_by_side
+from asyncrl.sweeps.side_by_side import check_resumed, check_room, devices
+from asyncrl.sweeps.sweep import RunSize
+from asyncrl.sweeps.sweep_folder import PointState, SweepFolder
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def five_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "usable", lambda: 5)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_gpus_are_divided_among_those_side_by_side(monkeypatch):
+    assert devices(1) == [None]
+    assert devices(2) == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7, 6,5,4,3")
+    assert devices(5) == ["7", "6", "5", "4", "3"]
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert devices(6) == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("parallel", "each", "told"),
+    [
+        (6, 0.0, "there are 5 GPUs for 6 runs side by side; give at most 5"),
+        (3, 2.0, "there are 5 GPUs for 3 runs side by side, each of which takes 2; give at most 2"),
+        (2, 4.0, "there are 5 GPUs for 2 runs side by side, each of which takes 4; leave it out"),
+    ],
+)
+def test_more_than_there_are_gpus_for_is_refused(parallel, each, told):
+    with pytest.raises(RecipeError) as refused:
+        devices(parallel, each)
+    assert str(refused.value) == f"--parallel: {told}"
+
+
+@pytest.mark.parametrize(
+    ("size", "cluster", "told"),
+    [
+        (RunSize(3 * GIB), False, "3 runs side by side take about 9.0 GiB, and 8.0 GiB are free; give at most 2"),
+        (RunSize(5 * GIB), False, "3 runs side by side take about 15.0 GiB, and 8.0 GiB are free; leave it out"),
+        (
+            RunSize(GIB, 2.0),
+            True,
+            "3 runs side by side take 6 GPUs, and the cluster has 4; give at most 2, or a recipe of fewer engines",
+        ),
+        (RunSize(GIB, 2.0), False, ""),
+        (RunSize(), True, ""),
+    ],
+)
+def test_more_than_there_is_room_for_is_refused(size, cluster, told):
+    machine = Machine(memory=16 * GIB, free=8 * GIB, cores=8, gpus=4, cluster=Nodes((), driver="") if cluster else None)
+    check_room(size, 1, machine)
+    if not told:
+        check_room(size, 3, machine)
+        return
+    with pytest.raises(RecipeError) as refused:
+        check_room(size, 3, machine)
+    assert str(refused.value) == f"--parallel: {told}"
+
+
+def test_a_resume_needs_room_for_what_is_missing_and_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    free = psutil.virtual_memory().available
+    sweep = made_sweep(run_size=RunSize(memory=free * 2 // 5))
+    folder = SweepFolder.create(str(tmp_path), sweep, {point.name: "" for point in sweep.points})
+    check_resumed(folder, folder.read(), 2)
+    with pytest.raises(RecipeError, match="4 runs side by side take about"):
+        check_resumed(folder, folder.read(), 40)
+    states = dict(
+        zip(sweep.points, (PointState.COMPLETED, PointState.RUNNING, PointState.FAILED, PointState.MISSING), strict=True)
+    )
+    monkeypatch.setattr(folder, "state_of", lambda point: (states[point], None))
+    check_resumed(folder, folder.read(), 40)
