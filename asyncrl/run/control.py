@@ -20,8 +20,10 @@ from asyncrl import __version__
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import explained, naming
-from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
+from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.knobs import bounds_widened, knob_of
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, protocol_of, signatures
@@ -83,7 +85,13 @@ class RunControl:
         """Change the size of a pool, and return what happens now; raises what the pools raise."""
         pools = self._changeable()
         answer = await pools.scale(pool, size)
-        unknown = self._keep(self._recipe.generators.resized(pools.sizes))
+        asked = msgspec.structs.replace(self._recipe, generators=self._recipe.generators.resized(pools.sizes))
+        kept = bounds_widened(asked)
+        knob = knob_of(pool)
+        before, bounds = (each.tune and each.tune.knobs.get(knob) for each in (asked, kept))
+        if bounds and bounds != before:
+            answer += f". That is beyond tune.knobs, whose bounds of {knob} are {list(bounds)} after a resume"
+        unknown = self._keep(kept)
         return answer if unknown is None else f"{answer}. {unknown}"
 
     @property
@@ -96,13 +104,20 @@ class RunControl:
         generators, pools = self._recipe.generators, self._changeable()
         theirs = [name for name in generators.by_pool if name == MAIN_POOL or generators.pools[name].max_running is None]
         await pools.bound(theirs, episodes)
-        self._keep(msgspec.structs.replace(generators.resized(pools.sizes), max_running=episodes))
+        generators = msgspec.structs.replace(generators.resized(pools.sizes), max_running=episodes)
+        self._keep(msgspec.structs.replace(self._recipe, generators=generators))
 
-    def _keep(self, generators: GeneratorsConfig) -> str | None:
+    def paced(self, depth: int) -> None:
+        """Note that the pipeline depth was turned. ``auto`` stays: how deep it is then, the buffer alone knows."""
+        buffer = self._recipe.buffer
+        if buffer.pipeline_depth != AUTO:
+            self._keep(msgspec.structs.replace(self._recipe, buffer=msgspec.structs.replace(buffer, pipeline_depth=depth)))
+
+    def _keep(self, recipe: Recipe) -> str | None:
         """Have the recipe say what has begun; a full disk is no reason to refuse that, and then this returns what follows."""
-        self._recipe = msgspec.structs.replace(self._recipe, generators=generators)
+        self._recipe = recipe
         try:
-            self._folder.keep_recipe(self._recipe)
+            self._folder.keep_recipe(recipe)
         except OSError as error:
             logger.warning("a resume will not know of it: %s", error)
             return f"The run's recipe.yaml could not be written ({error.strerror}), so a resume begins with what it says"

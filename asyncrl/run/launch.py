@@ -255,9 +255,9 @@ async def _tuner(
 ) -> AsyncIterator[Tuner | None]:
     """Have what turns the run's sizes, if the recipe asks for it."""
     buffer, depth = cluster.buffer, recipe.buffer.pipeline_depth
+    if depth != AUTO and (await buffer.statistics()).depth != depth:
+        await buffer.pace(depth)  # the run was resumed with another
     if recipe.tune is None:
-        if depth != AUTO and (await buffer.statistics()).depth != depth:
-            await buffer.pace(depth)  # it was turned before the run was resumed without tune
         yield None
         return
     knobs = RunKnobs(recipe.tune.knobs, control, cluster.generators, buffer)

@@ -217,6 +217,19 @@ async def test_a_resume_begins_with_the_engines_that_were_asked_for(tmp_path: Pa
     assert compose(str(folder.recipe)) == again
 
 
+async def test_a_run_can_be_resumed_that_was_scaled_beyond_the_bounds_of_tune(tmp_path: Path) -> None:
+    """The rules of a recipe refuse bounds that exclude what the run begins with."""
+    tune = "tune={knobs: {generators.count: [1, 2], generators.pools.small.count: [1, 8]}}"
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", *POOLS, tune]))
+    control = control_of(Pools(), compose(str(folder.recipe)), folder)
+    assert await control.scale("small", 4) == "coming up"
+    told = await control.scale("generators", 3)
+    assert told == "coming up. That is beyond tune.knobs, whose bounds of generators.count are [1, 3] after a resume"
+    again = compose(str(folder.recipe))
+    assert again.tune is not None
+    assert again.tune.knobs == {"generators.count": (1, 3), "generators.pools.small.count": (1, 8)}
+
+
 async def test_a_recipe_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", *POOLS]))
     before = folder.recipe.read_bytes()

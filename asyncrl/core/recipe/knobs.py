@@ -61,6 +61,15 @@ def with_setting(recipe: Recipe, setting: Setting) -> Recipe:
     return msgspec.structs.replace(recipe, buffer=buffer, generators=generators.resized(sizes))
 
 
+def bounds_widened(recipe: Recipe) -> Recipe:
+    """Return a recipe whose bounds of ``tune`` hold the values that it begins with, though somebody has set others."""
+    if recipe.tune is None:
+        return recipe
+    values = setting_of(recipe)
+    knobs = {knob: (min(least, values[knob]), max(most, values[knob])) for knob, (least, most) in recipe.tune.knobs.items()}
+    return msgspec.structs.replace(recipe, tune=msgspec.structs.replace(recipe.tune, knobs=knobs))
+
+
 def largest_running(recipe: Recipe) -> Recipe:
     """Return a recipe whose engines are made for as many episodes as they may ever play at once."""
     bounds = recipe.tune.knobs.get(RUNNING) if recipe.tune is not None else None

@@ -1,7 +1,7 @@
 """The knobs of a run that goes on: how they stand, and the ways by which they are turned, which are those of a person.
 
-Engines are added and ended as ``asyncrl scale`` does, and the pipeline depth changes as it does by itself; so a resume begins
-with what there was.
+Engines are added and ended as ``asyncrl scale`` does, and the pipeline depth changes as it does by itself. The run's recipe says
+what was turned, so that a resume begins with what there was, or with what a person writes there.
 """
 
 from collections.abc import Mapping
@@ -52,6 +52,7 @@ class RunKnobs:
         """
         if knob == DEPTH:
             await self._buffer.pace(value)
+            self._control.paced(value)
         elif knob == RUNNING:
             await self._control.bound(value)
         elif (pool := pool_of(knob)) is not None:

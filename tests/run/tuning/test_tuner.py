@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tune import DEPTH, RUNNING
 from asyncrl.core.tuning.controller import Foreseen
 from asyncrl.core.tuning.moves import Changed, Judged, Moved
+from asyncrl.run import launch
 from asyncrl.run.control import RunControl
 from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
@@ -53,8 +55,8 @@ class World:
         control = RunControl(self.recipe, self.folder, EarlyEnd(print))
         control.begin(self, print)
         assert self.recipe.tune is not None
-        knobs = RunKnobs(self.recipe.tune.knobs, control, self, self)
-        self.tuner = Tuner(self.recipe, knobs, self.folder, "cpu", self.notes.append, self._log, self._ask)
+        self.knobs = RunKnobs(self.recipe.tune.knobs, control, self, self)
+        self.tuner = Tuner(self.recipe, self.knobs, self.folder, "cpu", self.notes.append, self._log, self._ask)
         await self.tuner.begin()
         return self
 
@@ -238,6 +240,27 @@ async def test_how_many_episodes_are_played_at_once_is_changed_in_the_pools_and_
     await control.bound(32)
     assert world.bounded == (["generators"], 32)
     assert compose(str(world.folder.recipe)).generators.max_running == control.at_once == 32
+
+
+async def test_a_resume_has_the_pipeline_depth_that_was_turned_or_that_a_person_writes(tmp_path: Path) -> None:
+    world = await World(tmp_path).begin()
+    await world.knobs.turn(DEPTH, 2)
+    assert world.depth == compose(str(world.folder.recipe)).buffer.pipeline_depth == 2
+    changed = compose(str(world.folder.recipe), ["buffer.pipeline_depth=1"])
+    cluster = SimpleNamespace(buffer=world, generators=world)
+    recorder, view = SimpleNamespace(device="cpu", log=world._log), SimpleNamespace(note=world.notes.append)
+    control = RunControl(changed, world.folder, EarlyEnd(print))
+    async with launch._tuner(changed, world.folder, cluster, control, recorder, view):  # type: ignore[arg-type]
+        assert world.depth == 1
+
+
+async def test_a_depth_that_moves_by_itself_stays_auto_in_the_recipe(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.recipe = compose(str(world.folder.recipe), ["buffer.pipeline_depth=auto"])
+    world.folder.keep_recipe(world.recipe)
+    await world.begin()
+    await world.knobs.turn(DEPTH, 2)
+    assert (world.depth, compose(str(world.folder.recipe)).buffer.pipeline_depth) == (2, "auto")
 
 
 async def test_a_process_is_asked_that_may_not_know(tmp_path: Path) -> None:
