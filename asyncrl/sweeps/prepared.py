@@ -92,9 +92,9 @@ def prepare(asked: Asked, accept: Accept, note: Callable[[str], None]) -> Prepar
     _refuse_store(asked.recipe, (*varied.fixed, *settings[0].overrides, *first))
     with visible(devices(parallel)[0]):
         recipes, plans = _accepted(settings, lambda own: accept((*varied.fixed, *own, *first)), note)
-    size = size_of(plans)
-    check_room(size, parallel, plans[0].machine)
+    settings = tuple(msgspec.structs.replace(setting, size=size_of(plan)) for setting, plan in zip(settings, plans, strict=True))
     seeds = seeds_of(swept, asked.seeds, recipes[0].seed)
+    check_room([setting.size for setting in settings for _ in seeds], parallel, plans[0].machine)
     remarks: list[str] = []
     if foresight is not None and made is None:
         made = _found_basis(foresight, asked.recipe, (*varied.fixed, *settings[0].overrides), recipes[0], note)
@@ -110,7 +110,6 @@ def prepare(asked: Asked, accept: Accept, note: Callable[[str], None]) -> Prepar
         seeds=seeds,
         launched_in=os.getcwd(),
         basis="" if made is None else made.name,
-        run_size=size,
     )
     texts = {
         point.name: resolved_yaml(msgspec.structs.replace(recipes[point.setting], name=point.name, seed=point.seed))

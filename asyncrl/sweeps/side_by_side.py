@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.units import memory
@@ -15,30 +16,36 @@ from asyncrl.sweeps.sweep_folder import PointState, SweepFolder
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def size_of(plans: Sequence[Plan]) -> RunSize:
-    """What the largest of some runs takes."""
-    return RunSize(
-        memory=max(plan.total_bytes for plan in plans),
-        gpus=max(sum(each.count * each.gpus for each in plan.processes) for plan in plans),
-    )
+def size_of(plan: Plan) -> RunSize:
+    """What a run takes, as its plan estimates it."""
+    return RunSize(plan.total_bytes, sum(each.count * each.gpus for each in plan.processes))
 
 
-def check_room(size: RunSize, parallel: int, machine: Machine) -> None:
-    """Refuse more runs side by side than the machine, or the cluster, has room for.
+def check_room(runs: Sequence[RunSize], parallel: int, machine: Machine) -> None:
+    """Refuse more runs side by side than the machine, or the cluster, has room for, whichever of them meet.
+
+    Args:
+        runs: what each run takes.
 
     Raises:
         RecipeError: there is not enough memory, or there are too few GPUs in the cluster.
     """
     if parallel == 1:
         return
-    needed = parallel * size.memory
-    if needed > machine.free:
-        problem = f"{parallel} runs side by side take about {memory(needed)}, and {memory(machine.free)} are free"
-        raise RecipeError("--parallel", problem, _fewer(machine.free // size.memory))
-    gpus = parallel * size.gpus
-    if machine.cluster is not None and gpus > machine.gpus:
-        problem = f"{parallel} runs side by side take {gpus:g} GPUs, and the cluster has {machine.gpus}"
-        raise RecipeError("--parallel", problem, f"{_fewer(int(machine.gpus // size.gpus))}, or a recipe of fewer engines")
+    needed = _together([run.memory for run in runs], parallel)
+    if needed[-1] > machine.free:
+        problem = f"{parallel} runs side by side take about {memory(int(needed[-1]))}, and {memory(machine.free)} are free"
+        raise RecipeError("--parallel", problem, _fewer(sum(each <= machine.free for each in needed)))
+    gpus = _together([run.gpus for run in runs], parallel)
+    if machine.cluster is not None and gpus[-1] > machine.gpus:
+        problem = f"{parallel} runs side by side take {gpus[-1]:g} GPUs, and the cluster has {machine.gpus}"
+        remedy = f"{_fewer(sum(each <= machine.gpus for each in gpus))}, or a recipe of fewer engines"
+        raise RecipeError("--parallel", problem, remedy)
+
+
+def _together(sizes: Sequence[float], parallel: int) -> list[float]:
+    """What one run takes, two together, and so on, if the largest meet."""
+    return list(accumulate(sorted(sizes, reverse=True)[:parallel]))
 
 
 def check_resumed(folder: SweepFolder, sweep: Sweep, parallel: int) -> None:
@@ -47,11 +54,12 @@ def check_resumed(folder: SweepFolder, sweep: Sweep, parallel: int) -> None:
     Raises:
         RecipeError: as :func:`check_room` does, or the cluster cannot be joined.
     """
-    states = [folder.state_of(point)[0] for point in sweep.points]
-    missing = len(states) - states.count(PointState.COMPLETED)
-    beginning = min(parallel, missing) - states.count(PointState.RUNNING)  # those that still run have their memory already
-    if beginning > 1:
-        check_room(sweep.run_size, beginning, Machine.for_runs())
+    states = [(folder.state_of(point)[0], sweep.settings[point.setting].size) for point in sweep.points]
+    # Those that still run have their memory already.
+    beginning = [size for state, size in states if state not in (PointState.COMPLETED, PointState.RUNNING)]
+    parallel = min(parallel - sum(state is PointState.RUNNING for state, _ in states), len(beginning))
+    if parallel > 1:
+        check_room(beginning, parallel, Machine.for_runs())
 
 
 def _fewer(fitting: int) -> str:

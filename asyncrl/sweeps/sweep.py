@@ -23,18 +23,27 @@ _SLUG = 48
 _OWN = ("name", "run_dir")
 
 
+class RunSize(msgspec.Struct, frozen=True):
+    """What a run takes: bytes of memory, and GPUs."""
+
+    memory: int = 0
+    gpus: float = 0.0
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of values of the swept keys.
 
     Attributes:
         name: what sets it apart: the last words of its keys, with their values.
         overrides: the changes of the recipe, in Hydra's grammar.
+        size: what each of its runs takes; nothing where an earlier version did not say.
         foreseen: what a plan predicts of it; None without a plan.
         dropped: why the plan has it left out; empty if it is run.
     """
 
     name: str
     overrides: tuple[str, ...]
+    size: RunSize = RunSize()
     foreseen: Prediction | None = None
     dropped: str = ""
 
@@ -47,13 +56,6 @@ class Point(msgspec.Struct, frozen=True):
     seed: int
 
 
-class RunSize(msgspec.Struct, frozen=True):
-    """What a run takes: bytes of memory, and GPUs."""
-
-    memory: int = 0
-    gpus: float = 0.0
-
-
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """All that a sweep consists of.
 
@@ -64,7 +66,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         seeds: those that each setting is run with.
         launched_in: the folder in which relative paths of the recipe begin.
         basis: what the plan's predictions stand on; empty without a plan.
-        run_size: what the largest of the runs takes; nothing where an earlier version did not say.
     """
 
     recipe: str
@@ -74,7 +75,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     launched_in: str
     basis: str = ""
-    run_size: RunSize = RunSize()
 
     @property
     def points(self) -> tuple[Point, ...]:

@@ -48,33 +48,35 @@ def test_more_than_there_are_gpus_for_is_refused(parallel, each, told):
 
 
 @pytest.mark.parametrize(
-    ("size", "cluster", "told"),
+    ("runs", "cluster", "told"),
     [
-        (RunSize(3 * GIB), False, "3 runs side by side take about 9.0 GiB, and 8.0 GiB are free; give at most 2"),
-        (RunSize(5 * GIB), False, "3 runs side by side take about 15.0 GiB, and 8.0 GiB are free; leave it out"),
+        ([RunSize(3 * GIB)] * 4, False, "take about 9.0 GiB, and 8.0 GiB are free; give at most 2"),
+        ([RunSize(5 * GIB)] * 4, False, "take about 15.0 GiB, and 8.0 GiB are free; leave it out"),
+        ([RunSize(GIB, 2.0)] * 4, True, "take 6 GPUs, and the cluster has 4; give at most 2, or a recipe of fewer engines"),
+        ([RunSize(GIB, 2.0)] * 4, False, ""),
+        ([RunSize()] * 4, True, ""),
+        ([RunSize(GIB), RunSize(2 * GIB), RunSize(5 * GIB)], False, ""),  # though three of the largest would not fit
         (
-            RunSize(GIB, 2.0),
-            True,
-            "3 runs side by side take 6 GPUs, and the cluster has 4; give at most 2, or a recipe of fewer engines",
+            [RunSize(GIB), RunSize(5 * GIB), RunSize(2 * GIB), RunSize(2 * GIB)],
+            False,
+            "take about 9.0 GiB, and 8.0 GiB are free; give at most 2",
         ),
-        (RunSize(GIB, 2.0), False, ""),
-        (RunSize(), True, ""),
     ],
 )
-def test_more_than_there_is_room_for_is_refused(size, cluster, told):
+def test_more_than_there_is_room_for_is_refused(runs, cluster, told):
     machine = Machine(memory=16 * GIB, free=8 * GIB, cores=8, gpus=4, cluster=Nodes((), driver="") if cluster else None)
-    check_room(size, 1, machine)
+    check_room(runs, 1, machine)
     if not told:
-        check_room(size, 3, machine)
+        check_room(runs, 3, machine)
         return
     with pytest.raises(RecipeError) as refused:
-        check_room(size, 3, machine)
-    assert str(refused.value) == f"--parallel: {told}"
+        check_room(runs, 3, machine)
+    assert str(refused.value) == f"--parallel: 3 runs side by side {told}"
 
 
 def test_a_resume_needs_room_for_what_is_missing_and_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     free = psutil.virtual_memory().available
-    sweep = made_sweep(run_size=RunSize(memory=free * 2 // 5))
+    sweep = made_sweep(memory=free * 2 // 5)
     folder = SweepFolder.create(str(tmp_path), sweep, {point.name: "" for point in sweep.points})
     check_resumed(folder, folder.read(), 2)
     with pytest.raises(RecipeError, match="4 runs side by side take about"):

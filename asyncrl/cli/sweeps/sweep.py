@@ -176,8 +176,9 @@ def run_missing(folder: SweepFolder, parallel: int, console: Console, begun: Cal
     allow_open_files()
     sweep = folder.read()
     with folder.driven(), logging_to(folder.logs / "sweep.log"):
-        left = sum(folder.state_of(point)[0] is not PointState.COMPLETED for point in sweep.points)
-        gpus = devices(max(1, min(parallel, left)), sweep.run_size.gpus)
+        left = [point for point in sweep.points if folder.state_of(point)[0] is not PointState.COMPLETED]
+        gpus_each = max((sweep.settings[point.setting].size.gpus for point in left), default=0.0)
+        gpus = devices(max(1, min(parallel, len(left))), gpus_each)
         begun()
         tracked = TrackedSweep(folder, sweep, folder.tracking(sweep))
         sweeping = Sweeping(folder, sweep, _launch_command, gpus, lambda text: console.print(Text(text), soft_wrap=True))
