@@ -240,7 +240,8 @@ class Controller:
 
     def _look(self) -> list[Line]:
         if self._step + self._settling_steps + self._config.every > self._steps:
-            return [self._begin_rest("the run ends before another setting could be measured")]
+            why = "the run ends before another setting could be measured"
+            return [self._begin_rest(why, again_at=self._step)]  # by a resume with more steps
         self.asks = tuple(self._candidates())
         if not self.asks:
             return [self._begin_rest("every other value within the bounds was tried")]

@@ -315,6 +315,16 @@ def test_nothing_is_begun_that_could_not_be_measured_before_the_end_and_the_rest
     assert world.of(Judged)[-1].kept
 
 
+def test_a_resume_with_more_steps_looks_again():
+    world = World(config(), steps=12).run(12)
+    assert [line.sentence for line in world.lines] == [
+        "tune: stays at generators.count 1, buffer.pipeline_depth 1: the run ends before another setting could be measured"
+    ]
+    world.steps = 400
+    world.launch()
+    assert world.run(388).setting == {ENGINES: 3, DEPTH: 3}
+
+
 def test_without_a_plan_nothing_is_turned_and_another_is_asked_for_later():
     world = World(config())
     world.run(30, until=lambda: bool(world.controller.asks))
