@@ -259,6 +259,15 @@ def test_a_resume_keeps_what_a_person_chose_though_it_was_once_taken_back(rested
     assert world.run(30).setting == {ENGINES: 2}
 
 
+def test_a_resume_with_a_value_that_was_once_taken_back_begins_with_it():
+    """Nobody saw the change: the resume was given another recipe."""
+    world = World(config(**{ENGINES: (1, 2)}), {ENGINES: 1}, real=lambda setting: 1000.0, plan=by_engines)
+    world.run(400, until=lambda: bool(world.of(Rested)))
+    world.setting = {ENGINES: 2}
+    world.launch()
+    assert world.run(30).setting == {ENGINES: 2}
+
+
 def test_a_resume_keeps_what_was_changed_while_there_was_nobody_to_see_it():
     """A move was under way when the run was killed; the recipe that it is resumed with has another value of another knob."""
     world = World(config(), real=lambda setting: 1000.0, plan=rate)
