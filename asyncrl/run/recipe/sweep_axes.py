@@ -60,7 +60,7 @@ def read_axes(recipe: str, overrides: Sequence[str]) -> Varied:
 
 
 def _values(parsed: Override) -> tuple[str, ...]:
-    key, text = parsed.key_or_group, parsed.input_line
+    key, text = parsed.key_or_group, str(parsed.input_line)
     if not parsed.is_discrete_sweep():
         raise RecipeError(key, f"{text!r} names an interval, of which no list can be made", f"write {key}=range(1,9,2)")
     options = group_options(key)
