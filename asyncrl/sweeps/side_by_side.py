@@ -35,17 +35,21 @@ def check_room(runs: Sequence[RunSize], parallel: int, machine: Machine) -> None
     needed = _together([run.memory for run in runs], parallel)
     if needed[-1] > machine.free:
         problem = f"{parallel} runs side by side take about {memory(int(needed[-1]))}, and {memory(machine.free)} are free"
-        raise RecipeError("--parallel", problem, _fewer(sum(each <= machine.free for each in needed)))
+        raise RecipeError("--parallel", problem, f"give at most {_fitting(needed, machine.free)}")
     gpus = _together([run.gpus for run in runs], parallel)
     if machine.cluster is not None and gpus[-1] > machine.gpus:
         problem = f"{parallel} runs side by side take {gpus[-1]:g} GPUs, and the cluster has {machine.gpus}"
-        remedy = f"{_fewer(sum(each <= machine.gpus for each in gpus))}, or a recipe of fewer engines"
-        raise RecipeError("--parallel", problem, remedy)
+        most = _fitting(gpus, machine.gpus)
+        raise RecipeError("--parallel", problem, f"give at most {most}, or a recipe of fewer engines (generators.count)")
 
 
 def _together(sizes: Sequence[float], parallel: int) -> list[float]:
     """What one run takes, two together, and so on, if the largest meet."""
     return list(accumulate(sorted(sizes, reverse=True)[:parallel]))
+
+
+def _fitting(needed: Sequence[float], there: float) -> int:
+    return max(1, sum(each <= there for each in needed))
 
 
 def check_resumed(folder: SweepFolder, sweep: Sweep, parallel: int) -> None:
@@ -60,10 +64,6 @@ def check_resumed(folder: SweepFolder, sweep: Sweep, parallel: int) -> None:
     parallel = min(parallel - sum(state is PointState.RUNNING for state, _ in states), len(beginning))
     if parallel > 1:
         check_room(beginning, parallel, Machine.for_runs())
-
-
-def _fewer(fitting: int) -> str:
-    return f"give at most {fitting}" if fitting > 1 else "leave it out"
 
 
 def devices(parallel: int, gpus_each: float = 0.0) -> list[str | None]:
@@ -83,10 +83,12 @@ def devices(parallel: int, gpus_each: float = 0.0) -> list[str | None]:
     if parallel == 1 or not gpus or os.environ.get("RAY_ADDRESS"):
         return [None] * parallel
     each = gpus // parallel
-    if each < max(1.0, gpus_each):
-        taken = f", each of which takes {gpus_each:g}" if gpus_each > 1 else ""
-        problem = f"there are {gpus} GPUs for {parallel} runs side by side{taken}"
-        raise RecipeError("--parallel", problem, _fewer(int(gpus // max(1.0, gpus_each))))
+    if each < 1:
+        raise RecipeError("--parallel", f"there are {gpus} GPUs for {parallel} runs side by side", f"give at most {gpus}")
+    if each < gpus_each:
+        problem = f"{parallel} runs side by side have {each} GPUs each, and one takes {gpus_each:g}"
+        most = max(1, int(gpus // gpus_each))
+        raise RecipeError("--parallel", problem, f"give at most {most}")
     named = os.environ.get(_VISIBLE)
     names = [str(number) for number in range(gpus)] if named is None else [name.strip() for name in named.split(",")][:gpus]
     return [",".join(names[place * each : (place + 1) * each]) for place in range(parallel)]

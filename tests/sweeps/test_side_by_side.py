@@ -37,8 +37,8 @@ def test_gpus_are_divided_among_those_side_by_side(monkeypatch):
     ("parallel", "each", "told"),
     [
         (6, 0.0, "there are 5 GPUs for 6 runs side by side; give at most 5"),
-        (3, 2.0, "there are 5 GPUs for 3 runs side by side, each of which takes 2; give at most 2"),
-        (2, 4.0, "there are 5 GPUs for 2 runs side by side, each of which takes 4; leave it out"),
+        (3, 2.0, "3 runs side by side have 1 GPUs each, and one takes 2; give at most 2"),
+        (2, 4.0, "2 runs side by side have 2 GPUs each, and one takes 4; give at most 1"),
     ],
 )
 def test_more_than_there_are_gpus_for_is_refused(parallel, each, told):
@@ -51,8 +51,12 @@ def test_more_than_there_are_gpus_for_is_refused(parallel, each, told):
     ("runs", "cluster", "told"),
     [
         ([RunSize(3 * GIB)] * 4, False, "take about 9.0 GiB, and 8.0 GiB are free; give at most 2"),
-        ([RunSize(5 * GIB)] * 4, False, "take about 15.0 GiB, and 8.0 GiB are free; leave it out"),
-        ([RunSize(GIB, 2.0)] * 4, True, "take 6 GPUs, and the cluster has 4; give at most 2, or a recipe of fewer engines"),
+        ([RunSize(5 * GIB)] * 4, False, "take about 15.0 GiB, and 8.0 GiB are free; give at most 1"),
+        (
+            [RunSize(GIB, 2.0)] * 4,
+            True,
+            "take 6 GPUs, and the cluster has 4; give at most 2, or a recipe of fewer engines (generators.count)",
+        ),
         ([RunSize(GIB, 2.0)] * 4, False, ""),
         ([RunSize()] * 4, True, ""),
         ([RunSize(GIB), RunSize(2 * GIB), RunSize(5 * GIB)], False, ""),  # though three of the largest would not fit

@@ -19,7 +19,7 @@ import msgspec
 
 from asyncrl.core.recipe.knobs import Setting, pool_of
 from asyncrl.core.recipe.tune import DEPTH, RUNNING, TuneConfig
-from asyncrl.core.tuning.moves import Changed, Judged, Line, Moved, Rested, Woke, changed_by
+from asyncrl.core.tuning.moves import Changed, Judged, Line, Moved, Rested, Turn, Woke, changed_by
 from asyncrl.core.tuning.window import Seen, Window
 
 WORTH = 0.03
@@ -46,14 +46,6 @@ class Foreseen(msgspec.Struct, frozen=True):
     setting: Setting
     rate: float
     staleness: float
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """A knob to be turned, if it still has the value ``before``."""
-
-    knob: str
-    before: int
-    to: int
 
 
 class Phase(Enum):

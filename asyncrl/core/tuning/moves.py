@@ -1,10 +1,18 @@
-"""What the controller did, as lines of the run's journal of moves: each is written before what it says is done."""
+"""What the controller wants turned, and what it did, as lines of the run's journal: each is written before it is done."""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from asyncrl.core.measures.units import percent
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A knob to be turned, if it still has the value ``before``."""
+
+    knob: str
+    before: int
+    to: int
 
 
 class Moved(msgspec.Struct, frozen=True, tag="moved"):

@@ -12,8 +12,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.recipe.knobs import Setting
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.tuning.controller import Controller, Turn
-from asyncrl.core.tuning.moves import Judged, Line
+from asyncrl.core.tuning.controller import Controller
+from asyncrl.core.tuning.moves import Judged, Line, Turn
 from asyncrl.core.tuning.window import Seen
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.metrics import TUNE_BROUGHT, TUNE_FORESEEN
