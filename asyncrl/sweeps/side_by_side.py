@@ -35,7 +35,8 @@ def check_room(runs: Sequence[RunSize], parallel: int, machine: Machine) -> None
     needed = _together([run.memory for run in runs], parallel)
     if needed[-1] > machine.free:
         problem = f"{parallel} runs side by side take about {memory(int(needed[-1]))}, and {memory(machine.free)} are free"
-        raise RecipeError("--parallel", problem, f"give at most {_fitting(needed, machine.free)}")
+        most = _fitting(needed, machine.free)
+        raise RecipeError("--parallel", problem, f"give at most {most}")
     gpus = _together([run.gpus for run in runs], parallel)
     if machine.cluster is not None and gpus[-1] > machine.gpus:
         problem = f"{parallel} runs side by side take {gpus[-1]:g} GPUs, and the cluster has {machine.gpus}"
