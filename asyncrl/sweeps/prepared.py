@@ -6,6 +6,7 @@ the first point begins, and each point will run by the recipe that was checked h
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from asyncrl.core.storage.address import is_address
 from asyncrl.planning.prediction import predict
 from asyncrl.planning.probe import probe
 from asyncrl.planning.rate_fit import Basis, fit_run
-from asyncrl.planning.rate_sources import basis_of_file
+from asyncrl.planning.rate_sources import basis_from, basis_of_file
 from asyncrl.planning.rates_file import read_rates
 from asyncrl.planning.similar_runs import alike
 from asyncrl.run.dry_run.plan import Plan
@@ -174,7 +175,10 @@ def _found_basis(
     """Return what to predict from if nothing was named: a run that fits, or a probe if one may be made."""
     if (fitting := next(iter(alike(composed)), None)) is not None:
         return fitting[1]
-    return fit_run(probe(composed, source=recipe, overrides=overrides, note=note)) if foresight.probe else None
+    if not foresight.probe:
+        return None
+    probing = partial(probe, source=recipe, overrides=overrides, note=note)
+    return basis_from(composed, run=None, file=None, name="", probe=probing)
 
 
 def _foreseen(settings: Sequence[Setting], recipes: Sequence[Recipe], basis: Basis, note: Callable[[str], None]) -> list[Setting]:
