@@ -1,6 +1,7 @@
 """Reads conversations that others have written, from lines of JSON or from rows of Parquet.
 
-What always holds: every row is a conversation, or is refused by its place; nothing of a message is left out without a word.
+What always holds: every row is a conversation, or is refused by its place; nothing of a message is left out without a word; and
+either every row of a file has a reward, or none has.
 """
 
 import json
@@ -21,13 +22,15 @@ from asyncrl.core.text import short
 MESSAGES, SHARED, ASKED, ANSWERED = "messages", "conversations", "prompt", "completion"
 """Keys that conversations are known by: the first, the second, or the last two together."""
 _TOOLS, _SYSTEM = "tools", "system"
+_REWARD = "reward"
+_UNREAD_REWARDS = ("label", "score", "scores", "rewards", "rating", "is_correct", "correct")
+"""Keys under which others say what an episode is worth. Beside a reward they bear on nothing."""
 _UNREAD = {
-    "label": "write it as reward, 1 or 0, or take it out",
     "chosen": "make each answer a row of its own, with one group and a reward each",
     "rejected": "make each answer a row of its own, with one group and a reward each",
     "functions": "describe them under tools",
 }
-"""Keys under which others say what an episode is worth or what could be called, and how that is said here."""
+"""Keys under which others have several answers, or what could be called, and how that is said here."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys under which others have what the assistant thought."""
 ASSISTANT = "assistant"
@@ -80,15 +83,17 @@ def read_conversations(file: Path) -> Iterator[Conversation]:
     Raises:
         RecipeError: one of them is none, or the file holds none.
     """
-    empty = True
+    rewarded: bool | None = None
     for place, row in _rows(file):
-        empty = False
         try:
+            if rewarded is not None and rewarded != (_REWARD in row):
+                raise ValueError(f"has {'a' if _REWARD in row else 'no'} reward, other than rows before it; give every row one")
+            rewarded = _REWARD in row
             yield _conversation(place, row)
         except (msgspec.ValidationError, ValueError) as error:
             problem = f"{place} is no conversation: it {error}"
             raise RecipeError("--from", problem, "correct it, or leave it out (docs/how-to/replay.md)") from error
-    if empty:
+    if rewarded is None:
         raise RecipeError("--from", f"{file} is empty", "name a file of conversations")
 
 
@@ -97,7 +102,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         import pyarrow.parquet as pq
 
         schema = pq.read_schema(file)
-        known = (MESSAGES, SHARED, ASKED, ANSWERED, _TOOLS, _SYSTEM, *_UNREAD, *_Others.__struct_fields__)
+        known = (MESSAGES, SHARED, ASKED, ANSWERED, _TOOLS, _SYSTEM, *_UNREAD_REWARDS, *_UNREAD, *_Others.__struct_fields__)
         table = pq.read_table(file, columns=[name for name in known if name in schema.names])
         for number, row in enumerate(table.to_pylist(maps_as_pydicts="lossy"), 1):
             yield f"row {number} of {file}", {name: without_absent(each, schema.field(name).type) for name, each in row.items()}
@@ -119,8 +124,14 @@ def _conversation(place: str, row: Mapping[str, Any]) -> Conversation:
         ValueError, msgspec.ValidationError: it is no conversation; the text reads well after "it".
     """
     plain = {key: value for key, value in row.items() if value is not None}
-    if unread := next((key for key in _UNREAD if plain.get(key) not in (None, "", [])), None):
-        raise ValueError(f"has {unread!r}, which nothing here reads; {_UNREAD[unread]}")
+    if _REWARD in row and _REWARD not in plain:
+        raise ValueError(
+            "has the reward null; give a number, leave the row out, or take the key out of every row to take 1 for all"
+        )
+    rewards = {} if _REWARD in row else dict.fromkeys(_UNREAD_REWARDS, "write it as reward, such as 1 or 0, or take it out")
+    unread = rewards | _UNREAD
+    if key := next((key for key in unread if plain.get(key) not in (None, "", [])), None):
+        raise ValueError(f"has {key!r}, which nothing here reads; {unread[key]}")
     said = list[Said]()
     for number, message in enumerate(_messages(plain), 1):
         try:
@@ -189,10 +200,13 @@ def _said(message: object) -> Said:
     if not isinstance(message, Mapping):
         return Said(read_message(message))
     own = {key: value for key, value in message.items() if value is not None}
-    thoughts = [own.pop(key, "") for key in _THOUGHTS if own.get("role") == ASSISTANT]
-    thought = next(filter(None, thoughts), "")
-    if not isinstance(thought, str):
-        raise ValueError(f"has the thought {short(thought)}; give a text")
+    thoughts = {key: own.pop(key) for key in _THOUGHTS if key in own and own.get("role") == ASSISTANT}
+    thoughts = {key: thought for key, thought in thoughts.items() if thought}
+    if other := next((thought for thought in thoughts.values() if not isinstance(thought, str)), None):
+        raise ValueError(f"has the thought {short(other)}; give a text")
+    if len(set(thoughts.values())) > 1:
+        raise ValueError(f"has different thoughts under {' and '.join(thoughts)}; give one text")
+    thought = next(iter(thoughts.values()), "")
     read, weight = read_message(own), own.get("weight", 1)
     if not isinstance(weight, int | float) or weight not in (0, 1):
         raise ValueError(f"has weight {short(weight)}; give 1, or 0 if nobody should learn from it")

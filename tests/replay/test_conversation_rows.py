@@ -110,6 +110,12 @@ def test_a_system_text_beside_the_messages_is_the_system_message(tmp_path: Path,
     ("key", "value", "remedy"),
     [
         ("label", False, "write it as reward"),
+        ("score", 0, "write it as reward"),
+        ("scores", [0.0], "write it as reward"),
+        ("rewards", [0], "write it as reward"),
+        ("rating", 1.5, "write it as reward"),
+        ("is_correct", False, "write it as reward"),
+        ("correct", False, "write it as reward"),
         ("chosen", "2", "a row of its own"),
         ("rejected", [SAID], "a row of its own"),
         ("functions", "[{}]", "describe them under tools"),
@@ -123,6 +129,34 @@ def test_what_others_say_under_keys_of_their_own_is_refused(
     (tmp_path / "told.jsonl").write_text(json.dumps(row))
     with pytest.raises(RecipeError, match=rf"(line|row) 1 of .*told\.{suffix} is no conversation: it has '{key}', .*{remedy}"):
         told(tmp_path / f"told.{suffix}", chat)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("rewards", "problem"),
+    [
+        ([{"reward": 0.5}, {"reward": None}], r"(line|row) 2 of .* it has the reward null; give a number"),
+        ([{"reward": 0.5}, {}], r"line 2 of .* it has no reward, other than rows before it|row 2 of .* the reward null"),
+        ([{}, {}, {"reward": 0.5}], r"line 3 of .* it has a reward, other than rows before it|row 1 of .* the reward null"),
+    ],
+)
+def test_a_row_without_a_reward_among_others_is_not_taken_for_a_perfect_one(
+    tmp_path: Path, chat: ChatFormat, suffix: str, rewards: list[dict[str, Any]], problem: str
+):
+    rows = [{"messages": [ASKED, SAID], **reward} for reward in rewards]
+    (tmp_path / "told.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    named = [*dict.fromkeys(name for row in rows for name in row)]
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in named}), tmp_path / "told.parquet")
+    with pytest.raises(RecipeError, match=problem):
+        told(tmp_path / f"told.{suffix}", chat)
+
+
+def test_other_numbers_beside_a_reward_bear_on_nothing(tmp_path: Path, chat: ChatFormat):
+    file = tmp_path / "told.jsonl"
+    for more, reward in (({"reward": 0.25, "score": 7, "correct": True}, 0.25), ({"score": None}, 1.0)):
+        file.write_text(json.dumps({"messages": [ASKED, SAID], **more}))
+        (found,) = episodes_of_conversations(file, chat, 1.0)
+        assert found.reward == reward
 
 
 @pytest.mark.parametrize(
@@ -168,7 +202,14 @@ def test_what_has_no_weight_is_shown_and_not_trained(tmp_path: Path, chat: ChatF
     assert found.loss_mask.sum() == found.turns[0].end - found.turns[0].start
 
 
-@pytest.mark.parametrize("turn", [{"content": "2", "reasoning_content": "So 2."}, {"content": "<think>\nSo 2.\n</think>\n\n2"}])
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": "2", "reasoning_content": "So 2."},
+        {"content": "2", "reasoning_content": "So 2.", "reasoning": "So 2.", "thinking": ""},
+        {"content": "<think>\nSo 2.\n</think>\n\n2"},
+    ],
+)
 def test_thoughts_are_written_with_the_models_own_tokens(tmp_path: Path, thinking: ChatFormat, turn: dict[str, str]):
     found = of_row(tmp_path, thinking, {"messages": [ASKED, {"role": "assistant", **turn}]})
     assert spoken(found, thinking) == ["<think>\nSo 2.\n</think>2<|im_end|>"]
@@ -210,6 +251,10 @@ def test_what_the_model_would_say_otherwise_is_refused(tmp_path: Path, chat: Cha
         ({"messages": [ASKED, {**SAID, "weight": float("nan")}]}, "message 2 that has weight nan; give 1, or 0"),
         ({"messages": [SYSTEM, ASKED, SAID], "system": "2"}, "has system '2'; give one text"),
         ({"system": ["2"]}, r"has system \['2'\]; give one text"),
+        (
+            {"messages": [ASKED, {**SAID, "reasoning": "A", "reasoning_content": "B"}]},
+            "message 2 that has different thoughts under reasoning_content and reasoning; give one text",
+        ),
     ],
 )
 def test_values_that_could_be_read_in_two_ways_are_refused(tmp_path: Path, chat: ChatFormat, more: dict[str, Any], problem: str):
