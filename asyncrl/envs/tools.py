@@ -22,7 +22,6 @@ nothing that a tool does breaks the episode (the model is told about it, and the
 
 import asyncio
 import inspect
-import math
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -37,7 +36,6 @@ from asyncrl.core.episode import FINAL_REWARD
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.plug_ins.users_error import UsersError, WrongResult
-from asyncrl.core.reward_range import LARGEST_REWARD, is_reward
 from asyncrl.core.task import Task
 from asyncrl.core.text import describe_error, pluralize, short, text_of
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
@@ -46,6 +44,7 @@ from asyncrl.envs.hosting.guarded_calls import Overdue, Raised, contained, conta
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import Answered, Load, Refused, ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
+from asyncrl.envs.returned_reward import returned_reward
 from asyncrl.envs.signature import Parameters, SchemaParameters, finite
 from asyncrl.envs.tool_marks import MarkedMethod, Marks, marked_methods
 from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
@@ -269,17 +268,7 @@ class ToolEnvironment(Environment):
 
     async def _rewards(self, method: Callable[..., Any], returned: object) -> tuple[dict[str, float], float]:
         """Return the named rewards that ``method`` returned, if there are any, and their sum or the only reward."""
-        value = await returned if inspect.isawaitable(returned) else returned
-        try:
-            named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
-            total = float(sum(named.values())) if isinstance(value, Mapping) else float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            named, total = {}, math.nan
-        if not all(map(is_reward, [*named.values(), total])):
-            expected = (
-                f"it must return a finite number, or a dictionary of finite numbers by name, in size at most {LARGEST_REWARD:g}"
-            )
-            raise WrongResult(method, f"returned {short(value)}; {expected}")
+        named, total = await returned_reward(method, returned)
         if taken := sorted(named.keys() & {FINAL_REWARD, *_count([])}):
             problem = f"returned a reward named {taken[0]!r}, which every episode already has; rename it"
             raise WrongResult(method, problem)

@@ -222,7 +222,9 @@ async def test_turns_with_calls_have_rewards_of_their_own():
     assert (answer.reward, answer.done) == (1.0, True)
 
 
-@pytest.mark.parametrize("value", [None, float("inf"), 1e300, {"a": 1e300, "b": -1e300}, {"tool_calls": 1.0}, {"a": "b"}])
+@pytest.mark.parametrize(
+    "value", [None, float("inf"), 1e300, {"a": 1e300, "b": -1e300}, {"tool_calls": 1.0}, {"a": "b"}, 10**400]
+)
 async def test_a_wrong_reward_of_a_turn_names_the_method(value: object):
     class Wrong(ToolEnvironment):
         def turn_reward(self, action: Action, calls: Sequence[CallRecord]) -> object:

@@ -193,7 +193,8 @@ class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
         sandbox: confines a ``command``, which then reaches its model and nothing else; null lets it do whatever you may do.
         keep_traffic: whether what the program asked and was answered is kept for ``asyncrl agent replay``, with the episodes
             that ``tracking.trajectories`` keeps.
-        on_agent_error: ``fail`` has an episode whose program exits with an error played again; ``score`` rewards it.
+        on_agent_error: ``fail`` has an episode whose program exits with an error, or leaves a result file that is none, played
+            again; ``score`` rewards it.
     """
 
     max_turns: Count = 50

@@ -18,14 +18,14 @@ from asyncrl.core.chat_prompt import opening
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
-from asyncrl.core.reward_range import LARGEST_REWARD
 from asyncrl.core.task import Task
 from asyncrl.envs.agent.agent_process import TOLD_OUTPUT, AgentProcess, CommandProcess, until_ended
 from asyncrl.envs.agent.function_host import FunctionHost
-from asyncrl.envs.agent.result import check_numbers, read_result
+from asyncrl.envs.agent.result import read_result
 from asyncrl.envs.agent.sandboxed_command import SandboxedCommand
 from asyncrl.envs.base import Action, Observation, StepResult
 from asyncrl.envs.played_by_agent import AgentResult, Endpoint, GivenToAgent, PlayedByAgent
+from asyncrl.envs.returned_reward import returned_reward
 from asyncrl.envs.rewards.load import RewardFunction
 
 KEY = "asyncrl"
@@ -89,13 +89,20 @@ class AgentEnvironment(PlayedByAgent):
         variables = episode_variables(endpoint, (task_file, result_file, room))
         process = await self._started(task_file, room, variables, endpoint)
         ended = await until_ended(process, limited, f"the agent of task {self._task.id}")
-        if ended.status != 0 and not limited.done() and self._spec.on_agent_error == "fail":
+        scores_errors = self._spec.on_agent_error == "score"
+        if ended.status != 0 and not limited.done() and not scores_errors:
             words = self.provided.secrets.clean(ended.errors[-TOLD_OUTPUT:].strip())
             told = f"; the end of its standard error:\n{words}" if words else " without a word on its standard error"
             raise EnvironmentBroken(f"task {self._task.id}: the agent ended with exit status {ended.status}{told}")
-        result = read_result(result_file)
-        if self._reward is None and result.reward is None and (ended.status != 0 or limited.done()):
-            return msgspec.structs.replace(result, reward=0.0)  # it did not come to its end
+        came_to_its_end = ended.status == 0 and not limited.done()
+        try:
+            result = read_result(result_file)
+        except EnvironmentBroken:
+            if not scores_errors:
+                raise
+            result, came_to_its_end = AgentResult(), False
+        if self._reward is None and result.reward is None and not came_to_its_end:
+            return msgspec.structs.replace(result, reward=0.0)
         return await self._rewarded(result, ended.output)
 
     async def _rewarded(self, result: AgentResult, output: str) -> AgentResult:
@@ -103,12 +110,10 @@ class AgentEnvironment(PlayedByAgent):
         assert self._task is not None
         if self._reward is None:
             return result
-        found = self._reward(self._task, output.strip() if result.answer is None else result.answer)
-        value = found if isinstance(found, float | int | Mapping) else await found
-        parts = dict(value) if isinstance(value, Mapping) else {"reward": float(value)}
-        check_numbers("reward", parts, LARGEST_REWARD)
+        returned = self._reward(self._task, output.strip() if result.answer is None else result.answer)
+        _, reward = await returned_reward(self._reward, returned)
         of_roles = {} if self._spec.sandbox else result.rewards  # the model may have written them
-        return msgspec.structs.replace(result, reward=float(sum(parts.values())), rewards=of_roles)
+        return msgspec.structs.replace(result, reward=reward, rewards=of_roles)
 
     async def _started(self, task_file: Path, room: Path, variables: dict[str, str], endpoint: Endpoint) -> AgentProcess:
         """Start the process that plays the episode."""

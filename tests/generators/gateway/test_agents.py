@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from played import CALL, LIMITS, until
@@ -94,6 +95,32 @@ async def test_what_an_agent_sees_and_what_it_does_not(protocols, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("returned", "reward"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int64(2), 2.0),
+        (np.bool_(True), 1.0),
+        ({"a": np.float64(0.5), "b": 1}, 1.5),
+        (None, "returned None; it must return a finite number"),
+        ({"a": "x"}, r"returned \{'a': 'x'\}; it must return a finite number"),
+        (10**400, "it must return a finite number"),
+        (1e300, r"returned 1e\+300; it must return a finite number"),
+    ],
+)
+async def test_a_reward_of_an_agent_is_any_number_and_nothing_else(
+    protocols, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: Any, reward: float | str
+) -> None:
+    monkeypatch.setitem(sys.modules, "giving", module := type(sys)("giving"))
+    module.give = lambda task, answer: returned  # type: ignore[attr-defined]
+    playing = play(protocols, tmp_path, PLAIN_AGENT, reward="giving:give")
+    if isinstance(reward, float):
+        assert (await playing).result.reward == reward
+    else:
+        with pytest.raises(EnvironmentBroken, match=reward):
+            await playing
+
+
+@pytest.mark.parametrize(
     ("code", "problem"),
     [
         (
@@ -126,6 +153,15 @@ async def test_a_failing_agent_may_be_scored(protocols, tmp_path: Path) -> None:
     (folder := tmp_path / "unscored").mkdir()
     played = await play(protocols, folder, PLAIN_AGENT + "raise SystemExit(1)", on_agent_error="score")
     assert played.result.reward == 0.0, "it did not come to writing one"
+
+
+@pytest.mark.parametrize(("reward", "given"), [("exact", 1.0), ("", 0.0)])
+async def test_a_result_file_that_is_none_has_no_episode_played_again_where_errors_are_scored(
+    protocols, tmp_path: Path, reward: str, given: float
+) -> None:
+    code = PLAIN_AGENT + "open(os.environ['ASYNCRL_RESULT'], 'w').write('[1]')"
+    played = await play(protocols, tmp_path, code, reward=reward, on_agent_error="score")
+    assert played.result.reward == given
 
 
 async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protocols, tmp_path: Path) -> None:
