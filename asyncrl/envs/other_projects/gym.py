@@ -16,6 +16,7 @@ from gymnasium import spaces
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
+from asyncrl.core.text import short
 from asyncrl.envs.base import Action, Fault, Observation, StepResult
 from asyncrl.envs.other_projects.playing import Seeded, answered, numbers
 
@@ -101,16 +102,17 @@ class Gym(Seeded):
             if isinstance(space, spaces.Discrete):
                 if self._actions:
                     value: Any = space.start + self._actions.index(given)
-                elif isinstance(given, bool) or int(given) != float(given):
-                    return f"{given!r} is no whole number", None
+                elif isinstance(given, bool) or (isinstance(given, float) and not given.is_integer()):
+                    return f"{given} is no whole number", None
                 else:
                     value = int(given)
                 value = np.int64(value)
             else:
-                value = given if isinstance(space, spaces.Text) else np.asarray(given, dtype=space.dtype)
-        except (ValueError, TypeError):
-            return f"{given!r} is no action; {_choices(space, self._actions)}", None
-        return ("", value) if space.contains(value) else (f"{given!r} is no action; {_choices(space, self._actions)}", None)
+                value = given if isinstance(space, spaces.Text) else _array(given, space.dtype)
+        except (ValueError, TypeError, OverflowError):
+            value = None
+        known = value is not None and space.contains(value)
+        return ("", value) if known else (f"{short(given)} is no action; {_choices(space, self._actions)}", None)
 
     async def _shown(self, seen: Any) -> str:
         if self._played.render_mode == "ansi":
@@ -160,6 +162,19 @@ def _schema(space: Any, actions: list[str]) -> dict[str, Any]:
             return {"action": {"type": "array", "items": {"type": kind}, "minItems": size, "maxItems": size}}
     problem = f"its actions are of {space}, which nobody can write"
     raise RecipeError("environment.options.name", problem, "wrap the environment so that its actions are numbers, a list or text")
+
+
+def _array(given: Any, kind: Any) -> Any:
+    """Return the numbers of an action as an array of this kind.
+
+    Raises:
+        ValueError, TypeError, OverflowError: they are none, or others in this kind, such as 1.9 as an integer.
+    """
+    with np.errstate(over="ignore"):
+        value = np.asarray(given, dtype=kind)
+    if not np.isfinite(value).all() or (np.issubdtype(kind, np.integer) and not np.array_equal(value, np.asarray(given, float))):
+        raise ValueError
+    return value
 
 
 def _choices(space: Any, actions: list[str]) -> str:

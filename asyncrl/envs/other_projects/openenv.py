@@ -14,7 +14,7 @@ from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import WebSocketException
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, RecipeError
-from asyncrl.core.messages import MalformedCall, Message, ToolSpec
+from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Fault, Observation, StepResult
 from asyncrl.envs.other_projects.playing import Seeded, answered, numbers
@@ -22,6 +22,7 @@ from asyncrl.envs.other_projects.playing import Seeded, answered, numbers
 ACT = "act"
 ANSWER_S = 30.0
 """How long the server may take to say what its actions are."""
+_NO_ANSWER = (aiohttp.ClientError, TimeoutError)
 _NOT_SHOWN = {"done", "reward", "metadata"}
 
 
@@ -37,22 +38,24 @@ class OpenEnv(Seeded):
     def __init__(self, name: str, system_prompt: str = "", prompt: str = "Begin.") -> None:
         self._url, self._system_prompt, self._prompt = name, system_prompt, prompt
         self._client: Any = None
-        self._known: set[str] = set()
+        self._scored = False
 
     @classmethod
     def check(cls, **options: Any) -> None:
         """Ask the server for the fields of its actions."""
-        asyncio.run(_action_schema(options["name"]))
+        try:
+            asyncio.run(_action_schema(options["name"]))
+        except _NO_ANSWER as error:
+            raise _no_actions(options["name"], error) from error
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode with the task's seed."""
-        schema = await _action_schema(self._url)
-        self._known = set(schema["properties"])
-        self._client = GenericEnvClient(base_url=self._url)
         try:
+            schema = await _action_schema(self._url)
+            self._client = GenericEnvClient(base_url=self._url)
             await self._client.connect()
             begun = await self._client.reset(seed=task.data.get("seed"))
-        except (OSError, WebSocketException) as error:
+        except (*_NO_ANSWER, OSError, WebSocketException) as error:
             raise self._lost(error) from error
         except RuntimeError as error:  # such as for want of room, which is for one session unless it is made larger
             remedy = "give it room for as many sessions as there are episodes at once (max_concurrent_envs)"
@@ -81,13 +84,24 @@ class OpenEnv(Seeded):
             else:
                 try:
                     result = await self._client.step(dict(call.arguments))
+                except (
+                    TimeoutError
+                ):  # the server lives, as it answers pings; its answer would be taken for that of the next action
+                    done, fault = True, Fault.TOOL_ERROR
+                    late = "the action took too long, and the episode is over"
+                    pairs.append(answered(call, "", began, late, CallOutcome.TIMEOUT))
+                    continue
                 except (OSError, WebSocketException) as error:
                     raise self._lost(error) from error
                 except (RuntimeError, ValueError) as error:  # the server refuses the action
                     fault = Fault.MALFORMED_CALL
                     pairs.append(answered(call, "", began, str(error)))
                     continue
+                self._scored |= result.reward is not None
                 reward, done = reward + float(result.reward or 0.0), bool(result.done)
+                if done and not self._scored:
+                    problem = f"the OpenEnv server {self._url} ended the episode, and no observation of it had a reward"
+                    raise EnvironmentBroken(f"{problem}; have its environment set `reward`")
                 if done:
                     metrics = numbers(result.observation.get("metadata") or {})
                 pairs.append(answered(call, _shown(result.observation), began))
@@ -95,7 +109,7 @@ class OpenEnv(Seeded):
         return StepResult(Observation(messages), reward, done, metrics, fault, records)
 
     def _lost(self, error: Exception) -> EnvironmentLost:
-        return EnvironmentLost(f"the OpenEnv server {self._url} is gone: {error}", self._url)
+        return EnvironmentLost(f"the OpenEnv server {self._url} is gone: {error or type(error).__name__}", self._url)
 
     async def close(self) -> None:
         """End the session."""
@@ -107,22 +121,25 @@ async def _action_schema(url: str) -> dict[str, Any]:
     """Return the JSON schema of the server's actions.
 
     Raises:
-        RecipeError: there is no such server.
+        aiohttp.ClientError, TimeoutError: the server does not answer.
+        RecipeError: it is another server.
     """
-    try:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{url.rstrip('/')}/schema") as answer:
-            answer.raise_for_status()
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{url.rstrip('/')}/schema") as answer:
+        answer.raise_for_status()
+        try:
             schema = (await answer.json())["action"]
-    except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
-        problem = f"{url} says of no actions: {error or type(error).__name__}"
-        raise RecipeError(
-            "environment.options.name", problem, "start the OpenEnv server, and name it as http://host:port"
-        ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise _no_actions(url, error) from error
     properties = {name: each for name, each in schema.get("properties", {}).items() if name not in _NOT_SHOWN}
     required = [name for name in schema.get("required", []) if name in properties]
     definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
     return {"type": "object", "properties": properties, "required": required, **definitions}
+
+
+def _no_actions(url: str, error: Exception) -> RecipeError:
+    problem = f"{url} says of no actions: {error or type(error).__name__}"
+    return RecipeError("environment.options.name", problem, "start the OpenEnv server, and name it as http://host:port")
 
 
 def _shown(observation: dict[str, Any]) -> str:

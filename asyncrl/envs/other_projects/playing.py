@@ -1,5 +1,6 @@
 """What the environments of other projects have in common: blocking calls in threads, tasks by seed, and one tool to act with."""
 
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -45,24 +46,27 @@ class Seeded(Played):
         """Raise ``RecipeError`` if there is no such environment, or it cannot be played."""
 
 
-def answered(call: ToolCall | MalformedCall, text: str, began: float, problem: str = "") -> tuple[Message, CallRecord]:
+def answered(
+    call: ToolCall | MalformedCall, text: str, began: float, problem: str = "", failed: CallOutcome = CallOutcome.MALFORMED
+) -> tuple[Message, CallRecord]:
     """Return the message that answers a call, and the record of it.
 
     Args:
         began: when it began, by ``time.monotonic``.
         problem: what was wrong with the call; empty if nothing was.
+        failed: what became of the call if there is a problem.
     """
     name = call.name if isinstance(call, ToolCall) else ""
-    outcome = CallOutcome.MALFORMED if problem else CallOutcome.OK
+    outcome = failed if problem else CallOutcome.OK
     record = CallRecord(name, time.monotonic() - began, outcome, problem)
     return Message("tool", f"error: {problem}" if problem else text), record
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return those of the values that are numbers, or true or false."""
+    """Return those of the values that are finite numbers, or true or false."""
     found = {}
     for name, value in values.items():
         item = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-        if isinstance(item, bool | int | float):
+        if isinstance(item, bool | int | float) and abs(item) <= sys.float_info.max:
             found[str(name)] = float(item)
     return found

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import textarena
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.messages import Message
 from asyncrl.core.task import Task
-from asyncrl.envs.base import Action, Observation, StepResult
+from asyncrl.core.text import short
+from asyncrl.envs.base import Action, Fault, Observation, StepResult
 from asyncrl.envs.other_projects.playing import Seeded, numbers
 
 T = TypeVar("T")
@@ -71,11 +72,17 @@ class TextArena(Seeded):
 
     async def step(self, action: Action) -> StepResult:
         """Play a turn."""
-        done, text = await self.blocking(self._alone, lambda: self._played(action.content))
+        try:
+            done, text = await self.blocking(self._alone, lambda: self._played(action.content))
+        except (ValueError, ArithmeticError, IndexError, KeyError) as error:  # all but the text is the game's own
+            told = f"error: the game cannot read this: {short(str(error))}"
+            return StepResult(Observation((Message("user", told),)), 0.0, False, fault=Fault.MALFORMED_CALL)
         if not done:
             return StepResult(Observation((Message("user", text),)), 0.0, False)
         rewards, infos = await self.blocking(self._alone, self._game.close)
-        return StepResult(Observation(()), float((rewards or {}).get(PLAYER, 0.0)), True, numbers((infos or {}).get(PLAYER, {})))
+        if PLAYER not in (rewards or {}):
+            raise EnvironmentBroken(f"{self._name} ended and gave its player no reward, only {rewards}; play another game")
+        return StepResult(Observation(()), float(rewards[PLAYER]), True, numbers((infos or {}).get(PLAYER, {})))
 
     def _begun(self, seed: int | None) -> str:
         random.seed(seed)

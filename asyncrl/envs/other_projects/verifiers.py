@@ -171,8 +171,10 @@ class _Loaded:
         output = dict(await self._environment.run_rollout(row, client, POLICY, {}))
         if error := output.get("error"):
             raise EnvironmentBroken(f"the rollout of {task.id} failed: {short(error)}")
-        metrics = numbers(output.get("metrics") or {})
-        return Scored(float(output.get("reward") or 0.0), {}, metrics)
+        reward, metrics = output.get("reward"), numbers(output.get("metrics") or {})
+        if reward is None:
+            raise EnvironmentBroken(f"the rollout of {task.id} was not scored, its reward is None; give its environment a rubric")
+        return Scored(float(reward), {}, metrics)
 
 
 class _Taskset:

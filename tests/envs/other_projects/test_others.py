@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import socket
 import sys
+import time
 import types
 from collections.abc import Sequence
 
 import pytest
 
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.messages import MalformedCall, ToolCall
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, RecipeError
+from asyncrl.core.messages import CallOutcome, MalformedCall, ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Fault, StepResult
@@ -75,6 +76,70 @@ def test_what_gym_cannot_play_is_refused_before_the_run(name: str, options: dict
         member("gym", name, **options).make_tasks("train", 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("space", "action", "read"),
+    [
+        ("Discrete(4)", 2, 2),
+        ("Discrete(4)", 2.0, 2),
+        ("Discrete(4)", "2", 2),
+        ("Discrete(4)", 2.5, "2.5 is no whole number"),
+        ("Discrete(4)", float("inf"), "inf is no whole number"),
+        ("Discrete(4)", 4, "4 is no action; choose one of Discrete(4)"),
+        ("Discrete(4)", 10**20, "100000000000000000000 is no action; choose one of Discrete(4)"),
+        ("Discrete(4)", 10**400, f"1{'0' * 56}... is no action; choose one of Discrete(4)"),
+        ("MultiDiscrete([3, 2])", [1, 1.0], [1, 1]),
+        ("MultiDiscrete([3, 2])", [1.9, 0.2], "[1.9, 0.2] is no action; choose one of MultiDiscrete([3 2])"),
+        ("MultiDiscrete([3, 2])", [10**20, 0], "[100000000000000000000, 0] is no action; choose one of MultiDiscrete([3 2])"),
+        ("MultiBinary(2)", [0, 1], [0, 1]),
+        ("MultiBinary(2)", [0, 0.5], "[0, 0.5] is no action; choose one of MultiBinary(2)"),
+        ("MultiBinary(2)", [0, 256], "[0, 256] is no action; choose one of MultiBinary(2)"),
+        ("Box(-np.inf, np.inf, (1,))", [0.5], [0.5]),
+        ("Box(-np.inf, np.inf, (1,))", [float("inf")], "[inf] is no action; choose one of Box(-inf, inf, (1,), float32)"),
+        ("Box(-np.inf, np.inf, (1,))", [1e300], "[1e+300] is no action; choose one of Box(-inf, inf, (1,), float32)"),
+        ("Text(3)", "ab", "ab"),
+        ("Text(3)", 5, "5 is no action; choose one of Text(1, 3, charset="),
+    ],
+)
+async def test_whatever_the_policy_writes_gym_takes_it_as_it_stands_or_not_at_all(space: str, action: object, read: object):
+    gymnasium = pytest.importorskip("gymnasium")
+    np = pytest.importorskip("numpy")
+    taken = []
+
+    class Takes(gymnasium.Env):
+        action_space = eval(space, {**vars(gymnasium.spaces), "np": np})
+        observation_space = gymnasium.spaces.Discrete(1)
+
+        def reset(self, seed=None, options=None):
+            return 0, {}
+
+        def step(self, value):
+            taken.append(value.tolist() if hasattr(value, "tolist") else value)
+            return 0, 1.0, True, False, {"its size": 10**400, "taken": 1}
+
+    gymnasium.registry.pop("Takes-v0", None)
+    gymnasium.register("Takes-v0", entry_point=lambda **_: Takes(), disable_env_checker=True)
+    played = member("gym", "Takes-v0")
+    (task,) = played.make_tasks("train", 1, 0)
+    _, (result,) = await play(played.make(), task, [act(action)])
+    if isinstance(read, str) and not taken:
+        assert result.observation.messages[0].content.startswith(f"error: {read}")
+        assert (result.fault, result.done) == (Fault.MALFORMED_CALL, False)
+    else:
+        assert taken == [read]
+        assert (result.reward, result.metrics) == (1.0, {"taken": 1.0, "reached_end": 1.0})
+
+
+async def test_what_a_game_of_textarena_cannot_read_is_the_policys_fault(monkeypatch: pytest.MonkeyPatch):
+    game = member("textarena", "GuessTheNumber-v0")
+    (task,) = game.make_tasks("train", 1, 5)
+    _, (large,) = await play(game.make(), task, [Action(f"[{'9' * 5000}]", ())])
+    assert (large.fault, large.done) == (Fault.MALFORMED_CALL, False)
+    assert "the game cannot read this: 'Exceeds the limit" in large.observation.messages[0].content
+    monkeypatch.setattr("textarena.core.State.close", lambda self: (None, {}))
+    with pytest.raises(EnvironmentBroken, match="GuessTheNumber-v0 ended and gave its player no reward"):
+        await play(game.make(), task, [Action("[0]", ())] * 30)
+
+
 async def test_textarena_plays_a_game_of_words_to_its_end_and_alike_with_the_same_seed(monkeypatch: pytest.MonkeyPatch):
     game = member("textarena", "GuessTheNumber-v0")
     (task,) = game.make_tasks("train", 1, 5)
@@ -121,11 +186,12 @@ async def served_by_openenv(app: object):
             await serving
 
 
-async def test_openenv_acts_by_the_fields_of_its_action_and_shows_the_observation():
+def adding_up_to_ten(rewards: Sequence[float | None], step_s: float = 0.0):
+    """An app of OpenEnv that gives these rewards, one by one, or 1 where the sum is ten if there are none."""
     types_of = pytest.importorskip("openenv.core.env_server.types")
     interfaces = pytest.importorskip("openenv.core.env_server.interfaces")
     http_server = pytest.importorskip("openenv.core.env_server.http_server")
-    base = {"__module__": __name__}
+    base, given = {"__module__": __name__}, iter(rewards)
     add = type("Add", (types_of.Action,), base | {"__annotations__": {"number": int}})
     total = type("Total", (types_of.Observation,), base | {"__annotations__": {"total": int}})
 
@@ -139,17 +205,59 @@ async def test_openenv_acts_by_the_fields_of_its_action_and_shows_the_observatio
             return total(total=0, done=False, reward=0.0)
 
         def step(self, action, timeout_s=None, **_):
+            time.sleep(step_s)
             self.sum += action.number
-            return total(total=self.sum, done=self.sum >= 10, reward=float(self.sum == 10))
+            reward = next(given) if rewards else float(self.sum == 10)
+            return total(total=self.sum, done=self.sum >= 10, reward=reward)
 
         @property
         def state(self):
             return types_of.State()
 
-    async with served_by_openenv(http_server.create_fastapi_app(Ten, add, total)) as url:
+    return http_server.create_fastapi_app(Ten, add, total)
+
+
+FOUR_AND_SIX = [Action("", (ToolCall("act", {"number": number}),)) for number in (4, 6)]
+
+
+@pytest.mark.parametrize(("rewards", "expected"), [([0.5, None], [0.5, 0.0]), ([None, 0.0], [0.0, 0.0]), ([None, None], None)])
+async def test_an_episode_of_openenv_without_any_reward_is_none(rewards, expected):
+    async with served_by_openenv(adding_up_to_ten(rewards)) as url:
+        ten = member("openenv", url)
+        playing = play(ten.make(), Task(id="t", prompt="?"), FOUR_AND_SIX)
+        if expected is None:
+            with pytest.raises(EnvironmentBroken, match=f"{url} ended the episode, and no observation of it had a reward"):
+                await playing
+        else:
+            assert [result.reward for result in (await playing)[1]] == expected
+
+
+async def test_an_action_of_openenv_that_takes_too_long_is_the_policys(monkeypatch: pytest.MonkeyPatch):
+    client = pytest.importorskip("openenv.core.generic_client").GenericEnvClient
+    original = client.__init__
+    monkeypatch.setattr(client, "__init__", lambda self, **named: original(self, **named, message_timeout_s=0.5))
+    async with served_by_openenv(adding_up_to_ten([], step_s=1.0)) as url:
+        ten = member("openenv", url)
+        _, (late,) = await play(ten.make(), Task(id="t", prompt="?"), FOUR_AND_SIX)
+    assert (late.reward, late.done, late.fault, late.calls[0].outcome) == (0.0, True, Fault.TOOL_ERROR, CallOutcome.TIMEOUT)
+
+
+async def test_an_openenv_server_that_is_gone_is_no_fault_of_the_task():
+    pytest.importorskip("openenv")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    ten = member("openenv", url)
+    with pytest.raises(EnvironmentLost, match=f"the OpenEnv server {url} is gone: Cannot connect"):
+        await play(ten.make(), Task(id="t", prompt="?"), [])
+    with pytest.raises(RecipeError, match=f"{url} says of no actions: Cannot connect"):
+        await asyncio.to_thread(ten.make_tasks, "train", 1, 0)
+
+
+async def test_openenv_acts_by_the_fields_of_its_action_and_shows_the_observation():
+    async with served_by_openenv(adding_up_to_ten([])) as url:
         ten = member("openenv", url, system_prompt="Ten, no more.")
         (task,) = await asyncio.to_thread(ten.make_tasks, "train", 1, 0)
-        turns = [Action("", (ToolCall("act", {"number": number}),)) for number in (4, 6)]
+        turns = FOUR_AND_SIX
         seen, (four, six) = await play(ten.make(), task, turns)
     assert seen == 'Begin.\n{"total":0}'
     assert (four.observation.messages[0].content, four.reward, four.done) == ('{"total":4}', 0.0, False)
@@ -193,6 +301,27 @@ async def test_verifiers_plays_its_own_rollout_and_its_rubric_names_the_metrics(
     assert unknown.observation.messages[0].content == "error: there is no tool 'mul', only add"
     assert (called.observation.messages[0].content, called.done) == (str(2 * number), False)
     assert (end.reward, end.done, end.metrics["right"]) == (1.0, True, 1.0)
+
+
+async def test_a_rollout_of_verifiers_that_was_never_scored_has_no_reward(monkeypatch: pytest.MonkeyPatch):
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+    sums = member("verifiers", made_module("made_unscored", load_environment=lambda: vf.SingleTurnEnv(dataset=rows)))
+    (task,) = sums.make_tasks("train", 1, 0)
+
+    async def unscored(self, state):
+        state["reward"] = None
+
+    monkeypatch.setattr(vf.RubricGroup, "score_rollout", unscored)
+    async with contextlib.AsyncExitStack() as stack:
+        environment = sums.make()
+        environment.shared = await stack.enter_async_context(sums.share({}))
+        with pytest.raises(EnvironmentBroken, match=f"the rollout of {task.id} was not scored"):
+            await play(environment, task, [Action("4", ())])
 
 
 def made_module(name: str, **contents: object) -> str:
