@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.buffers.tasks.arrow_table import without_absent
+from asyncrl.buffers.tasks.arrow_table import RepeatedKey, without_absent
 from asyncrl.core.chat_prompt import read_message
 from asyncrl.core.described_tools import described_tools
 from asyncrl.core.errors import RecipeError
@@ -104,8 +104,12 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         schema = pq.read_schema(file)
         known = (MESSAGES, SHARED, ASKED, ANSWERED, _TOOLS, _SYSTEM, *_UNREAD_REWARDS, *_UNREAD, *_Others.__struct_fields__)
         table = pq.read_table(file, columns=[name for name in known if name in schema.names])
-        for number, row in enumerate(table.to_pylist(maps_as_pydicts="lossy"), 1):
-            yield f"row {number} of {file}", {name: without_absent(each, schema.field(name).type) for name, each in row.items()}
+        for number, row in enumerate(table.to_pylist(), 1):
+            place = f"row {number} of {file}"
+            try:
+                yield place, {name: without_absent(each, schema.field(name).type) for name, each in row.items()}
+            except RepeatedKey as repeated:
+                raise RecipeError("--from", f"{place} {repeated}", "correct it") from repeated
         return
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -22,6 +22,7 @@ from pyarrow import types
 from asyncrl.buffers.tasks.task_columns import Columns
 from asyncrl.buffers.tasks.task_rows import Row
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import short
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -31,7 +32,8 @@ class ArrowTable:
 
     Attributes:
         digest: digest of the file's bytes.
-        whole: only the columns that tell what a row asks are read at first.
+        whole: at first only those columns are read that tell what a row asks, and those whose values may be none: JSON text, and
+            maps, which may have a key twice.
         long_integers: none, as the types of columns have at most 64 bits.
 
     Args:
@@ -62,11 +64,17 @@ class ArrowTable:
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
 
     def rows(self) -> Iterator[Row]:
-        """Yield the columns that tell what every row asks, in order."""
-        needed = [name for name in self._columns.needed() if name in self._types]
+        """Yield the columns that tell what every row asks, and those that may hold what is none, in order."""
+        texts = [path for key, path in self._columns.paths() if key.startswith("json")]
+        named = {name for path in texts for name in (path, path.partition(".")[0])}
+        named |= {*self._columns.needed(), *(name for name, found in self._types.items() if _has_map(found))}
+        needed = [name for name in self._types if name in named]
         for batch in self._batches:
-            for row in batch.select(needed).to_pylist(maps_as_pydicts="lossy"):
-                yield Row({name: without_absent(value, self._types[name]) for name, value in row.items()})
+            for row in batch.select(needed).to_pylist():
+                try:
+                    yield Row({name: without_absent(value, self._types[name]) for name, value in row.items()})
+                except RepeatedKey as repeated:
+                    yield Row({}, str(repeated))
 
     def has(self, path: str) -> bool:
         """Whether the table has a column, or an object in one has the field that the path leads to."""
@@ -97,7 +105,7 @@ class ArrowTable:
         index = bisect_right(self._ends, position)
         batch = self._batches[index]
         first = self._ends[index] - batch.num_rows
-        row: dict[str, Any] = batch.slice(position - first, 1).to_pylist(maps_as_pydicts="lossy")[0]
+        row: dict[str, Any] = batch.slice(position - first, 1).to_pylist()[0]
         return {name: without_absent(value, self._types[name]) for name, value in row.items()}
 
     def _plain(self, table: pa.Table, place: str) -> pa.Table:
@@ -122,21 +130,38 @@ class ArrowTable:
         return table.cast(pa.schema(fields))
 
 
+class RepeatedKey(ValueError):
+    """A map has a key twice; the text reads well after the row's place."""
+
+
 def without_absent(value: Any, found: pa.DataType) -> Any:
-    """Return a value of type ``found`` without the fields that its objects do not have."""
+    """Return a value of type ``found`` without the fields that its objects do not have; maps, which are pairs, become objects.
+
+    Raises:
+        RepeatedKey: a map has a key twice.
+    """
     if isinstance(found, pa.BaseExtensionType):
         return without_absent(value, found.storage_type)
     if types.is_dictionary(found):
         return without_absent(value, found.value_type)
+    if isinstance(value, list) and types.is_map(found):
+        pairs = {key: without_absent(each, found.item_type) for key, each in value}
+        if len(pairs) < len(value):
+            key = next(key for number, (key, _) in enumerate(value) if any(key == other for other, _ in value[:number]))
+            raise RepeatedKey(f"has a map with the key {short(key)} twice, of which one would be lost; leave one out")
+        return pairs
     if isinstance(value, list):
         return [without_absent(each, found.value_type) for each in value]
     if isinstance(value, dict) and types.is_struct(found):
         kinds = {found.field(index).name: found.field(index).type for index in range(found.num_fields)}
         own = {name for name, each in value.items() if each is not None or types.is_null(kinds[name])}
         return {name: without_absent(each, kinds[name]) for name, each in value.items() if name in own}
-    if isinstance(value, dict):
-        return {name: without_absent(each, found.item_type) for name, each in value.items()}
     return value
+
+
+def _has_map(found: pa.DataType) -> bool:
+    """Whether values of a type have maps in them."""
+    return types.is_map(found) or any(_has_map(found.field(index).type) for index in range(found.num_fields))
 
 
 def _plain_type(found: pa.DataType) -> pa.DataType | None:

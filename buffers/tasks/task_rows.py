@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from asyncrl.buffers.tasks.task_columns import TOOLS, Columns, Misfit
+import msgspec
+
+from asyncrl.buffers.tasks.plain_values import TOO_DEEP, is_too_deep
+from asyncrl.buffers.tasks.task_columns import TOOLS, Asked, Columns, Misfit
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize, short
@@ -66,6 +69,7 @@ class TaskRows:
         self, files: Sequence[LabelledFile], columns: Columns, id_prefix: str, taken: set[str], environment: str = ""
     ) -> None:
         self._environment = environment
+        self._has_json = any(key.startswith("json") for key, _ in columns.paths())
         self._files, self._columns, self._id_prefix = files, columns, id_prefix
         self._problems: list[str] = []
         self.skipped = 0
@@ -111,12 +115,13 @@ class TaskRows:
 
     def _why_no_task(self, row: Mapping[str, Any], whole: bool) -> str:
         try:
-            self._columns.asked(row)
+            asked = self._columns.asked(row)
             if whole:
                 self._columns.check_data(row)
+            data = self._columns.data(row, asked.reference) if self._has_json else asked.reference
         except Misfit as misfit:
             return str(misfit)
-        return ""
+        return _why_not_sent(asked, data)
 
     def _id(self, file: LabelledFile, position: int, own: Any) -> str:
         return f"{file.label}:{file.rows.number(position)}" if own is None else f"{self._id_prefix}{own}"
@@ -137,6 +142,19 @@ class TaskRows:
         if not self._columns.shows_tools and any(file.rows.has(TOOLS) for file in self._files):
             told = "the model is not told of the tools in column 'tools', only the environment is"
             yield f"{told}; set columns: {{tools: tools}} to show them"
+
+
+def _why_not_sent(asked: Asked, data: Mapping[str, Any]) -> str:
+    """Say which JSON text within a row holds what cannot go through tickets and the journal; empty if none does."""
+    prompt = asked.prompt if isinstance(asked.prompt, tuple) else ()
+    calls = [call.arguments for message in prompt for call in message.tool_calls]
+    if any(map(is_too_deep, [dict(data), *calls, *(tool.parameters for tool in asked.tools)])):
+        return f"has JSON text that is {TOO_DEEP}; flatten it"
+    try:
+        msgspec.msgpack.encode((calls, asked.reference))
+    except OverflowError:
+        return "has a call with an integer of more than 64 bits in its JSON text; write that integer as text"
+    return ""
 
 
 def why_no_id(own: object) -> str:

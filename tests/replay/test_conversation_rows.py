@@ -194,6 +194,13 @@ def test_a_table_does_not_add_what_only_other_rows_have(tmp_path: Path, chat: Ch
     assert ['"arguments": {"a": 1}' in text for each in table for text in spoken(each, chat)] == [True, False]
 
 
+def test_a_map_with_a_key_twice_is_refused_by_its_row(tmp_path: Path, chat: ChatFormat):
+    messages = pa.array([[[*ASKED.items()], [*SAID.items(), ("content", "3")]]], pa.list_(pa.map_(pa.string(), pa.string())))
+    pq.write_table(pa.table({"messages": messages}), tmp_path / "told.parquet")
+    with pytest.raises(RecipeError, match=r"row 1 of .*told\.parquet has a map with the key 'content' twice"):
+        told(tmp_path / "told.parquet", chat)
+
+
 def test_what_has_no_weight_is_shown_and_not_trained(tmp_path: Path, chat: ChatFormat):
     bad = {"role": "assistant", "content": "3", "weight": 0}
     found = of_row(tmp_path, chat, {"messages": [ASKED, bad, ASKED, SAID, ASKED, bad]})

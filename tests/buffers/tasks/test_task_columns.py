@@ -1,6 +1,7 @@
 """What the recipe says of columns: checked against those that are there, and nothing else is decoded or moved."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -83,6 +84,51 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(tmp_path, kin
 def test_a_row_that_lacks_a_named_column_is_malformed(tmp_path):
     path = write(tmp_path, "jsonl", [{"prompt": "a", "gold": 1}, {"prompt": "b"}])
     assert refused(path, columns={"answer": "gold"}).problem == f"{path}:2 has no 'gold', only 'prompt'"
+
+
+def test_json_text_that_is_none_is_found_when_its_file_is_read(tmp_path):
+    for kind in ("jsonl", "parquet"):
+        good, bad = {"prompt": "a", "x": '{"a": 1}', "y": {"z": "[1]"}}, {"prompt": "b", "x": "{bad", "y": {"z": "["}}
+        path = write(tmp_path, kind, [good, bad])
+        for named, text in (("x", "{bad"), ("y.z", "[")):
+            assert f"has {text!r} in {named!r}, which is no JSON text" in str(refused(path, json=[named]))
+            (source,) = read_sources([TaskFileConfig(path=str(path), json=[named])], "tasks.train", "skip")
+            assert ([task.prompt for task in source.tasks], source.skipped) == (["a"], 1)
+        deep, too_deep = ("[" * levels + "]" * levels for levels in (99, 100))
+        assert only(write(tmp_path, kind, [{"prompt": "a", "x": deep}]), json=["x"]).data == {"x": json.loads(deep)}
+        problem = str(refused(write(tmp_path, kind, [{"prompt": "a", "x": too_deep}]), json=["x"]))
+        assert "has JSON text that is nested more than 100 levels deep" in problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            f'{{"a": {10**40}}}',
+            "has a call with an integer of more than 64 bits in its JSON text; write that integer as text",
+        ),
+        (f'{{"a": {"[" * 100}{"]" * 100}}}', "has JSON text that is nested more than 100 levels deep; flatten it"),
+    ],
+)
+@pytest.mark.parametrize("closing", [False, True])
+def test_what_the_text_of_a_call_holds_can_be_sent(tmp_path, arguments, problem, closing):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    messages = [{"role": "user", "content": "a"}, call] + ([] if closing else [{"role": "tool", "content": "1"}])
+    for kind in ("jsonl", "parquet"):
+        keys = {"reference": "gold"} if closing else {}
+        error = refused(write(tmp_path, kind, [{"prompt": messages}]), **keys)
+        assert re.search(problem, str(error))
+
+
+def test_a_map_with_a_key_twice_is_named_and_not_halved(tmp_path):
+    maps = pa.array([[("a", 1), ("b", 2)], [("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    for name, column in (("x", maps), ("within", pa.StructArray.from_arrays([maps], ["x"]))):
+        pq.write_table(pa.table({"prompt": ["a", "b"], name: column}), path := tmp_path / "a.parquet")
+        assert refused(path).problem == (
+            f"{path} row 1 (from 0) has a map with the key 'a' twice, of which one would be lost; leave one out"
+        )
+        (source,) = read_sources([TaskFileConfig(path=str(path))], "tasks.train", "skip")
+        assert source.tasks[0].data == {name: {"a": 1, "b": 2} if name == "x" else {"x": {"a": 1, "b": 2}}}
 
 
 def test_text_is_json_where_that_is_said_and_only_there(tmp_path):
