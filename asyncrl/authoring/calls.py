@@ -22,7 +22,7 @@ def read_turn(text: str, tools: Sequence[ToolSpec]) -> Action:
     names = {tool.name: tool for tool in tools}
     calls: list[ToolCall | MalformedCall] = []
     content: list[str] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         call = _read_call(line.strip(), names)
         if call is None:
             content.append(line)

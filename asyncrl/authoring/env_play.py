@@ -22,6 +22,7 @@ from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.worker_environments import WorkerEnvironments
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
+from asyncrl.envs.signature import SchemaParameters
 from asyncrl.episodes.visible import visible
 from asyncrl.generators.episode import MALFORMED_PENALTY, EpisodeLimits, checked_reset, checked_step, malformed_calls
 from asyncrl.generators.tool_output import cut_tool_outputs
@@ -58,7 +59,8 @@ def turns_of_file(file: Path) -> Turns:
         RecipeError: it cannot be read.
     """
     try:
-        lines = iter(file.read_text().splitlines())
+        with file.open(encoding="utf-8-sig") as written:
+            lines = iter([line.removesuffix("\n") for line in written])
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
             "--script", f"{str(file)!r} cannot be read: {error}", "name a text file with a turn in each line"
@@ -177,10 +179,7 @@ def _show_end(how: str, reward: float, metrics: Mapping[str, float], console: Co
 
 def _show_tools(tools: Sequence[ToolSpec], console: Console) -> None:
     for tool in tools:
-        parameters = ", ".join(
-            f"{name}: {part.get('type', 'any')}" for name, part in tool.parameters.get("properties", {}).items()
-        )
-        console.print(Text.assemble((f"{tool.name}({parameters})", "cyan"), f"  {tool.description}"))
+        console.print(Text.assemble((SchemaParameters(tool).usage, "cyan"), f"  {tool.description}"))
     console.print(Text(HELP, "dim"), soft_wrap=True)
 
 

@@ -18,6 +18,8 @@ _SCHEMAS = ("parameters", "input_schema", "inputSchema")
 """Keys under which OpenAI, Anthropic and MCP have the schema of a tool's arguments."""
 _MISNAMED = ("arguments", "args", "properties", "schema")
 """Keys under which others may have it; it is not guessed whether it is one."""
+_KEYWORDS = ("type", "properties", "required", "items", "additionalProperties")
+"""Keys of a schema that say nothing where they are null, which no JSON schema has there."""
 _FRAME = re.compile(r"optional\[(.*)\]", re.IGNORECASE)
 _OPTIONAL = re.compile(r"^\s*optional\[|,\s*optional\s*$", re.IGNORECASE)
 
@@ -61,7 +63,7 @@ def _spec(tool: object) -> ToolSpec:
 def _schema(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
     """Return the JSON schema of a tool's parameters, of type object."""
     if parameters.get("type") in ("object", "dict") or isinstance(parameters.get("properties"), Mapping):
-        schema = _with_json_types(parameters)
+        schema = _with_json_types(parameters, tool)
         return schema | {"type": "object", "properties": schema.get("properties") or {}}
     properties: dict[str, Any] = {}
     required = []
@@ -70,28 +72,43 @@ def _schema(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
             raise ValueError(f"tool {tool!r} with parameter {name!r}: {short(argument)}; give a JSON schema of type object")
         named = argument.get("type")
         optional = isinstance(named, str) and _OPTIONAL.search(named) is not None
-        properties[name] = _with_json_types(argument)
+        properties[name] = _with_json_types(argument, tool)
         if not optional and "default" not in argument:
             required.append(name)
     return {"type": "object", "properties": properties, "required": required}
 
 
-def _with_json_types(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose types are those of JSON schemas, as deep as it goes. Others are told in words."""
-    own = dict(schema)
-    named = own.get("type")
+def _with_json_types(schema: Mapping[str, Any], tool: str) -> dict[str, Any]:
+    """Return a schema whose types are those of JSON schemas, as deep as it goes. Others are told in words.
+
+    Raises:
+        ValueError: it is none; the text reads well after "has".
+    """
+    own = {key: value for key, value in schema.items() if value is not None or key not in _KEYWORDS}
+    named, properties = own.get("type"), own.get("properties", {})
+    known = {
+        "type": named is None or isinstance(named, str) or _are_texts(named),
+        "required": _are_texts(own.get("required", [])),
+        "properties": isinstance(properties, Mapping) and all(isinstance(each, Mapping | bool) for each in properties.values()),
+    }
+    if wrong := next((key for key, holds in known.items() if not holds), ""):
+        raise ValueError(f"tool {tool!r} with {wrong} {short(own[wrong])} in its schema; write it as JSON schemas have it")
     if isinstance(named, str) and named not in _JSON:
         del own["type"]
         found = _json_type(named)
         own |= found if found else {"description": f"{own.get('description') or ''} ({named})".strip()}
     for key in ("items", "additionalProperties"):
         if isinstance(own.get(key), Mapping):
-            own[key] = _with_json_types(own[key])
-    if isinstance(own.get("properties"), Mapping):
+            own[key] = _with_json_types(own[key], tool)
+    if properties:
         own["properties"] = {
-            name: _with_json_types(each) if isinstance(each, Mapping) else each for name, each in own["properties"].items()
+            name: _with_json_types(each, tool) if isinstance(each, Mapping) else each for name, each in properties.items()
         }
     return own
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
 def _json_type(named: str) -> dict[str, Any]:

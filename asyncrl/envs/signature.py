@@ -87,8 +87,8 @@ class SchemaParameters(Parameters):
 
     def __init__(self, spec: ToolSpec) -> None:
         self.schema = spec.parameters
-        properties = spec.parameters.get("properties", {})
-        required = spec.parameters.get("required", [])
+        properties = spec.parameters.get("properties") or {}
+        required = spec.parameters.get("required") or []
         self.names = tuple(properties)
         shown = (f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items())
         self.usage = f"{spec.name}({', '.join(shown)})"
@@ -99,7 +99,7 @@ class SchemaParameters(Parameters):
 
 
 def _type(schema: object) -> str:
-    kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
+    kind = (schema.get("type") if isinstance(schema, dict) else None) or "any"
     return kind if isinstance(kind, str) else " or ".join(map(str, kind))
 
 

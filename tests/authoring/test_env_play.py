@@ -54,6 +54,27 @@ def test_calls_are_answered_and_the_answer_is_rewarded(tmp_path: Path):
     assert reward == 0.0
 
 
+@pytest.mark.parametrize(
+    ("written", "turns"),
+    [
+        (b'\xef\xbb\xbfcalculator("1")\r\n42\r\n', ['calculator("1")', "42"]),
+        ("one\u2028line\x0b\n\n2".encode(), ["one\u2028line\x0b", "", "2"]),
+        (b"\xef\xbb\xbf", []),
+    ],
+)
+def test_a_script_is_read_however_it_was_saved(tmp_path: Path, written: bytes, turns: list[str]):
+    (script := tmp_path / "turns.txt").write_bytes(written)
+    assert list(iter(env_play.turns_of_file(script), None)) == turns
+
+
+def test_a_tool_is_shown_whatever_its_schema_has():
+    console = Console(file=io.StringIO(), width=200)
+    env_play._show_tools(
+        [ToolSpec("f", "Does.", {"properties": {"x": True, "y": {"type": "string"}}, "required": ["y"]})], console
+    )
+    assert "f(x?: any, y: string)  Does." in console.file.getvalue()
+
+
 def test_an_episode_can_be_left_and_has_its_limits():
     assert play(typed('calculator("1+1")'))[0] is None
     reward, shown = play(typed(*['calculator("1+1")'] * 3), "environment.max_turns=2")
@@ -89,6 +110,7 @@ def test_tasks_are_found_by_number_and_id():
         ('{"name": "f"}', "", (ToolCall("f", {}),)),
         ('{"a": 1}', '{"a": 1}', ()),
         ("{x", "{x", ()),
+        ('{"name": "f", "arguments": {"a": "1\u20282"}}', "", (ToolCall("f", {"a": "1\u20282"}),)),
     ],
 )
 def test_turns_are_read_as_people_write_them(text: str, content: str, calls: tuple[ToolCall, ...]):

@@ -52,6 +52,18 @@ def test_a_schema_stays_with_names_of_its_types_made_json():
     assert described_tools(None) == ()
 
 
+def test_nulls_of_a_schema_say_nothing():
+    own = {"type": "object", "properties": {"a": {"type": None, "items": None, "default": None}, "b": True}, "required": None}
+    expected = {"type": "object", "properties": {"a": {"default": None}, "b": True}}
+    assert schema(**own) == expected
+    assert schema(type="object", properties=None, required=None) == {"type": "object", "properties": {}}
+    assert schema(a={"type": None}) == {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+
+
+def typed(**keywords):
+    return {"name": "f", "parameters": {"type": "object", "properties": {"a": keywords}}}
+
+
 @pytest.mark.parametrize(
     ("tools", "told"),
     [
@@ -59,6 +71,16 @@ def test_a_schema_stays_with_names_of_its_types_made_json():
         ([{"description": "?"}], "write it as {function: {name: NAME"),
         ([{"name": "f", "parameters": ["x"]}], "tool 'f' with description '' and parameters"),
         ([{"name": "f", "parameters": {"x": "int"}}], "tool 'f' with parameter 'x': 'int'; give a JSON schema"),
+        ([typed(type=5)], "tool 'f' with type 5 in its schema; write it as JSON schemas have it"),
+        ([typed(type=["string", 5])], "tool 'f' with type ['string', 5] in its schema"),
+        ([typed(items={"type": {}})], "tool 'f' with type {} in its schema"),
+        ([typed(properties={"x": 5})], "tool 'f' with properties {'x': 5} in its schema"),
+        ([typed(properties=["x"])], "tool 'f' with properties ['x'] in its schema"),
+        ([typed(properties=True)], "tool 'f' with properties True in its schema"),
+        ([typed(required="x")], "tool 'f' with required 'x' in its schema"),
+        ([typed(required=True)], "tool 'f' with required True in its schema"),
+        ([{"name": "f", "parameters": {"type": "object", "required": [1]}}], "tool 'f' with required [1] in its schema"),
+        ([{"name": "f", "parameters": {"type": "object", "properties": 5}}], "tool 'f' with properties 5 in its schema"),
         ([{"name": "f"}, {"function": {"name": "f"}}], "two tools named 'f'"),
     ],
 )

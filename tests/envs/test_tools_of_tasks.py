@@ -62,6 +62,16 @@ async def test_they_are_shown_beside_those_of_the_class_and_answered() -> None:
     assert refused.observation.messages == (Message("tool", "error: there is no such place"),)
 
 
+async def test_a_schema_with_little_in_it_is_shown_as_it_can_be() -> None:
+    environment = Simulated()
+    properties = {"a": {"type": None}, "b": True, "c": {"type": ["string", "null"]}}
+    odd = [ToolSpec("f", "", {"properties": properties, "required": None}), ToolSpec("g", "", {"properties": None})]
+    await environment.reset(task(*odd))
+    (answer,) = (await environment.step(Action("", (ToolCall("h", {}),)))).observation.messages
+    assert "f(a?: any, b?: any, c?: string or null)" in answer.content
+    assert "g()" in answer.content
+
+
 async def test_the_next_task_has_only_its_own() -> None:
     environment = Simulated()
     usual = (await environment.reset(task())).tools

@@ -164,7 +164,7 @@ def test_a_template_of_the_recipe_takes_the_place_of_all_of_the_models_own(tmp_p
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": "of another time"}))
     file = tmp_path / "mine.jinja"
-    file.write_text("mine " + CHAT_ML)
+    file.write_text("mine " + CHAT_ML, encoding="utf-8-sig")  # with a byte order mark, which is no part of the text
     model = section(chat_template=template_text(str(file)))
     assert ChatFormat.load(str(folder), model).templates == {"default": "mine " + CHAT_ML}
     write_templates(folder, model)

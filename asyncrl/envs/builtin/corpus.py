@@ -6,6 +6,7 @@ What always holds: every document has an id of its own, and text. Searching has 
 import re
 import sqlite3
 import threading
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def read_corpus(path: Path) -> Iterator[Document]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
+                line = line.removeprefix(BOM_UTF8)
                 if not line.strip():
                     continue
                 where = f"{path}, line {number}"

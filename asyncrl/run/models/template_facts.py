@@ -37,7 +37,7 @@ def template_text(named: str) -> str:
     if _is_template(named):
         return named
     try:
-        text = Path(named).read_text(encoding="utf-8")
+        text = Path(named).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         problem = f"{named!r} cannot be read: {getattr(error, 'strerror', None) or error}"
         raise RecipeError(_KEY, problem, "name a file with a Jinja template, or write the template itself") from error

@@ -142,6 +142,8 @@ def test_a_bad_corpus_is_named_by_line(tmp_path: Path, lines: str, problem: str)
 def test_a_missing_corpus_and_other_encodings(tmp_path: Path):
     with pytest.raises(CorpusError, match="No such file"):
         list(read_corpus(tmp_path / "none"))
+    (tmp_path / "windows").write_bytes(b'\xef\xbb\xbf{"id": 1, "text": "a"}\r\n')
+    assert list(read_corpus(tmp_path / "windows")) == [Document("1", "a")]
     (tmp_path / "latin").write_bytes('{"id": 1, "text": "Zürich"}'.encode("latin-1"))
     with pytest.raises(CorpusError, match="line 1"):
         list(read_corpus(tmp_path / "latin"))
