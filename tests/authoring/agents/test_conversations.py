@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncrl.authoring.agents.conversations import Beginning, Conversations
@@ -103,3 +104,28 @@ def test_what_is_no_change_of_a_conversation() -> None:
     assert (again.beginning, again.how) == (Beginning.AGAIN, "")
     sub = told().begun(placed([SYSTEM, USER], StartReason.OTHER_ROLE, role="sub"))
     assert (sub.beginning, sub.how) == (Beginning.CONVERSATION, "")
+
+
+PROMPT = "/no_think What is 7+5? "
+
+
+@pytest.mark.parametrize(
+    ("text", "beginning", "how"),
+    [
+        (
+            f"{PROMPT}Twelve is the ANSWER. 6+6?",
+            Beginning.REWRITTEN,
+            "its tokens differ: '... 7+5? Twelve is the answer.' was there before, '... 7+5? Twelve is the ANSWER. 6+6?' came back",
+        ),
+        (f"{PROMPT}It is twelve.", Beginning.CONVERSATION, ""),
+        ("What is 6+6? ", Beginning.CONVERSATION, ""),
+    ],
+)
+def test_which_tokens_differ(text: str, beginning: Beginning, how: str) -> None:
+    conversations = Conversations()
+    for said, answer in ((PROMPT, "Twelve is the answer."), ("Is 1 odd? ", "Yes.")):
+        message = {"role": "user", "content": said}
+        conversations.finished(placed([message]), {"content": answer})
+    asked = msgspec.structs.replace(placed([{"role": "user", "content": text}]), protocol=Protocol.GENERATE)
+    begun = conversations.begun(asked)
+    assert (begun.beginning, begun.how) == (beginning, how)
