@@ -21,7 +21,7 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.generators.chat_format import ChatFormat
-from asyncrl.generators.chat_template import TemplateUnsuitable
+from asyncrl.generators.chat_template import TemplateUnsuitable, first_line
 from asyncrl.generators.completion import Completion, Sampler
 from asyncrl.generators.episode import EpisodeLimits
 from asyncrl.generators.gateway.matching import Ask, Asked, Streams, TooManyStreams, Turn
@@ -339,6 +339,8 @@ async def rendered(
     Raises:
         Problem: the chat template has no place for it.
     """
+    from jinja2 import TemplateError  # comes with transformers
+
     turns = [for_template(message) for message in messages]
     try:
         if after is None:
@@ -346,6 +348,9 @@ async def rendered(
         return await chat.delta(turns, tools, arguments, after=after)
     except TemplateUnsuitable as error:
         raise Problem(Kind.REFUSED, str(error), "messages") from error
+    except TemplateError as error:
+        text = f"the model's chat template has no place for these messages: {first_line(error)}"
+        raise Problem(Kind.REFUSED, text, "messages") from error
 
 
 def spec_of(tool: Mapping[str, Any]) -> ToolSpec:

@@ -12,9 +12,8 @@ from typing import Any
 ChatMessage = Mapping[str, Any]
 """A message of a chat completion, as chat templates take it, such as ``{"role": "user", "content": "Hello."}``."""
 
-_TEXTS = ("text", "input_text", "output_text")
-"""Types of a message's parts that are text."""
-
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of a message's parts that are text, and the key of the text."""
 
 _LARGEST_INTEGER = 1e21
 """Numbers from here on are written with an exponent by clients that know floating point alone."""
@@ -26,11 +25,13 @@ def text_of(content: object) -> str:
         return content or ""
     if not isinstance(content, Sequence):
         raise TypeError(f"a message's content is {content!r}; it must be a text or a list of parts")
-    return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content if _is_text(part))
+    return "\n".join(
+        part if isinstance(part, str) else str(part.get(TEXTS[part["type"]]) or "") for part in content if _is_text(part)
+    )
 
 
 def _is_text(part: object) -> bool:
-    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") in _TEXTS)
+    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") in TEXTS)
 
 
 def role_of(message: ChatMessage) -> str:

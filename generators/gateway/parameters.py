@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from asyncrl.generators.gateway.content import as_read, unread, unread_parts
 from asyncrl.generators.gateway.messages import role_of
 from asyncrl.generators.gateway.problems import Kind, Problem
 from asyncrl.generators.gateway.protocol import Protocol
@@ -62,8 +63,8 @@ _SAMPLING_HONOURED = {"max_tokens", "stop", "logprobs", "skip_special_tokens"}
 _SAMPLING_REPLACED = _REPLACED | {"stop_token_ids"}
 _OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
 _FORMATS = {"response_format", "structured_outputs"}
-_OTHER_MEDIA = {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url"}
-_OTHER_MEDIA |= {"file", "input_file", "document"}
+_SYSTEM = ("instructions", "system")
+"""Parameters that are the system message before the conversation."""
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -88,7 +89,7 @@ def settled(
 
     Args:
         most_tokens: the most tokens of a turn, to which the request's limit is cut.
-        system_later: whether the chat template takes system messages in mid-conversation; if not, they become the user's.
+        system_later: whether the chat template takes system messages after others; if not, they become the user's.
 
     Raises:
         Problem: the request asks for what cannot be.
@@ -107,9 +108,12 @@ def settled(
     if "budget_tokens" in left.get("thinking", ()):
         left["thinking"] = {"type": "adaptive"}
         replaced.append("thinking.budget_tokens")
+    for name in _SYSTEM:
+        _refuse(unread_parts(left.get(name)), name)
     conversation = "input" if protocol is Protocol.RESPONSES else "messages"
     if isinstance(left[conversation], list):
-        left[conversation] = list(_conversation(left[conversation], system_later))
+        begins_with_system = any(left.get(name) for name in _SYSTEM)
+        left[conversation] = list(_conversation(left[conversation], protocol, begins_with_system, system_later))
     ignored = given.keys() - HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
     return Settled(left, tuple(replaced), tuple(unenforced), tuple(sorted(ignored)))
 
@@ -188,7 +192,14 @@ def _is_format(asked: Any) -> bool:
     return asked is not None and not (isinstance(asked, Mapping) and asked.get("type") == "text")
 
 
-def _conversation(messages: Iterable[Mapping[str, Any]], system_later: bool) -> Iterator[Mapping[str, Any]]:
+def _refuse(problems: Iterator[str], parameter: str) -> None:
+    if problem := next(problems, None):
+        raise Problem(Kind.REFUSED, problem, parameter)
+
+
+def _conversation(
+    messages: Iterable[Mapping[str, Any]], protocol: Protocol, begins_with_system: bool, system_later: bool
+) -> Iterator[Mapping[str, Any]]:
     """Yield the messages of a conversation.
 
     Raises:
@@ -196,27 +207,11 @@ def _conversation(messages: Iterable[Mapping[str, Any]], system_later: bool) -> 
     """
     last: Mapping[str, Any] = {}
     for place, last in enumerate(messages):
-        if found := next(_other_media(last), None):
-            text = f"content of type {found} is not supported: the policy reads text alone"
-            raise Problem(Kind.REFUSED, text, "messages")
-        later_system = place and "role" in last and role_of(last) == "system" and not system_later
-        yield {**last, "role": "user"} if later_system else last
+        _refuse(unread(last), "messages")
+        is_later = (place or begins_with_system) and not system_later and "role" in last and role_of(last) == "system"
+        yield {**as_read(last, protocol), **({"role": "user"} if is_later else {})}
     if last.get("role") == "assistant":
         text = (
             "a conversation that ends with a message of the assistant is not supported: a turn is what the policy samples, whole"
         )
         raise Problem(Kind.REFUSED, text, "messages")
-
-
-def _other_media(message: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the types of a message's parts that are no text, also within the results of tools."""
-    for part in (message, *_parts(message)):
-        if part.get("type") in _OTHER_MEDIA:
-            yield part["type"]
-        elif part.get("type") in ("tool_result", "function_call_output"):
-            yield from _other_media({"content": part.get("content", part.get("output"))})
-
-
-def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    content = message.get("content")
-    return [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []

@@ -113,9 +113,9 @@ PROMPT = "/no_think What is 7+5? "
     ("text", "beginning", "how"),
     [
         (
-            f"{PROMPT}Twelve is the ANSWER. 6+6?",
+            f"{PROMPT}Twelve is the ANSWER. 6?",
             Beginning.REWRITTEN,
-            "its tokens differ: '... 7+5? Twelve is the answer.' was there before, '... 7+5? Twelve is the ANSWER. 6+6?' came back",
+            "its tokens differ: '... 7+5? Twelve is the answer.' was there before, '... 7+5? Twelve is the ANSWER. 6?' came back",
         ),
         (f"{PROMPT}It is twelve.", Beginning.CONVERSATION, ""),
         ("What is 6+6? ", Beginning.CONVERSATION, ""),

@@ -175,6 +175,22 @@ async def test_a_system_message_in_mid_conversation_goes_on_in_the_stream(protoc
         assert "<|im_start|>system\nIt is late.<|im_end|>" in play.row()
 
 
+@pytest.mark.parametrize("typed", [False, True], ids=["easy", "typed"])
+async def test_an_assistant_s_several_texts_and_a_tool_named_in_a_result_are_read_whole(protocols, typed: bool) -> None:
+    async with clients(protocols, lambda row: "Yes.") as play:
+        parts = [{"type": "output_text", "text": text, "annotations": []} for text in ("Text one.", "Text two.")]
+        parts.append({"type": "refusal", "refusal": "No more."})
+        said = {"role": "assistant", "content": parts, **({"type": "message", "id": "m", "status": "completed"} if typed else {})}
+        await play.openai.responses.create(model="main", input=[user("begin"), said, user("go on")])
+        assert "<|im_start|>assistant\nText one.\nText two.\nNo more.<|im_end|>" in play.row()
+        named = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "tool_reference", "tool_name": "get_weather"}]}
+        conversation = [user("begin")]
+        await anthropic(play, conversation)
+        await anthropic(play, [*conversation, {"role": "user", "content": [named]}])
+        assert play.row(1).count("tool_response>") == 2
+        assert "<tool_response>\nget_weather\n</tool_response>" in play.row(1)
+
+
 async def test_many_conversations_at_once(protocols) -> None:
     def echo(row: str) -> str:
         return f"Number {row.rpartition('number ')[2].partition('<')[0]}."
