@@ -1,6 +1,7 @@
 """An MCP server whose schemas are made to harm whoever reads them, written with the SDK alone."""
 
 import asyncio
+import sys
 from typing import Any
 
 from mcp.server.context import ServerRequestContext
@@ -20,7 +21,7 @@ TOOLS = [
 
 
 async def list_tools(context: ServerRequestContext[Any], params: PaginatedRequestParams | None) -> ListToolsResult:
-    return ListToolsResult(tools=TOOLS)
+    return ListToolsResult(tools=TOOLS, next_cursor="more" if "endless" in sys.argv else None)
 
 
 async def call_tool(context: ServerRequestContext[Any], params: CallToolRequestParams) -> CallToolResult:

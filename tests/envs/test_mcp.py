@@ -173,6 +173,11 @@ async def test_streamable_http_takes_as_many_calls_and_comes_back() -> None:
     [
         (stdio(command=("no-such-program",)), "command", "the program 'no-such-program' does not exist"),
         (stdio(command=(sys.executable, "-c", "raise SystemExit('wrong from the start')")), "command", "wrong from the start"),
+        (
+            stdio(command=(sys.executable, str(Path(SERVER).with_name("hostile_mcp_server.py")), "endless")),
+            "tools",
+            "lists its tools on more than 100 pages; correct the server",
+        ),
         (stdio("ecko"), "tools", "has no tool 'ecko'; its tools are: echo, hold"),
         (McpServer((), "http://127.0.0.1:1/mcp", (), {}), "url", "cannot be reached, or does not speak MCP"),
     ],

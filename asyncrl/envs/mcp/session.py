@@ -180,7 +180,7 @@ class McpSession:
 
         try:
             async with AsyncExitStack() as stack, Client(_noting_end(self._transport(stack), self._leave), cache=None) as client:
-                self.tools = await _all_tools(client)
+                self.tools = await _all_tools(client, self.server.name)
                 # It would check results in this event loop by a schema of the server's, which may take for ever.
                 client.session.validate_tool_result = _anything  # type: ignore[method-assign]
                 self._client = client
@@ -226,6 +226,8 @@ class McpSession:
             await run_in_daemon_thread(partial(self._errors.join, LAST_WORDS_S), f"last words of {server.name}")
         outcome = self._task.result()
         error = _leaf(outcome.error) if isinstance(outcome, Raised) else ConnectionError("it ended")
+        if isinstance(error, NoSession):
+            return error
         if isinstance(error, FileNotFoundError | PermissionError) and server.command:
             program = server.command[0]
             why = (
@@ -266,7 +268,12 @@ async def _anything(name: str, result: "CallToolResult") -> None:
     """Let any result pass: the model is shown what the server says."""
 
 
-async def _all_tools(client: "Client") -> tuple[ToolSpec, ...]:
+async def _all_tools(client: "Client", server: str) -> tuple[ToolSpec, ...]:
+    """List all tools.
+
+    Raises:
+        NoSession: they are on too many pages.
+    """
     tools: list[ToolSpec] = []
     cursor: str | None = None
     for _ in range(MOST_PAGES):
@@ -274,8 +281,10 @@ async def _all_tools(client: "Client") -> tuple[ToolSpec, ...]:
         tools += [ToolSpec(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
         cursor = page.next_cursor
         if cursor is None:
-            break
-    return tuple(tools)
+            return tuple(tools)
+    raise NoSession(
+        "tools", f"{server} lists its tools on more than {MOST_PAGES} pages", "correct the server, or list more on a page"
+    )
 
 
 @asynccontextmanager

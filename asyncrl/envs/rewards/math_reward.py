@@ -8,6 +8,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +31,8 @@ PLAIN = "1"
 """An answer that anything sensible can be compared with at once; if an expected answer cannot, that one is to blame."""
 START_S = 60.0
 """Deadline of a process's start, which imports sympy: about a second on an idle machine."""
+_SHOWN = 200
+"""The most characters of a process's last line that are shown."""
 
 
 class _Comparison(msgspec.Struct, frozen=True):
@@ -105,14 +108,15 @@ class MathEquivalence(Reward):
         try:
             async with asyncio.timeout(START_S):
                 ready = await run_in_daemon_thread(process.ready, "starting math equivalence")
+            why = "" if ready else process.end()
         except TimeoutError:
-            ready = b""
+            process.kill()
+            why = f"did not start in {START_S:g} s; free memory for it"
         except BaseException:
             process.kill()
             raise
-        if not ready:
-            process.kill()
-            problem = f"the process that compares answers did not start in {START_S:g} s; free memory for it"
+        if why:
+            problem = f"the process that compares answers {why}"
             raise RewardUnavailable(problem, f"math {os.getpid()} {time.monotonic() // START_S}")
         return process
 
@@ -121,11 +125,12 @@ class _Process:
     """A process that runs :mod:`asyncrl.envs.rewards.math_comparison`; it ends by itself when its owner does."""
 
     def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this object goes
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", math_comparison.__name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
@@ -150,6 +155,15 @@ class _Process:
         self._process.kill()
         self._process.wait()
 
+    def end(self) -> str:
+        """Say how it ended, with the last line of its standard error, and what to do."""
+        self.kill()
+        self._errors.seek(0)
+        last = writable(self._errors.read().decode(errors="replace").strip().rpartition("\n")[2])[:_SHOWN]
+        was_killed = self._process.returncode < 0
+        remedy = "free memory for it" if was_killed else f"see whether `{sys.executable} -c 'import math_verify'` works"
+        return f"ended with exit status {self._process.returncode} ({last or 'without a word'}); {remedy}"
+
     def __del__(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.kill()
+        self._errors.close()
