@@ -33,7 +33,7 @@ class JsonCall(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A text in the place of a call that is no JSON, or that has a key twice, which is a call nevertheless."""
+    """A text in the place of a call that is no JSON, or that gives something twice, which is a call nevertheless."""
 
     text: str
     is_call: bool = False

@@ -28,14 +28,24 @@ _DECODER = json.JSONDecoder(object_pairs_hook=once)
 
 
 def repeated_in_json(text: str) -> str:
-    """Say which key the JSON value has twice that ``text`` begins with; nothing if none, or if it is no JSON."""
+    """Say what the JSON value gives twice that ``text`` begins with: a key, or a call its arguments; nothing if it is no JSON."""
     try:
-        _DECODER.raw_decode(text.lstrip())
+        value, _ = _DECODER.raw_decode(text.lstrip())
     except _Repeated as error:
         return str(error)
     except (ValueError, RecursionError):
-        pass
-    return ""
+        return ""
+    return (
+        "arguments and parameters are both given" if any(map(_gives_both, value if isinstance(value, list) else [value])) else ""
+    )
+
+
+def _gives_both(call: object) -> bool:
+    """Whether a call has its arguments under both of the names that they may have."""
+    if not isinstance(call, dict):
+        return False
+    is_named = isinstance(call.get("name"), str) or isinstance(call.get("function"), str)
+    return _gives_both(call.get("function")) or (is_named and {"arguments", "parameters"} <= call.keys())
 
 
 def repeated_in_python(call: str) -> str:

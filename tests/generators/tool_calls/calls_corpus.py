@@ -238,6 +238,14 @@ def _losses() -> Iterator[tuple[str, str, str, Calls | str]]:
         whole = write("add", {"a": 1, "b": 2})
         twice = next(whole.replace(b, a) for b, a in (('"b"', '"a"'), ("=b>", "=a>"), (">b<", ">a<"), ("b=", "a=")) if b in whole)
         yield parser, "an argument twice", twice, MALFORMED
+        if '"arguments":' in whole:
+            two = whole.replace('"arguments":', '"parameters": {"c": 3}, "arguments":', 1)
+            yield parser, "arguments under two names", two, MALFORMED
+    whole = _json("add", {"a": 1, "parameters": 2, "arguments": 3, "name": "x"})
+    yield "xlam", "arguments of these names", whole, [("add", {"a": 1, "parameters": 2, "arguments": 3, "name": "x"})]
+    two = '{"type": "function", "function": {"name": "add", "parameters": {"c": 3}, "arguments": {"a": 1}}}'
+    yield "xlam", "arguments under two names in a frame", two, MALFORMED
+    yield "xlam", "arguments under two names in a list", f"[{_json('now', {})}, {two}]", MALFORMED
     yield "hermes", "a name twice", '<tool_call>\n{"name": "add", "name": "now", "arguments": {}}\n</tool_call>', MALFORMED
     yield (
         "xlam",
