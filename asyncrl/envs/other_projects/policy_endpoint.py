@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from asyncrl.core.chat_prompt import read_message
 from asyncrl.core.described_tools import described_tools
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
@@ -45,7 +46,8 @@ class Line:
         """Wait for the next request, and return the messages that are new in it.
 
         Raises:
-            EnvironmentBroken: it changes what was said before, so that it is no continuation.
+            EnvironmentBroken: it changes what was said before, so that it is no continuation; or a message says what would not
+                reach the model.
         """
         body, self._open = await self._requests.get()
         messages, known = body["messages"], len(self._seen)
@@ -58,7 +60,7 @@ class Line:
             raise EnvironmentBroken("the environment asks for a second turn in place of one that was played")
         self._seen = list(messages)
         self.tools = described_tools(body.get("tools"))
-        return tuple(_message(each) for each in (new[1:] if known else new))
+        return tuple(_later(each) for each in new[1:]) if known else tuple(map(_opening, new))
 
     def answer(self, action: Action) -> None:
         """Answer the open request by a turn."""
@@ -170,7 +172,20 @@ def _plain(message: Mapping[str, Any]) -> tuple[str, str]:
     return message.get("role", ""), _text(message.get("content"))
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _opening(message: Mapping[str, Any]) -> Message:
+    """Return a message of those that an episode begins with, an example's calls and answers among them."""
+    said = {key: message[key] for key in ("tool_calls", "tool_call_id") if message.get(key)}
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    try:
+        return read_message({"role": role, "content": _text(message.get("content")), **said})
+    except ValueError as error:
+        raise EnvironmentBroken(f"the environment opens with a message that {error}") from error
+
+
+def _later(message: Mapping[str, Any]) -> Message:
+    """Return a message that follows a turn; the ids of calls are the endpoint's own, which the model has never seen."""
+    if message.get("tool_calls"):
+        raise EnvironmentBroken("the environment calls a tool in the model's name, which an environment of turns cannot")
     role = message.get("role")
     return Message(role if role in ("system", "assistant", "tool") else "user", _text(message.get("content")))
 

@@ -1,11 +1,13 @@
 """What an environment of another project hears of the policy's turns."""
 
 import asyncio
+from typing import Any
 
 import aiohttp
 import pytest
 
-from asyncrl.core.messages import ToolCall
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.messages import Message, ToolCall
 from asyncrl.envs import Action
 from asyncrl.envs.other_projects.policy_endpoint import Endpoint, Line
 
@@ -33,6 +35,58 @@ async def test_a_turn_is_answered_as_clients_take_it(action, content):
     finally:
         endpoint.hang_up(line)
         await endpoint.close()
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+OPENING = [
+    {"role": "developer", "content": [{"type": "text", "text": "Add."}]},
+    {"role": "user", "content": "1+1?", "name": "Ann"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+    {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    {"role": "assistant", "content": "It is 2.", "tool_calls": None},
+    {"role": "user", "content": "2+2?"},
+]
+
+
+async def asked(line: Line, *messages: dict[str, Any]) -> tuple[Message, ...]:
+    asking = asyncio.create_task(line.ask({"messages": [*messages]}))
+    try:
+        async with asyncio.timeout(30):
+            return await line.request()
+    finally:
+        asking.cancel()
+
+
+async def test_the_calls_of_examples_reach_the_model():
+    line = Line("http://127.0.0.1:1/v1")
+    assert await asked(line, *OPENING) == (
+        Message("system", "Add."),
+        Message("user", "1+1?"),
+        Message("assistant", "", (ToolCall("add", {"x": 1}, "c1"),)),
+        Message("tool", "2", call_id="c1"),
+        Message("assistant", "It is 2."),
+        Message("user", "2+2?"),
+    )
+    turn = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    answer = {"role": "tool", "tool_call_id": "c1", "content": "4"}
+    assert await asked(line, *OPENING, turn, answer) == (Message("tool", "4"),)
+    with pytest.raises(EnvironmentBroken, match="calls a tool in the model's name"):
+        await asked(line, *OPENING, turn, answer, turn, answer, turn)
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (
+            {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "f"}}]},
+            "opens with a message that has the call",
+        ),
+        ({"role": "robot", "content": "?"}, "opens with a message that has role 'robot'; known are"),
+    ],
+)
+async def test_an_opening_that_would_not_reach_the_model_is_refused(message: dict[str, Any], problem: str):
+    with pytest.raises(EnvironmentBroken, match=problem):
+        await asked(Line("http://127.0.0.1:1/v1"), message)
 
 
 async def test_of_requests_made_at_once_none_waits_for_a_turn_after_the_end():
