@@ -173,7 +173,7 @@ class _Loaded:
             raise EnvironmentBroken(f"the rollout of {task.id} failed: {short(error)}")
         reward, metrics = output.get("reward"), numbers(output.get("metrics") or {})
         if reward is None:
-            raise EnvironmentBroken(f"the rollout of {task.id} was not scored, its reward is None; give its environment a rubric")
+            raise _not_scored(task, "its reward is None")
         return Scored(float(reward), {}, metrics)
 
 
@@ -216,7 +216,12 @@ class _Taskset:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if errors:
             raise EnvironmentBroken(f"the rollout of {task.id} failed: {errors[0].type}: {short(errors[0].message)}")
-        rewards = {name: each.value for trace in episode.traces for name, each in trace.rewards.items() if each is not None}
+        scored = [pair for trace in episode.traces for pair in trace.rewards.items()]
+        if not scored:
+            raise _not_scored(task, "it has no reward")
+        if without := next((name for name, each in scored if each is None), ""):
+            raise _not_scored(task, f"its reward {without!r} is None")
+        rewards = {name: each.value for name, each in scored}
         metrics = {name: value for trace in episode.traces for name, value in trace.metrics.items() if value is not None}
         return Scored(sum(trace.reward for trace in episode.traces), rewards, metrics)
 
@@ -253,6 +258,10 @@ def _load(name: str, arguments: dict[str, Any]) -> "_Loaded | _Taskset":
         problem = f"verifiers cannot load {name!r}: {error}"
         remedy = "install its package here, or set PYTHONPATH to the folder of its module; its README tells its arguments"
         raise RecipeError("environment.options.name", problem, remedy) from error
+
+
+def _not_scored(task: Task, why: str) -> EnvironmentBroken:
+    return EnvironmentBroken(f"the rollout of {task.id} was not scored: {why}; see that its environment scores each rollout")
 
 
 def _is_held_out(number: int) -> bool:

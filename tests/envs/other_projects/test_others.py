@@ -346,7 +346,7 @@ def test_held_out_rows_of_verifiers_are_used_whole_and_none_are_taken_from_train
     assert [len(split.make_tasks(each, 100, 0)) for each in ("train", "evaluation")] == [40, 30]
 
 
-async def test_rewards_and_metrics_of_verifiers_v1_arrive_by_name():
+async def test_rewards_and_metrics_of_verifiers_v1_arrive_by_name(monkeypatch: pytest.MonkeyPatch):
     if hasattr(pytest.importorskip("verifiers"), "load_environment"):
         pytest.skip("this is the library before verifiers.v1")
     import verifiers.v1 as vf
@@ -377,6 +377,13 @@ async def test_rewards_and_metrics_of_verifiers_v1_arrive_by_name():
         _, (end,) = await play(environment, task, [Action(answer, ())])
     assert (end.reward, end.done, end.rewards) == (1.0, True, {"right": 1.0})
     assert end.metrics == {"right": 1.0, "letters": float(len(answer))}
+    for rewards, problem in (({}, "it has no reward"), ({"right": None}, "its reward 'right' is None")):
+        monkeypatch.setattr(vf.Trace, "record_reward", lambda trace, *_, given=rewards, **__: trace.rewards.update(given))
+        async with contextlib.AsyncExitStack() as stack:
+            environment = doubled.make()
+            environment.shared = await stack.enter_async_context(doubled.share({}))
+            with pytest.raises(EnvironmentBroken, match=f"was not scored: {problem}"):
+                await play(environment, task, [Action(answer, ())])
 
 
 def test_a_package_that_is_not_installed_is_named_with_how_to_get_it():
