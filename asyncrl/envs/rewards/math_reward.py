@@ -104,20 +104,22 @@ class MathEquivalence(Reward):
         return msgspec.json.decode(reply, type=_Comparison)
 
     async def _start(self) -> "_Process":
-        process = _Process()
+        process, incident = _Process(), f"math {os.getpid()} {time.monotonic() // START_S}"
         try:
             async with asyncio.timeout(START_S):
                 ready = await run_in_daemon_thread(process.ready, "starting math equivalence")
-            why = "" if ready else process.end()
-        except TimeoutError:
+        except TimeoutError as late:
             process.kill()
-            why = f"did not start in {START_S:g} s; free memory for it"
+            problem = f"the process that compares answers did not start in {START_S:g} s; free memory for it"
+            raise RewardUnavailable(problem, incident) from late
         except BaseException:
             process.kill()
             raise
-        if why:
-            problem = f"the process that compares answers {why}"
-            raise RewardUnavailable(problem, f"math {os.getpid()} {time.monotonic() // START_S}")
+        if not ready:
+            status, last = process.end()
+            problem = f"the process that compares answers ended with exit status {status} ({last or 'without a word'})"
+            remedy = f"see whether `{sys.executable} -c 'import math_verify'` works, and free memory if it was killed"
+            raise RewardUnavailable(f"{problem}; {remedy}", incident)
         return process
 
 
@@ -155,14 +157,12 @@ class _Process:
         self._process.kill()
         self._process.wait()
 
-    def end(self) -> str:
-        """Say how it ended, with the last line of its standard error, and what to do."""
+    def end(self) -> tuple[int, str]:
+        """End it, and return its exit status and the last line of its standard error."""
         self.kill()
         self._errors.seek(0)
-        last = writable(self._errors.read().decode(errors="replace").strip().rpartition("\n")[2])[:_SHOWN]
-        was_killed = self._process.returncode < 0
-        remedy = "free memory for it" if was_killed else f"see whether `{sys.executable} -c 'import math_verify'` works"
-        return f"ended with exit status {self._process.returncode} ({last or 'without a word'}); {remedy}"
+        last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return self._process.returncode, writable(last)[:_SHOWN]
 
     def __del__(self) -> None:
         self.kill()

@@ -11,7 +11,10 @@ from asyncrl.envs.rewards import MathEquivalence, RewardUnavailable, math_reward
     ("code", "told"),
     [
         ("import no_such_module", r"status 1 \(ModuleNotFoundError: No module named 'no_such_module'\); see whether `.*`"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"status -9 \(without a word\); free memory for it"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            r"status -9 \(without a word\); .*, and free memory if it was killed",
+        ),
         ("print(end='')", r"status 0 \(without a word\); see whether `.* -c 'import math_verify'` works"),
     ],
 )
