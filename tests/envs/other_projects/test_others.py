@@ -377,13 +377,12 @@ async def test_rewards_and_metrics_of_verifiers_v1_arrive_by_name(monkeypatch: p
         _, (end,) = await play(environment, task, [Action(answer, ())])
     assert (end.reward, end.done, end.rewards) == (1.0, True, {"right": 1.0})
     assert end.metrics == {"right": 1.0, "letters": float(len(answer))}
-    for rewards, problem in (({}, "it has no reward"), ({"right": None}, "its reward 'right' is None")):
-        monkeypatch.setattr(vf.Trace, "record_reward", lambda trace, *_, given=rewards, **__: trace.rewards.update(given))
-        async with contextlib.AsyncExitStack() as stack:
-            environment = doubled.make()
-            environment.shared = await stack.enter_async_context(doubled.share({}))
-            with pytest.raises(EnvironmentBroken, match=f"was not scored: {problem}"):
-                await play(environment, task, [Action(answer, ())])
+    monkeypatch.setattr(vf.Trace, "record_reward", lambda trace, *_, **__: None)
+    async with contextlib.AsyncExitStack() as stack:
+        environment = doubled.make()
+        environment.shared = await stack.enter_async_context(doubled.share({}))
+        with pytest.raises(EnvironmentBroken, match="was not scored: its reward 'right' is None"):
+            await play(environment, task, [Action(answer, ())])
 
 
 def test_a_package_that_is_not_installed_is_named_with_how_to_get_it():
