@@ -96,7 +96,7 @@ def cut(episode: ModelEpisode, limits: Limits) -> ModelEpisode:
     context, left, most = limits.context or _NONE, limits.sampled or _NONE, limits.turn or _NONE
     turns: list[ModelTurn] = []
     for turn in episode.turns[: limits.turns]:
-        given = turn.given if turns else min(turn.given, max(context - most, context // 2))
+        given = turn.given if turns or turn.given < context else max(context - most, context // 2)
         if given >= context or left < 1:
             break
         room = min(turn.sampled, most, context - given, left)

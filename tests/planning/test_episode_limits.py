@@ -25,7 +25,9 @@ EPISODE = ModelEpisode((ModelTurn(40, 100, 0.5), ModelTurn(10, 50, 0.5), ModelTu
         ({"turn": 100, "context": 170}, [(40, 100), (10, 20)]),
         ({"context": 150}, [(40, 100)]),
         ({"context": 30}, [(15, 15)]),
-        ({"context": 50, "turn": 20}, [(30, 20)]),
+        ({"context": 40, "turn": 15}, [(25, 15)]),
+        ({"context": 50, "turn": 20}, [(40, 10)]),
+        ({"context": 41}, [(40, 1)]),
         ({"turns": 2}, [(40, 100), (10, 50)]),
         ({"sampled": 120}, [(40, 100), (10, 20)]),
         ({"sampled": 100}, [(40, 100)]),
@@ -39,9 +41,21 @@ def test_an_episode_ends_where_a_limit_is_reached(limits: dict[str, int], turns:
     assert found.length <= limits.get("context", 1000)
 
 
-@pytest.mark.parametrize("limits", [{}, {"turn": 100, "turns": 3, "sampled": 200, "context": 267}])
-def test_an_episode_within_the_limits_stays_as_it_is(limits: dict[str, int]):
-    assert cut(EPISODE, msgspec.structs.replace(NONE, **limits)) is EPISODE
+LONG_PROMPT = ModelEpisode((ModelTurn(5000, 200),))
+
+
+@pytest.mark.parametrize(
+    ("episode", "limits"),
+    [
+        (EPISODE, {}),
+        (EPISODE, {"turn": 100, "turns": 3, "sampled": 200, "context": 267}),
+        (LONG_PROMPT, {"context": 8192}),
+        (LONG_PROMPT, {"context": 8192, "turn": 4096}),
+        (LONG_PROMPT, {"context": 5200, "turn": 200}),
+    ],
+)
+def test_an_episode_within_the_limits_stays_as_it_is(episode: ModelEpisode, limits: dict[str, int]):
+    assert cut(episode, msgspec.structs.replace(NONE, **limits)) is episode
 
 
 def test_episodes_of_a_file_keep_to_the_recipe():
