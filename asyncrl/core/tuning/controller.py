@@ -319,7 +319,7 @@ class Controller:
             return []
         much = max(DRIFT, LONGEST * window.error)
         if rest.again_at is not None and self._step >= rest.again_at:
-            why = "there was no plan before"
+            why = "the run has more steps now" if rest.again_at == rest.step else "there was no plan before"
         elif abs(math.log(window.length / rest.length)) > much:
             why = f"episodes {changed_by(rest.length, window.length)}"
         elif abs(math.log(window.rate / rest.rate)) > much:

@@ -86,7 +86,8 @@ class Rested(msgspec.Struct, frozen=True, tag="rested"):
     Attributes:
         setting: the values of all knobs.
         rate, length: trained tokens a second, and mean tokens of an episode.
-        again_at: the training step after which a plan is asked again in any case; None for never.
+        again_at: the training step after which a plan is asked again in any case: that of the rest itself, where nothing but
+            further steps is missing; None for never.
         beyond: the limits that are not kept to, and that no knob is foreseen to help.
     """
 

@@ -332,6 +332,7 @@ def test_a_resume_with_more_steps_looks_again():
     world.steps = 400
     world.launch()
     assert world.run(388).setting == {ENGINES: 3, DEPTH: 3}
+    assert world.lines[1].sentence == "tune: looks again for a better setting: the run has more steps now"
 
 
 def test_without_a_plan_nothing_is_turned_and_another_is_asked_for_later():
@@ -343,7 +344,7 @@ def test_without_a_plan_nothing_is_turned_and_another_is_asked_for_later():
         "tune: stays at generators.count 1, buffer.pipeline_depth 1: there is no plan: too few episodes"
     )
     world.run(60)
-    assert isinstance(world.lines[1], Woke)
+    assert world.lines[1].sentence == "tune: looks again for a better setting: there was no plan before"
     assert world.of(Moved)
 
 
