@@ -9,7 +9,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.measures.units import percent
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.planning.prediction import Prediction
-from asyncrl.run.recipe.sweep_axes import Axis, read_axes
+from asyncrl.run.recipe.sweep_axes import Axis, RepeatedValue, read_axes
 
 MOST_POINTS = 400
 """The most recipes that one plan compares."""
@@ -21,6 +21,8 @@ MANY = 0.05
 """The share of tokens that are too old from which on a verdict names it."""
 DEPTHS = (1, 2, 4)
 """The pipeline depths that a budget is tried with, within the recipe's ``buffer.max_staleness``."""
+_OF_OTHER_VALUES = frozenset(",{[('\"/")
+"""What no span holds: a colon beside it is one of a mapping, a list, a quoted text or an address."""
 
 
 def axes_to_vary(recipe: str, texts: Sequence[str]) -> list[Axis]:
@@ -47,10 +49,12 @@ def _axis(recipe: str, text: str) -> Axis:
         raise RecipeError(
             "--vary", f"{text!r} names no key with values", "write generators.count=1:8 or buffer.max_staleness=0,1,2,4"
         )
-    if ":" in values and "," not in values:
+    if ":" in values and _OF_OTHER_VALUES.isdisjoint(values):
         return Axis(key, _span(key, values))
     try:
         varied = read_axes(recipe, [text])
+    except RepeatedValue as error:  # its remedy is that of sweeps, whose --seeds means something else
+        raise RecipeError("--vary", f"{text!r} gives a value twice", "give each value once") from error
     except RecipeError as error:
         raise RecipeError("--vary", f"{text!r}: {error.problem}", error.remedy) from error
     return varied.axes[0] if varied.axes else Axis(key, (values,))

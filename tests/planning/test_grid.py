@@ -21,6 +21,12 @@ from asyncrl.run.recipe.compose import compose
         ("buffer.on_stale=mask,drop", ("mask", "drop")),
         ("learner.lora={rank: 4},{rank: 8}", ("{rank:4}", "{rank:8}")),
         ("sampling.stop=[a,b],[c]", ("[a,b]", "[c]")),
+        ("model.path=s3://b/m", ("s3://b/m",)),
+        ("learner.lora={rank:4}", ("{rank:4}",)),
+        ("sampling.stop=[a:b]", ("[a:b]",)),
+        ("environment.name='my.module:Tools'", ("'my.module:Tools'",)),
+        ('environment.name="my.module:Tools"', ('"my.module:Tools"',)),
+        ("environment.name=choice(my.module:Tools)", (r"my.module\:Tools",)),
     ],
 )
 def test_an_axis_is_a_span_or_a_list(text: str, values: tuple[str, ...]):
@@ -38,6 +44,12 @@ def test_an_axis_is_a_span_or_a_list(text: str, values: tuple[str, ...]):
 def test_what_is_no_axis_is_refused(texts: list[str]):
     with pytest.raises(RecipeError, match="--vary"):
         axes_to_vary("quickstart", texts)
+
+
+def test_a_value_given_twice_is_to_be_given_once():
+    with pytest.raises(RecipeError) as refused:
+        axes_to_vary("quickstart", ["generators.count=1,1"])
+    assert str(refused.value) == "--vary: 'generators.count=1,1' gives a value twice; give each value once"
 
 
 def test_a_grid_has_every_combination_and_an_end():

@@ -28,6 +28,10 @@ class Axis(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
 
 
+class RepeatedValue(RecipeError):
+    """A key is given a value twice."""
+
+
 class Varied(msgspec.Struct, frozen=True):
     """What overrides ask for: keys with several values, and overrides that hold for all."""
 
@@ -42,8 +46,9 @@ def read_axes(recipe: str, overrides: Sequence[str]) -> Varied:
         recipe: path or name of the recipe, whose config groups ``glob`` chooses from.
 
     Raises:
-        RecipeError: an override cannot be read; it asks for an interval, which has no list of values; a key has no value, too
-            many, or the same one twice; or a swept key is given twice.
+        RepeatedValue: a key has the same value twice.
+        RecipeError: an override cannot be read; it asks for an interval, which has no list of values; a key has no value, or too
+            many; or a swept key is given twice.
     """
     axes: dict[str, Axis] = {}
     fixed: dict[str, list[str]] = {}
@@ -70,7 +75,7 @@ def _values(parsed: Override) -> tuple[str, ...]:
         if options and value.startswith("_"):  # Hydra's own option of every group, which glob(*) finds
             continue
         if value in values:
-            raise RecipeError(key, f"{text!r} gives it the value {value} twice", "give each value once; --seeds repeats points")
+            raise RepeatedValue(key, f"{text!r} gives it the value {value} twice", "give each value once; --seeds repeats points")
         values.append(value)
         if len(values) > MOST_VALUES:
             raise _too_many(key, text)
