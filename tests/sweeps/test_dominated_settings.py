@@ -54,7 +54,9 @@ def test_what_cannot_be_told_or_learns_differently_is_kept(axis, one, other):
 @pytest.mark.parametrize("key", ["count", "max_running"])
 def test_sizes_of_further_pools_are_sizes(key):
     axis = Axis(f"generators.pools.more.{key}", ("16", "32"))
-    assert dropped(axis, made_prediction(5.0, 1.0), made_prediction(8.0, 1.0), fixed=MORE) != ["", ""]
+    first, second = dropped(axis, made_prediction(5.0, 1.0), made_prediction(8.0, 1.0), fixed=MORE)
+    assert first.startswith(f"{key}=32 is foreseen to be faster and no staler")
+    assert second == ""
 
 
 def test_what_further_pools_compute_with_is_none():
