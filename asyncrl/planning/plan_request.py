@@ -1,24 +1,22 @@
 """What ``asyncrl plan`` is asked for, and its answer: the points of a plan, their predictions, and what follows from them."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.text import pluralize
 from asyncrl.planning.episode_limits import limited
 from asyncrl.planning.grid import axes_to_vary, fastest, front, points, shown, speed_of, splits, verdict
 from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, predict
 from asyncrl.planning.rate_fit import Basis
+from asyncrl.planning.remarks import gathered
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.automatic import Choice
 from asyncrl.run.recipe.compose import compose_for
 from asyncrl.simulation.rates import Rate
 
 SYNCHRONOUS = ("buffer.max_staleness=0", "buffer.pipeline_depth=0")
-_NUMBER = re.compile(r"[\d,.]*\d")
 _DEPENDENT = ("buffer.pipeline_depth=", "buffer.max_staleness=")
 _COUNT = "generators.count"
 
@@ -89,17 +87,8 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> list[str]:
         """The remarks, and the notes of the points: of those that differ in numbers alone, the first with its point."""
-        alike: dict[str, list[tuple[str, str]]] = {}
-        for point in self.points:
-            for note in point.notes:
-                alike.setdefault(_NUMBER.sub("#", note), []).append((point.name, note))
-        return [*self.remarks, *(_told(found, len(self.points)) for found in alike.values())]
-
-
-def _told(alike: Sequence[tuple[str, str]], points: int) -> str:
-    name, note = alike[0]
-    further = f" (and of {pluralize(len(alike) - 1, 'other point')})" if len(alike) > 1 else ""
-    return note if len(alike) == points and all(each == note for _, each in alike) else f"{name}: {note}{further}"
+        notes = ((point.name, note) for point in self.points for note in point.notes)
+        return [*self.remarks, *gathered(notes, len(self.points), "point")]
 
 
 class _Point(msgspec.Struct, frozen=True):

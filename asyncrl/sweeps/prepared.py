@@ -19,13 +19,14 @@ from asyncrl.planning.probe import probe
 from asyncrl.planning.rate_fit import Basis, fit_run
 from asyncrl.planning.rate_sources import basis_from, basis_of_file
 from asyncrl.planning.rates_file import read_rates
+from asyncrl.planning.remarks import gathered
 from asyncrl.planning.similar_runs import alike
 from asyncrl.run.dry_run.plan import Plan
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recipe.sweep_axes import read_axes
 from asyncrl.sweeps.dominated_settings import without_dominated
-from asyncrl.sweeps.remarks import gathered, notes_of
+from asyncrl.sweeps.remarks import notes_of
 from asyncrl.sweeps.side_by_side import check_room, devices, size_of, visible
 from asyncrl.sweeps.sweep import Setting, Sweep, check_asked, seeds_of, settings_of, split_seeds
 
@@ -197,7 +198,7 @@ def _foreseen(settings: Sequence[Setting], recipes: Sequence[Recipe], basis: Bas
 def _remarks(settings: Sequence[Setting], recipes: Sequence[Recipe], plans: Sequence[Plan], parallel: int) -> Iterator[str]:
     """The remarks of all plans, the notes of all predictions, and what is to be said of the sweep itself."""
     remarks = ((setting.name, remark) for setting, plan in zip(settings, plans, strict=True) for remark in plan.remarks)
-    yield from gathered(remarks, len(settings))
+    yield from gathered(remarks, len(settings), "setting")
     yield from (f"prediction: {note}" for note in notes_of(settings))
     first: dict[bytes, str] = {}
     for setting, recipe in zip(settings, recipes, strict=True):
