@@ -21,26 +21,33 @@ def size_of(plan: Plan) -> RunSize:
     return RunSize(plan.total_bytes, sum(each.count * each.gpus for each in plan.processes))
 
 
-def check_room(runs: Sequence[RunSize], parallel: int, machine: Machine) -> None:
+def check_room(runs: Sequence[RunSize], parallel: int, machine: Machine, running: Sequence[RunSize] = ()) -> None:
     """Refuse more runs side by side than the machine, or the cluster, has room for, whichever of them meet.
 
     Args:
-        runs: what each run takes.
+        runs: what each run takes that is to begin.
+        parallel: how many may meet, with those that run already.
+        running: what those take; the memory of the machine that is free is without theirs.
 
     Raises:
         RecipeError: there is not enough memory, or there are too few GPUs in the cluster.
     """
-    if parallel == 1:
+    more = parallel - len(running)
+    if more <= 1:
         return
-    needed = _together([run.memory for run in runs], parallel)
+    needed = _together([run.memory for run in runs], more)
     if needed[-1] > machine.free:
-        problem = f"{parallel} runs side by side take about {memory(int(needed[-1]))}, and {memory(machine.free)} are free"
-        most = _fitting(needed, machine.free)
+        besides = " besides what those have that run already" if running else ""
+        problem = (
+            f"{parallel} runs side by side take about {memory(int(needed[-1]))}{besides}, and {memory(machine.free)} are free"
+        )
+        most = len(running) + _fitting(needed, machine.free)
         raise RecipeError("--parallel", problem, f"give at most {most}")
-    gpus = _together([run.gpus for run in runs], parallel)
+    taken = sum(run.gpus for run in running)
+    gpus = [taken + each for each in _together([run.gpus for run in runs], more)]
     if machine.cluster is not None and gpus[-1] > machine.gpus:
         problem = f"{parallel} runs side by side take {gpus[-1]:g} GPUs, and the cluster has {machine.gpus}"
-        most = _fitting(gpus, machine.gpus)
+        most = len(running) + _fitting(gpus, machine.gpus)
         raise RecipeError("--parallel", problem, f"give at most {most}, or a recipe of fewer engines (generators.count)")
 
 
@@ -60,11 +67,11 @@ def check_resumed(folder: SweepFolder, sweep: Sweep, parallel: int) -> None:
         RecipeError: as :func:`check_room` does, or the cluster cannot be joined.
     """
     states = [(folder.state_of(point)[0], sweep.settings[point.setting].size) for point in sweep.points]
-    # Those that still run have their memory already.
+    running = [size for state, size in states if state is PointState.RUNNING]
     beginning = [size for state, size in states if state not in (PointState.COMPLETED, PointState.RUNNING)]
-    parallel = min(parallel - sum(state is PointState.RUNNING for state, _ in states), len(beginning))
-    if parallel > 1:
-        check_room(beginning, parallel, Machine.for_runs())
+    parallel = min(parallel, len(running) + len(beginning))
+    if parallel - len(running) > 1:
+        check_room(beginning, parallel, Machine.for_runs(), running)
 
 
 def devices(parallel: int, gpus_each: float = 0.0) -> list[str | None]:

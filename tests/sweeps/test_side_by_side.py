@@ -78,9 +78,48 @@ def test_more_than_there_is_room_for_is_refused(runs, cluster, told):
     assert str(refused.value) == f"--parallel: 3 runs side by side {told}"
 
 
+@pytest.mark.parametrize(
+    ("running", "size", "cluster", "told", "most"),
+    [
+        (
+            1,
+            RunSize(3 * GIB),
+            False,
+            "take about 9.0 GiB besides what those have that run already, and 8.0 GiB are free; give at most 3",
+            3,
+        ),
+        (
+            2,
+            RunSize(5 * GIB),
+            False,
+            "take about 15.0 GiB besides what those have that run already, and 8.0 GiB are free; give at most 3",
+            3,
+        ),
+        (1, RunSize(GIB, 1.5), True, "take 6 GPUs, and the cluster has 4; give at most 2, or a recipe of fewer engines", 2),
+    ],
+)
+def test_those_that_run_already_count_among_those_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: int, size: RunSize, cluster: bool, told: str, most: int
+):
+    machine = Machine(memory=32 * GIB, free=8 * GIB, cores=8, gpus=4, cluster=Nodes((), driver="") if cluster else None)
+    monkeypatch.setattr(Machine, "for_runs", lambda: machine)
+    sweep = made_sweep(seeds=(0, 1, 2), size=size)
+    folder = SweepFolder.create(str(tmp_path), sweep, {point.name: "" for point in sweep.points})
+    states = [PointState.RUNNING] * running + [PointState.MISSING] * 3
+    states += [PointState.COMPLETED] * (len(sweep.points) - len(states))
+    state_of = dict(zip(sweep.points, states, strict=True))
+    monkeypatch.setattr(folder, "state_of", lambda point: (state_of[point], None))
+    with pytest.raises(RecipeError) as refused:
+        check_resumed(folder, folder.read(), 40)
+    assert f"--parallel: {running + 3} runs side by side {told}" in str(refused.value)
+    with pytest.raises(RecipeError, match=f"give at most {most}"):
+        check_resumed(folder, folder.read(), most + 1)
+    check_resumed(folder, folder.read(), most)
+
+
 def test_a_resume_needs_room_for_what_is_missing_and_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     free = psutil.virtual_memory().available
-    sweep = made_sweep(memory=free * 2 // 5)
+    sweep = made_sweep(size=RunSize(free * 2 // 5))
     folder = SweepFolder.create(str(tmp_path), sweep, {point.name: "" for point in sweep.points})
     check_resumed(folder, folder.read(), 2)
     with pytest.raises(RecipeError, match="4 runs side by side take about"):

@@ -17,6 +17,7 @@ from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.sweeps import prepared
+from asyncrl.sweeps.sweep import RunSize
 from asyncrl.sweeps.sweep_folder import PointState, SweepFolder
 
 
@@ -79,7 +80,7 @@ def test_no_more_run_side_by_side_than_there_are_runs(capsys):
 
 
 def test_a_resume_is_refused_more_runs_side_by_side_than_there_is_room_for(tmp_path, capsys):
-    sweep = made_sweep(memory=1 << 60)
+    sweep = made_sweep(size=RunSize(1 << 60))
     folder = SweepFolder.create(str(tmp_path), sweep, {point.name: "name: made\n" for point in sweep.points})
     assert main(["sweep", "--resume", str(folder.path), "--parallel", "40"]) == ExitCode.REFUSED
     assert "--parallel: 4 runs side by side take about" in capsys.readouterr().err
