@@ -169,6 +169,13 @@ SHAPES = [
     Shape("dollars", "We get $x=3$, so the sum is $7$.", ("7", "$7$"), ("3", "10")),
     Shape("dollars", "$$x=3$$\n$$y=7$$", ("7", "y = 7"), ("3", "x = 3")),
     Shape("dollars", "7", ("Since $a=3$ and $b=4$, the sum is $7$", "I tried $5$, and then $7$", "The answer is $7$, since $5+2=7$", "It is $7$ as required.", "$7$, as required", "- $7$", "$7$ cm."), ("$5$ or $7$", "$7$, $8$", "The answer is $5$ or $7$", "The answer is $7$ or 8", "$7$ or 8 apples", "$7$; 8", "Thus -$7$", "$6$ cm or $7$ cm")),
+    # Dollars about what is left to compute: the result beside it counts
+    Shape("dollars", "5", ("The sum $2+3$ is 5.", "\\(2+3\\), which equals 5", "Adding $2+3$ we obtain 5.", "$2+3$ = **5**", "$7-2$ is 5", "The sum is $2+3$.\nSo it is 5 in all.", "The answer is $5$: $2+3$"), ("$2+3$", "The sum $2+3$ is 7.", "$5+0$ or 7", "$2+3$, which is 5 or 7", "$2+3$ is 5x", "$2+3$ is 5!", "$2+3$ is 5^2", "$5$ or $7$ ($2+3$)", "5 or 7 ($2+3$)", "Question 5: $2+3$", "$7$ ($5+0$)", "7 ($5+0$)")),
+    Shape("dollars", "16", ("The area is $4 \\times 4$, which is 16.", "The answer is 16 ($4 \\times 4$).", "It is 16 cm ($4 \\times 4$)", "It is $4 \\times 4$ = 16 cm^2"), ("The area is $4 \\times 4$.", "It is 16x ($4 \\times 4$)")),
+    Shape("dollars", "9", ("the answer is $9$: $3 \\cdot 3$", "$9$ ($3 \\cdot 3$)"), ("$3 \\cdot 3$",)),
+    Shape("dollars", "12", ("There are $3 \\cdot 4$ choices, i.e. 12 in all.", "There are 12 ($3 \\cdot 4$) choices."), ("There are $3 \\cdot 4$ choices, i.e. 13 in all.",)),
+    Shape("dollars", "\\frac{3}{4}", ("$1-\\frac14$, which is 3/4", "$\\frac{15}{20}$, that is, less than 7"), ("$\\frac{1}{4}$ of 3/4", "$1-\\frac14$, which is 7")),
+    Shape("dollars", "7", ("$3+4$ is 7", "It is $3+4$, so 7"), ("$\\frac{15}{20}$, which is 7", "$2^2$, which is 7", "$2 \\cdot \\sqrt{3}$, which is 7")),
     # What cannot be read as mathematics and is none
     Shape("form", "5", ("It is 5", "Total: 5", "First 4, then 5", "The final answer is:\n5", "<answer>5</answer>", "**Final Answer**\n\n\\[ \\boxed{5} \\]", "\\boxed{\\boxed{5}}", "1. Add 2.\n2. The answer is 5 because 2+3=5."), ("", "no idea", "\\boxed{}", "5!", "\\boxed{4}, 5", "\\boxed{5 or 6}", "\\boxed{it is 5 or 6}", "<answer>4</answer> 5", "<answer>5</answer><answer>6</answer>", "The answer is 4 or 5", "5, 6")),
     Shape("form", "[1,2)", ("The interval is [1,2).", "So we get: $[1,2)$"), ("The interval is [1,2].", "The interval [1,2) or (1,2]")),

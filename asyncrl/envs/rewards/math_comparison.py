@@ -10,11 +10,11 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from asyncrl.envs.rewards.math_forms import Form, Kind, choice_in, equal, form_of, words
+from asyncrl.envs.rewards.math_numbers import number_of, to_be_computed
 from asyncrl.envs.rewards.math_text import expected_part, final_part, is_prose, readings, tidied
 
 MEMORY_BYTES = 4 << 30
@@ -25,16 +25,8 @@ LONGEST_PART = 2_000
 
 _UNDONE = re.compile(r"\\(?:sum|prod|i*int|lim|limsup|liminf|max|min|sup|gcd|det)(?![A-Za-z])")
 """What remains to be done. An answer that has it, where the expected one has not, repeats the question."""
-_VALUE = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)"
-_RATIO = rf"[-+]?(?:\\frac(?:\{{{_VALUE}\}}|\d)(?:\{{{_VALUE}\}}|\d)|{_VALUE}/{_VALUE})"
-_FRACTION = re.compile(rf"[-+]?\(?{_RATIO}\)?|[-+]?\(\d+\+{_RATIO}\)")
-"""A fraction, or a mixed number as :mod:`~asyncrl.envs.rewards.math_forms` writes it."""
-_POWER = re.compile(rf"[-+]?\(?(?:{_VALUE}|{_RATIO})\)?\^\{{?{_VALUE}\}}?")
-_OPERATION = re.compile(r"[\d)}!](?:[-+*/]|\\(?:cdot|times|div)(?![A-Za-z]))[-+]?[\d.({\\]|[\d)}]\(|\)\d")
-"""Numbers to be added, subtracted, multiplied or divided. Where a number is expected, they repeat the question."""
 _UNREAD = re.compile(r"(?<![a-z\d])(?<![a-z\d] )\d+ +\d|\d\s*\|+\s*\d|\.\.|[?@#&`]|\\\\|^(?:\\(?:ge|le|ne)(?![a-z])|[<>])")
 """Two numbers side by side, and what math-verify leaves out, or takes for the end of an expression."""
-_WRITTEN_OUT = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))(?:\\(?:times|cdot)10\^\{?([-+]?\d{1,3})\}?)?")
 
 
 def main() -> None:
@@ -94,7 +86,7 @@ def is_equal(wanted: Form, answer: str) -> bool:
     if marked or wanted.kind is not Kind.EXPRESSION:
         return False
     found = _parsed(answer)  # prose, of which the last expression counts
-    return not any(_to_be_computed(wanted.text, tidied(each)) for each in found if isinstance(each, str)) and _verified(
+    return not any(to_be_computed(wanted.text, tidied(each)) for each in found if isinstance(each, str)) and _verified(
         _read(wanted.text), found
     )
 
@@ -117,29 +109,10 @@ def _parsed(text: str) -> list[Any]:
 def _same(wanted: str, given: str) -> bool:
     if {*_UNDONE.findall(given)} - {*_UNDONE.findall(wanted)} or (_UNREAD.search(given) and not _UNREAD.search(wanted)):
         return False
-    exact, number = _number(wanted), _number(given)
+    exact, number = number_of(wanted), number_of(given)
     if exact is not None and number is not None and exact.denominator == 1:
         return exact == number
-    return not _to_be_computed(wanted, given) and _verified(_read(wanted), _read(given))
-
-
-def _to_be_computed(wanted: str, given: str) -> bool:
-    """Whether a number is wanted, and numbers are given from which it would have to be computed.
-
-    A power may be given for any number, and a fraction for one that is no integer.
-    """
-    exact, given = _number(wanted), given.replace(" ", "")
-    if (exact is None and not _FRACTION.fullmatch(wanted.replace(" ", ""))) or _WRITTEN_OUT.fullmatch(given):
-        return False
-    if _POWER.fullmatch(given) or (_FRACTION.fullmatch(given) and (exact is None or exact.denominator != 1)):
-        return False
-    return _FRACTION.fullmatch(given) is not None or _OPERATION.search(given) is not None
-
-
-def _number(text: str) -> Fraction | None:
-    """A number that is written out, which sympy may round; None if the text is anything else."""
-    found = _WRITTEN_OUT.fullmatch(text.replace(" ", ""))
-    return Fraction(found[1]) * Fraction(10) ** int(found[2] or 0) if found else None
+    return not to_be_computed(wanted, given) and _verified(_read(wanted), _read(given))
 
 
 def _verified(wanted: Sequence[Any], given: Sequence[Any]) -> bool:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from asyncrl.envs.rewards.math_forms import is_unit
+from asyncrl.envs.rewards.math_numbers import is_arithmetic
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
@@ -21,6 +22,12 @@ _JOIN = re.compile(r"[^\S\n]*[,;]?[^\S\n]*(?:\b(?:and|or)\b)?[^\S\n]*")
 _BEHIND = re.compile(r"[^\n.,;:!?()$]*?(?=[\n.,;:!?()$]|\s+(?:and|or)\b|\s*$)")
 _FURTHER = re.compile(r"[^\S\n]*(,|;|=|[<>]|\\(?:le|ge)q?\b|\b(?:and|or)\b)[^\S\n]*[-+−\d\\(\[{][^\n]*")  # noqa: RUF001
 _CONDITION = re.compile(r"(?:and|or|if|when|where|for|unless|except)\b|[-+=<>*/^]", re.IGNORECASE)
+_DIGITS = re.compile(r"(?<![\d.,/^])(?<!\^\{)[\d.,/]*\d")
+_RESULT = re.compile(
+    r"(?<![^\s(*$=≈])(?<!\b(?:or|no) )(?<!\b(?:and|not) )(?<!, )"
+    r"([-+−]?(?>(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\\?%)?)(?![!^_\\/]))([^\n.,;:!?()$*]*)"  # noqa: RUF001
+)
+"""A number that is no part of an expression or of a list of guesses, and what may be its unit."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NO_PROSE = {"or", "and", "pi", "sqrt", "infinity", "inf", "oo", "sin", "cos", "tan", "log", "ln", "exp", "in", "am", "pm"}
 MOST_BOXES = 20
@@ -88,7 +95,7 @@ def final_part(answer: str) -> tuple[str, bool]:
     if (said := _marked(answer)) is not None:
         return said, True
     formulas = _last_formulas(answer)
-    return (answer.strip().rpartition("\n")[2], False) if formulas is None else (formulas.text, True)
+    return (answer.strip().rpartition("\n")[2], False) if formulas is None else (_result(answer, formulas), True)
 
 
 def expected_part(expected: str) -> tuple[str, bool] | None:
@@ -120,18 +127,22 @@ def _marked(text: str) -> str | None:
         return None
     said = text[marks[-1].end() :].strip().partition("\n")[0]
     formulas = _last_formulas(said)
-    return said if formulas is None else formulas.text
+    return said if formulas is None else _result(said, formulas)
 
 
 class _Formulas(NamedTuple):
     """The last formula of a text, with those that are joined to it by ``and``, ``or`` or a comma, and its unit.
 
     Attributes:
+        start: where the first of them begins in the text.
+        end: where the last of them ends there.
         conclude: whether they are what the text says: no condition or long text follows, and in their line are no other formulas
             but those from which they follow.
     """
 
     text: str
+    start: int
+    end: int
     conclude: bool
 
 
@@ -157,6 +168,8 @@ def _last_formulas(text: str) -> _Formulas | None:
     left = text[end + len(behind) :].strip()
     return _Formulas(
         (sign[0] if sign else "") + _SEGMENTS.sub(_inside, text[start:end] + behind),
+        start,
+        end,
         alone and len(_words(left)) <= MOST_WORDS and _CONDITION.match(left) is None,
     )
 
@@ -167,6 +180,39 @@ def _joins(gap: str) -> bool:
         return bool(gap.strip())
     unit = _BEHIND.match(gap)
     return unit is not None and is_unit(unit[0]) and _JOIN.fullmatch(gap, unit.end()) is not None
+
+
+def _result(text: str, formulas: _Formulas) -> str:
+    """Return what the last formulas of a text say: they themselves, or their result if they are arithmetic and the text has it.
+
+    The result is the only number behind them, or what stands before them if they are a note on it, as in ``12 ($3 + 9$)``.
+    """
+    if not is_arithmetic(tidied(formulas.text)):
+        return formulas.text
+    behind, before = text[formulas.end :], text[: formulas.start].rstrip()
+    if _DIGITS.search(behind):
+        return _only_number(behind) or formulas.text
+    noted = before[:-1].rstrip() if before.endswith(("(", ":")) else ""
+    earlier = _last_formulas(noted)
+    if earlier is not None and earlier.end == len(noted):
+        return earlier.text
+    numbers = list(_RESULT.finditer(noted.rpartition("\n")[2])) if before.endswith("(") else []
+    return (_measured(numbers[-1]) if numbers and numbers[-1].end() == len(numbers[-1].string) else None) or formulas.text
+
+
+def _only_number(text: str) -> str | None:
+    """Return the number of a text that has no other, with its unit; None if it is part of an expression."""
+    found = _RESULT.search(text) if len(_DIGITS.findall(text)) == 1 else None
+    return _measured(found) if found else None
+
+
+def _measured(result: re.Match[str]) -> str | None:
+    """Return a number with its unit, or without the words behind it; None if others than words are there."""
+    number, unit = result.groups()
+    if is_unit(unit):
+        return number + unit
+    words = unit.split()
+    return number if not words or (unit[0].isspace() and _words(words[0])) or words[0] == "in" else None
 
 
 def readings(part: str) -> Iterator[str]:
