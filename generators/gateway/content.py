@@ -65,7 +65,11 @@ def as_read(message: Mapping[str, Any], protocol: Protocol) -> Mapping[str, Any]
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    if protocol is Protocol.RESPONSES and message.get("role") == "assistant" and (len(content) > 1 or _is(content[0], "refusal")):
+    if (
+        protocol is Protocol.RESPONSES
+        and message.get("role") == "assistant"
+        and (len(content) > 1 or any(_is(part, "refusal") for part in content))
+    ):
         return {"role": "assistant", "content": text_of(content)}
     return {**message, "content": [_with_names(part) for part in content]}
 

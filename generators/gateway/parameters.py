@@ -110,10 +110,9 @@ def settled(
         replaced.append("thinking.budget_tokens")
     for name in _SYSTEM:
         _refuse(unread_parts(left.get(name)), name)
-    conversation = "input" if protocol is Protocol.RESPONSES else "messages"
-    if isinstance(left[conversation], list):
-        begins_with_system = any(left.get(name) for name in _SYSTEM)
-        left[conversation] = list(_conversation(left[conversation], protocol, begins_with_system, system_later))
+    if isinstance(left[name := _name_of_conversation(protocol)], list):
+        begins_with_system = any(left.get(each) for each in _SYSTEM)
+        left[name] = list(_conversation(left[name], protocol, begins_with_system, system_later))
     ignored = given.keys() - HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
     return Settled(left, tuple(replaced), tuple(unenforced), tuple(sorted(ignored)))
 
@@ -197,6 +196,10 @@ def _refuse(problems: Iterator[str], parameter: str) -> None:
         raise Problem(Kind.REFUSED, problem, parameter)
 
 
+def _name_of_conversation(protocol: Protocol) -> str:
+    return "input" if protocol is Protocol.RESPONSES else "messages"
+
+
 def _conversation(
     messages: Iterable[Mapping[str, Any]], protocol: Protocol, begins_with_system: bool, system_later: bool
 ) -> Iterator[Mapping[str, Any]]:
@@ -207,11 +210,11 @@ def _conversation(
     """
     last: Mapping[str, Any] = {}
     for place, last in enumerate(messages):
-        _refuse(unread(last), "messages")
+        _refuse(unread(last), _name_of_conversation(protocol))
         is_later = (place or begins_with_system) and not system_later and "role" in last and role_of(last) == "system"
         yield {**as_read(last, protocol), **({"role": "user"} if is_later else {})}
     if last.get("role") == "assistant":
         text = (
             "a conversation that ends with a message of the assistant is not supported: a turn is what the policy samples, whole"
         )
-        raise Problem(Kind.REFUSED, text, "messages")
+        raise Problem(Kind.REFUSED, text, _name_of_conversation(protocol))

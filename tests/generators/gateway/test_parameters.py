@@ -72,7 +72,7 @@ FOUND = {"type": "search_result", "source": "s", "title": "t", "content": [{"typ
 def test_what_would_not_reach_the_policy_is_refused_by_its_type(protocol: Protocol, message: Any, problem: str) -> None:
     with pytest.raises(Problem) as raised:
         settle(protocol, message, USER)
-    assert (raised.value.text, raised.value.parameter) == (problem, "messages")
+    assert (raised.value.text, raised.value.parameter) == (problem, "input" if protocol is Protocol.RESPONSES else "messages")
 
 
 def test_a_system_message_that_is_no_text_is_refused() -> None:
@@ -94,6 +94,7 @@ def test_a_system_message_that_is_no_text_is_refused() -> None:
         (Protocol.MESSAGES, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "s"}]}),
         (Protocol.MESSAGES, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}),
         (Protocol.RESPONSES, {"role": "user", "content": [{"type": "input_text", "text": "a"}]}),
+        (Protocol.RESPONSES, {"role": "assistant", "content": []}),
         (Protocol.RESPONSES, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}),
         (Protocol.RESPONSES, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "2"}]}),
         (Protocol.RESPONSES, {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}),
