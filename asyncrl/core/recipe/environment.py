@@ -194,7 +194,7 @@ class AgentEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="
         keep_traffic: whether what the program asked and was answered is kept for ``asyncrl agent replay``, with the episodes
             that ``tracking.trajectories`` keeps.
         on_agent_error: ``fail`` has an episode whose program exits with an error, or leaves a result file that is none, played
-            again; ``score`` rewards it.
+            again, unless a limit was reached; ``score`` rewards it.
     """
 
     max_turns: Count = 50

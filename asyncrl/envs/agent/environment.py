@@ -98,7 +98,7 @@ class AgentEnvironment(PlayedByAgent):
         try:
             result = read_result(result_file)
         except EnvironmentBroken:
-            if not scores_errors:
+            if not (scores_errors or limited.done()):  # the limit may have cut it off while it wrote
                 raise
             result, came_to_its_end = AgentResult(), False
         if self._reward is None and result.reward is None and not came_to_its_end:

@@ -169,6 +169,18 @@ async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protoco
     assert (played.stop_reason, len(played.trajectories), played.result.reward) == (StopReason.MAX_TURNS, 1, 0.0)
 
 
+CUT_OFF = """
+import atexit, os
+atexit.register(lambda: open(os.environ["ASYNCRL_RESULT"], "w").write('{"reward": 0.'))
+"""
+
+
+@pytest.mark.parametrize("reward", ["exact", ""])
+async def test_a_result_file_that_a_limit_cut_off_is_no_failure(protocols, tmp_path: Path, reward: str) -> None:
+    played = await play(protocols, tmp_path, CUT_OFF + PLAIN_AGENT, limits={"max_turns": 1}, reward=reward)
+    assert (played.stop_reason, played.result.reward) == (StopReason.MAX_TURNS, 0.0)
+
+
 def has_two(mark: Path) -> bool:
     """Whether the agent and what it started are named in a file."""
     return mark.exists() and len(mark.read_text().split()) == 2
