@@ -10,17 +10,20 @@ _NUMBER = r"(?>[-−–]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)"  # noqa: RUF001
 _REMARK = r"(?:\s*(?:[(\[][^()\[\]\n]{1,30}[)\]]|/\s*\d+|out\s+of\s+\d+)(?=[\s*_`\"']*[:=]))?"
 """What is said of the scores before the score, such as ``(0-10)`` in ``Score (0-10): 8``."""
 _BETWEEN = r"(?:[^\w.−–—-]|[.−–—-](?![\d.])){0,8}?\s*"  # noqa: RUF001
-_SCORE = re.compile(
-    rf"(?<!\w)(?<!max )(?<!maximum )(?<!highest )(?<!possible )score{_REMARK}{_BETWEEN}({_NUMBER})(?=(.{{0,40}}))", re.IGNORECASE
-)
+_NAMED = "".join(f"(?<!{word} )" for word in ("max", "maximum", "highest", "possible", "min", "minimum", "lowest", "passing"))
+_SCORE = re.compile(rf"(?<!\w){_NAMED}score{_REMARK}{_BETWEEN}({_NUMBER})(?=(.{{0,40}}))", re.IGNORECASE)
 """A score, and what stands behind it."""
 _STATED = re.compile(
-    rf"^[^\w\n]*(?:\w+[^\S\n]+){{0,2}}{_SCORE.pattern}(?:[^\w\n]|\d|\b(?:out|of|to|or|percent)\b)*$", re.IGNORECASE | re.MULTILINE
+    rf"^[^\w\n]*(?:\w+[^\S\n]+){{0,2}}{_SCORE.pattern}(?:[^\w\n]|\d|\b(?:out|of|to|or|percent|points?)\b)*$",
+    re.IGNORECASE | re.MULTILINE,
 )
 """A score that fills a line: one in a sentence may be quoted from an answer that asks for it."""
 _ALONE = re.compile(rf"\s*\**({_NUMBER})\**\s*\.?\s*", re.IGNORECASE)
 _OTHER_NUMBER = re.compile(r"\w|[.,]\d|[\s*`\"')\]}$]*(?:%|percent|(?:to|or|[-−–—~])\s*\.?\d)", re.IGNORECASE)  # noqa: RUF001
-_OUT_OF = re.compile(r"[\s*`\"')\]}$]*(?:/|(?:out )?of)\s*\**(\d+(?:\.\d+)?)", re.IGNORECASE)
+_OUT_OF = re.compile(
+    r"[\s*`\"'()\[\]{}$]*(?:points?[\s(\[]*)?(?:/|(?:out )?of)\s*(?:a (?:possible|maximum|total) (?:of )?)?\**(\d+(?:\.\d+)?)",
+    re.IGNORECASE,
+)
 
 
 def read_score(reply: str, highest: float) -> float | None:
