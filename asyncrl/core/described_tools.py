@@ -1,7 +1,8 @@
 """Tools as data sets describe them, in the form that the model is told of.
 
 Three forms are known: ``{type: function, function: {...}}``, the same without the frame, and arguments by name in place of a JSON
-schema, whose types have Python's names. Types of Python (``str``, ``List[int]``, ``dict``) become those of JSON schemas.
+schema, whose types have Python's names, and each of which may say itself whether it is ``required``. Types of Python (``str``,
+``List[int]``, ``dict``) become those of JSON schemas.
 """
 
 import re
@@ -72,8 +73,9 @@ def _schema(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
             raise ValueError(f"tool {tool!r} with parameter {name!r}: {short(argument)}; give a JSON schema of type object")
         named = argument.get("type")
         optional = isinstance(named, str) and _OPTIONAL.search(named) is not None
-        properties[name] = _with_json_types(argument, tool)
-        if not optional and "default" not in argument:
+        own = {key: value for key, value in argument.items() if key != "required" or not isinstance(value, bool)}
+        properties[name] = _with_json_types(own, tool)
+        if argument["required"] if len(own) < len(argument) else not optional and "default" not in own:
             required.append(name)
     return {"type": "object", "properties": properties, "required": required}
 

@@ -37,6 +37,22 @@ def test_a_type_without_a_counterpart_is_told_in_words_and_a_default_makes_optio
     assert made["required"] == ["f"]
 
 
+@pytest.mark.parametrize(
+    ("argument", "required"),
+    [
+        ({"type": "str", "required": True}, True),
+        ({"type": "str", "required": False}, False),
+        ({"type": "str, optional", "required": True}, True),
+        ({"type": "str", "default": "a", "required": True}, True),
+        ({"type": "str", "required": None}, True),
+    ],
+)
+def test_an_argument_may_say_itself_whether_it_is_required(argument, required):
+    made = schema(a=argument)
+    assert made["required"] == ["a"] * required
+    assert made["properties"]["a"] == {"type": "string"} | ({"default": "a"} if "default" in argument else {})
+
+
 def test_a_schema_stays_with_names_of_its_types_made_json():
     own = {
         "type": "dict",
