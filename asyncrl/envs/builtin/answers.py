@@ -25,13 +25,6 @@ def is_answer(text: str, expected: float | str) -> bool:
     return given is not None and _same(given, expected)
 
 
-def says_nothing(expected: object) -> bool:
-    """Whether what is expected is a null, a blank text, or what is not a number in a column of numbers."""
-    if isinstance(expected, str):
-        return not expected.strip()
-    return expected is None or (isinstance(expected, float) and math.isnan(expected))
-
-
 def same_number(given: str, expected: float) -> bool:
     """Whether a text is the ``expected`` finite number: an integer exactly, any other within a millionth.
 

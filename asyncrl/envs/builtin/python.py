@@ -14,10 +14,11 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Observation
-from asyncrl.envs.builtin.answers import is_answer, says_nothing
+from asyncrl.envs.builtin.answers import is_answer
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, data_of, encoded, write_files
 from asyncrl.envs.builtin.splits import different_tasks
 from asyncrl.envs.code_judging.judge import Judge
+from asyncrl.envs.expected_answer import says_nothing
 from asyncrl.envs.sandbox.fenced_code import code_in
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Finished

@@ -25,9 +25,10 @@ from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Observation
-from asyncrl.envs.builtin.answers import same_number, says_nothing
+from asyncrl.envs.builtin.answers import same_number
 from asyncrl.envs.builtin.database import LARGEST_VALUE, Database, DatabaseError, QueryRefused, limit_memory
 from asyncrl.envs.builtin.made_tables import make_tasks
+from asyncrl.envs.expected_answer import says_nothing
 from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.process_functions import ProcessFunctions
 from asyncrl.envs.hosting.tool_messages import ToolError

@@ -17,9 +17,10 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Observation
-from asyncrl.envs.builtin.answers import is_answer, says_nothing
+from asyncrl.envs.builtin.answers import is_answer
 from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, checked, data_of, write_files
 from asyncrl.envs.builtin.splits import different_tasks
+from asyncrl.envs.expected_answer import says_nothing
 from asyncrl.envs.hosting.workspaces import remove_after_episode
 from asyncrl.envs.sandbox.messages import Finished, Reason
 from asyncrl.envs.sandbox.run_report import describe_run

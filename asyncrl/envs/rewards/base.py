@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
-from asyncrl.envs.builtin.answers import says_nothing
+from asyncrl.envs.expected_answer import says_nothing
 
 
 class RewardUnavailable(EnvironmentLost):

@@ -23,7 +23,7 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, RecipeError
 from asyncrl.core.task import Task
 from asyncrl.core.text import short, writable
-from asyncrl.envs.builtin.answers import says_nothing
+from asyncrl.envs.expected_answer import says_nothing
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable
 from asyncrl.envs.rewards.judge_replies import read_score
 from asyncrl.envs.rewards.judge_scores import DiskScores, MemoryScores, question_key
