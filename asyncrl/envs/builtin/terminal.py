@@ -22,6 +22,7 @@ from asyncrl.envs.builtin.sandboxed import SandboxedEnvironment, checked, data_o
 from asyncrl.envs.builtin.splits import different_tasks
 from asyncrl.envs.expected_answer import says_nothing
 from asyncrl.envs.hosting.workspaces import remove_after_episode
+from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished, Reason
 from asyncrl.envs.sandbox.run_report import describe_run
 from asyncrl.envs.tool_marks import tool
@@ -63,6 +64,8 @@ class TerminalData(msgspec.Struct, frozen=True):
             raise ValueError(f"its `answer` is {self.answer!r}; give a text or a number, or leave it out")
         if self.check_files and self.check is None:
             raise ValueError("there are `check_files` and no `check` that uses them; give the task both")
+        for content in self.expected.values():
+            Limits().with_room_for(content)
 
 
 class Terminal(SandboxedEnvironment):

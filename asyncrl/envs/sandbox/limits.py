@@ -39,5 +39,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         size_kb = len(text.encode(errors="replace")) // 1024
         if size_kb >= MOST_OUTPUT_KB:
             problem = f"{size_kb:,} KiB of output are expected, and the sandbox takes at most {MOST_OUTPUT_KB:,} KiB of a run"
-            raise ValueError(f"{problem}; expect less, such as a smaller test")
+            raise ValueError(f"{problem}; expect less")
         return msgspec.structs.replace(self, output_kb=min(self.output_kb + 2 * size_kb, MOST_OUTPUT_KB))

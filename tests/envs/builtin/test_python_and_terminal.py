@@ -17,7 +17,7 @@ from asyncrl.envs.builtin.terminal import Terminal, errand_of
 from asyncrl.envs.builtin.terminal import call as shell_call
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
-from asyncrl.envs.sandbox.limits import Limits
+from asyncrl.envs.sandbox.limits import MOST_OUTPUT_KB, Limits
 from asyncrl.envs.sandbox.messages import Choice, Reason
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
@@ -129,6 +129,9 @@ async def test_a_task_that_says_nothing_of_its_answer_breaks_the_environment() -
                 await environment.reset(Task(id=TaskId("t"), prompt="?", data={"answer": answer}))
     with pytest.raises(ValueError, match="say what is expected"):
         await Terminal(ANY).reset(Task(id=TaskId("t"), prompt="?"))
+    large = {"expected": {"a": "x", "b": "x" * (MOST_OUTPUT_KB << 10)}}
+    with pytest.raises(ValueError, match=r"KiB of output are expected, .* takes at most [\d,]+ KiB of a run; expect less"):
+        await Terminal(ANY).reset(Task(id=TaskId("t"), prompt="?", data=large))
 
 
 async def test_a_file_of_a_task_stays_in_its_folder() -> None:
