@@ -23,6 +23,7 @@ ACT = "act"
 ANSWER_S = 30.0
 """How long the server may take to say what its actions are."""
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError)
+"""What is raised where no server answers."""
 _NOT_SHOWN = {"done", "reward", "metadata"}
 
 
@@ -84,9 +85,8 @@ class OpenEnv(Seeded):
             else:
                 try:
                     result = await self._client.step(dict(call.arguments))
-                except (
-                    TimeoutError
-                ):  # the server lives, as it answers pings; its answer would be taken for that of the next action
+                except TimeoutError:
+                    # The server lives, as it answers pings; its answer would be taken for that of the next action.
                     done, fault = True, Fault.TOOL_ERROR
                     late = "the action took too long, and the episode is over"
                     pairs.append(answered(call, "", began, late, CallOutcome.TIMEOUT))

@@ -57,7 +57,9 @@ class Line:
             )
         new = messages[known:]
         if known and (not new or new[0].get("role") != "assistant"):
-            raise EnvironmentBroken("the environment asks for a second turn in place of one that was played")
+            raise EnvironmentBroken(
+                "the environment asks for a second turn in place of one that was played; play it as an agent instead"
+            )
         self._seen = list(messages)
         self.tools = described_tools(body.get("tools"))
         return tuple(_later(each) for each in new[1:]) if known else tuple(map(_opening, new))
@@ -185,7 +187,9 @@ def _opening(message: Mapping[str, Any]) -> Message:
 def _later(message: Mapping[str, Any]) -> Message:
     """Return a message that follows a turn; the ids of calls are the endpoint's own, which the model has never seen."""
     if message.get("tool_calls"):
-        raise EnvironmentBroken("the environment calls a tool in the model's name, which an environment of turns cannot")
+        raise EnvironmentBroken(
+            "the environment calls a tool in the model's name, which an environment of turns cannot; play it as an agent instead"
+        )
     role = message.get("role")
     return Message(role if role in ("system", "assistant", "tool") else "user", _text(message.get("content")))
 
