@@ -79,9 +79,9 @@ class Conversations:
 def _other_tokens(asked: Asked, told: Sequence[Sequence[ChatMessage]]) -> Begun:
     """Say how a conversation of token ids, told as one text, differs from the one that is most like it."""
     (now,) = map(_text, asked.messages)
-    nearest = max(told, key=lambda each: _alike("".join(map(_text, each)), now))
+    nearest = max(told, key=lambda each: _common_length("".join(map(_text, each)), now))
     was = "".join(map(_text, nearest))
-    if _alike(was, now) <= len(_text(nearest[0])):
+    if _common_length(was, now) <= len(_text(nearest[0])):
         return Begun(asked.role, Beginning.CONVERSATION, "", "another conversation")
     return Begun(asked.role, Beginning.REWRITTEN, f"its tokens differ: {at_difference(was, now)}", "its tokens differ")
 
@@ -191,13 +191,13 @@ def _how_texts_differ(was: str, now: str) -> str:
     return "it has another text"
 
 
-def _alike(was: str, now: str) -> int:
+def _common_length(was: str, now: str) -> int:
     """Count the characters with which two texts begin alike."""
     return next((at for at, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
 
 
 def at_difference(was: str, now: str) -> str:
     """Show two texts from shortly before their first difference."""
-    start = max(0, _alike(was, now) - _AROUND)
+    start = max(0, _common_length(was, now) - _AROUND)
     dots = "..." if start else ""
     return f"{short(dots + was[start:])} was there before, {short(dots + now[start:])} came back"
