@@ -109,7 +109,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             try:
                 yield place, {name: without_absent(each, schema.field(name).type) for name, each in row.items()}
             except RepeatedKey as repeated:
-                raise RecipeError("--from", f"{place} {repeated}", "correct it") from repeated
+                raise RecipeError("--from", f"{place} {repeated}", "leave one out") from repeated
         return
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):

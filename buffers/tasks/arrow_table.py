@@ -9,6 +9,7 @@ everywhere, the null was meant, and is kept. A row has every column, and None wh
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import accumulate
@@ -74,7 +75,7 @@ class ArrowTable:
                 try:
                     yield Row({name: without_absent(value, self._types[name]) for name, value in row.items()})
                 except RepeatedKey as repeated:
-                    yield Row({}, str(repeated))
+                    yield Row({}, f"{repeated}; leave one out")
 
     def has(self, path: str) -> bool:
         """Whether the table has a column, or an object in one has the field that the path leads to."""
@@ -147,8 +148,8 @@ def without_absent(value: Any, found: pa.DataType) -> Any:
     if isinstance(value, list) and types.is_map(found):
         pairs = {key: without_absent(each, found.item_type) for key, each in value}
         if len(pairs) < len(value):
-            key = next(key for number, (key, _) in enumerate(value) if any(key == other for other, _ in value[:number]))
-            raise RepeatedKey(f"has a map with the key {short(key)} twice, of which one would be lost; leave one out")
+            twice = next(key for key, count in Counter(key for key, _ in value).items() if count > 1)
+            raise RepeatedKey(f"has a map with the key {short(twice)} twice, of which one would be lost")
         return pairs
     if isinstance(value, list):
         return [without_absent(each, found.value_type) for each in value]

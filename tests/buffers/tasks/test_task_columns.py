@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.buffers.tasks.arrow_table import RepeatedKey, without_absent
 from asyncrl.buffers.tasks.task_files import read_sources, remarks_on_rows
 from asyncrl.buffers.tasks.task_stream import TaskSource
 from asyncrl.core.errors import RecipeError
@@ -129,6 +130,23 @@ def test_a_map_with_a_key_twice_is_named_and_not_halved(tmp_path):
         )
         (source,) = read_sources([TaskFileConfig(path=str(path))], "tasks.train", "skip")
         assert source.tasks[0].data == {name: {"a": 1, "b": 2} if name == "x" else {"x": {"a": 1, "b": 2}}}
+
+
+def test_the_repeated_key_of_a_map_is_found_in_one_pass():
+    compared = []
+
+    class Key(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    pairs = [(Key(number), 1) for number in (*range(500), 499)]
+    with pytest.raises(RepeatedKey, match="key '499' twice"):
+        without_absent(pairs, pa.map_(pa.string(), pa.int64()))
+    assert len(compared) < 5 * len(pairs)
 
 
 def test_text_is_json_where_that_is_said_and_only_there(tmp_path):
