@@ -28,6 +28,8 @@ _RESULT = re.compile(
     r"([-+−]?(?>(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\\?%)?)(?![!^_\\/]))([^\n.,;:!?()$*]*)"  # noqa: RUF001
 )
 """A number that is no part of an expression or of a list of guesses, and what may be its unit."""
+_NOTE = re.compile(r"(?<!\s)\s*(?:[(:]|[(,]?\s*\b(?:since|because|as|from|i\.e\.|that is),?)$", re.IGNORECASE)
+"""What joins a result to the formula from which it follows."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NO_PROSE = {"or", "and", "pi", "sqrt", "infinity", "inf", "oo", "sin", "cos", "tan", "log", "ln", "exp", "in", "am", "pm"}
 MOST_BOXES = 20
@@ -187,16 +189,22 @@ def _result(text: str, formulas: _Formulas) -> str:
 
     The result is the only number behind them, or what stands before them if they are a note on it, as in ``12 ($3 + 9$)``.
     """
-    if not is_arithmetic(tidied(formulas.text)):
+    behind = text[formulas.end :]
+    unit = _BEHIND.match(behind)
+    assert unit is not None
+    if not is_arithmetic(tidied(formulas.text.removesuffix(unit[0] if is_unit(unit[0]) else ""))):
         return formulas.text
-    behind, before = text[formulas.end :], text[: formulas.start].rstrip()
     if _DIGITS.search(behind):
         return _only_number(behind) or formulas.text
-    noted = before[:-1].rstrip() if before.endswith(("(", ":")) else ""
+    before = text[: formulas.start].rstrip()
+    note = _NOTE.search(before)
+    if note is None:
+        return formulas.text
+    noted = before[: note.start()]
     earlier = _last_formulas(noted)
     if earlier is not None and earlier.end == len(noted):
         return earlier.text
-    numbers = list(_RESULT.finditer(noted.rpartition("\n")[2])) if before.endswith("(") else []
+    numbers = [] if note[0].endswith(":") else list(_RESULT.finditer(noted.rpartition("\n")[2]))
     return (_measured(numbers[-1]) if numbers and numbers[-1].end() == len(numbers[-1].string) else None) or formulas.text
 
 
