@@ -128,7 +128,7 @@ def _made(name: str, arguments: Mapping[str, Any]) -> Any:
     """
     try:
         modes = gymnasium.spec(name).kwargs.get("render_mode") or getattr(_class_of(name), "metadata", {}).get("render_modes", ())
-        text = {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in arguments else {}
+        text: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in arguments else {}
         return gymnasium.make(name, **text, **arguments)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         problem = f"gymnasium cannot make {name!r}: {error}"

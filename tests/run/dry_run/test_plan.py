@@ -132,8 +132,9 @@ def test_remarks_on_what_is_probably_not_meant(model):
     assert "preempts some; raise generators.kv_cache_mb" in preempted
     # An engine on a GPU takes its cache from its share of the GPU's memory, whatever kv_cache_mb says.
     on_gpus = msgspec.structs.replace(ROOMY, gpus=2, gpu_memory=80 << 30)
-    assert make_plan(compose("quickstart", [model, "generators.kv_cache_mb=64"]), on_gpus).remarks == ()
-    shared = [model, "generators.gpu_memory_share=0.02", "generators.max_running=64"]
+    there = [model, "learner.dtype=bfloat16"]
+    assert make_plan(compose("quickstart", [*there, "generators.kv_cache_mb=64"]), on_gpus).remarks == ()
+    shared = [*there, "generators.gpu_memory_share=0.02", "generators.max_running=64"]
     (small,) = make_plan(compose("quickstart", shared), on_gpus).remarks
     assert "preempts some; raise generators.gpu_memory_share" in small
     divided = ["generators.kv_cache_mb=1024", "learner.context_parallel=2"]
