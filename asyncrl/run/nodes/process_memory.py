@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncrl.core.measures.units import quantity
+from asyncrl.core.measures.units import memory, quantity
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelRewardConfig, RewardConfig
@@ -186,7 +186,7 @@ def beside_learner(recipe: Recipe, shape: ModelShape, gpu_memory: int) -> int:
 
 
 def preemptions(recipe: Recipe, shape: ModelShape, machine: "Machine") -> Iterator[str]:
-    """Remark that the key-value cache of an engine does not hold as many episodes as may run at once.
+    """Remark that the key-value cache of an engine does not hold as many episodes as may run at once, or not even one.
 
     On GPUs the cache is what the engine's share of their memory leaves beside the weights; where their memory is not known,
     nothing is remarked.
@@ -198,7 +198,13 @@ def preemptions(recipe: Recipe, shape: ModelShape, machine: "Machine") -> Iterat
         room = pool.engine_workers * pool.gpu_memory_share * machine.gpu_memory - weights * element
         key = "gpu_memory_share"
     cached, longest = int(room) // shape.cache_bytes(element), recipe.model.max_context
-    if 0 < cached < pool.max_running * longest:
+    if machine.gpus and machine.gpu_memory and cached < longest and "quantization" not in pool.engine:
+        share = f"{pool.gpu_memory_share:g} of {pool.engine_workers} x {memory(machine.gpu_memory)}"
+        yield (
+            f"generators.gpu_memory_share: {share} does not hold the model's weights in {pool.dtype} and an episode of {longest} "
+            "tokens: vLLM will not start; raise it, or generators.tensor_parallel"
+        )
+    elif 0 < cached < pool.max_running * longest:
         yield (
             f"the key-value cache of an engine holds {quantity(cached)} tokens, about {cached // longest} episodes of "
             f"model.max_context, and generators.max_running is {pool.max_running}: if episodes are that long, vLLM preempts "

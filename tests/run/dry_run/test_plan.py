@@ -135,8 +135,13 @@ def test_remarks_on_what_is_probably_not_meant(model):
     there = [model, "learner.dtype=bfloat16"]
     assert make_plan(compose("quickstart", [*there, "generators.kv_cache_mb=64"]), on_gpus).remarks == ()
     shared = [*there, "generators.gpu_memory_share=0.02", "generators.max_running=64"]
-    (small,) = make_plan(compose("quickstart", shared), on_gpus).remarks
+    (small,) = make_plan(compose("quickstart", [*shared, "generators.dtype=bfloat16"]), on_gpus).remarks
     assert "preempts some; raise generators.gpu_memory_share" in small
+    (none,) = make_plan(compose("quickstart", [*shared, "generators.dtype=float32"]), on_gpus).remarks
+    assert (
+        "0.02 of 1 x 80.0 GiB does not hold the model's weights in float32 and an episode of 256 tokens: vLLM will not start"
+        in none
+    )
     divided = ["generators.kv_cache_mb=1024", "learner.context_parallel=2"]
     (repeated,) = make_plan(compose("quickstart", divided), ROOMY).remarks
     assert "with learner.context_parallel 2 the prompt that a group shares is computed once for each of its rows" in repeated
