@@ -6,6 +6,8 @@ told of, is no score. Then the judge is asked again, which costs less than a rew
 
 import re
 
+from asyncrl.envs.thoughts import behind_thoughts
+
 _NUMBER = r"(?>[-−–]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)"  # noqa: RUF001
 _REMARK = r"(?:\s*(?:[(\[][^()\[\]\n]{1,30}[)\]]|/\s*\d+|out\s+of\s+\d+)(?=[\s*_`\"']*[:=]))?"
 """What is said of the scores before the score, such as ``(0-10)`` in ``Score (0-10): 8``."""
@@ -36,11 +38,10 @@ def read_score(reply: str, highest: float) -> float | None:
         reply: what the judge wrote.
         highest: the highest score; one that says it is out of another number is none.
     """
-    _, ended, said = reply.rpartition("</think>")
-    if ended and (said.strip() or reply.rstrip().rpartition("\n")[2].strip() == ended):
-        reply = said
-    elif reply.lstrip().startswith("<think>"):
+    said = behind_thoughts(reply)
+    if said == reply and (reply.lstrip().startswith("<think>") or reply.rstrip().rpartition("\n")[2].strip() == "</think>"):
         return None
+    reply = said
     named = _STATED.findall(reply) or _SCORE.findall(reply)
     if named:
         number, behind = named[-1]

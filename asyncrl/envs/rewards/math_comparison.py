@@ -16,6 +16,7 @@ from typing import Any
 from asyncrl.envs.rewards.math_forms import Form, Kind, choice_in, equal, form_of, words
 from asyncrl.envs.rewards.math_numbers import number_of, to_be_computed
 from asyncrl.envs.rewards.math_text import expected_part, final_part, is_prose, readings, tidied
+from asyncrl.envs.thoughts import behind_thoughts
 
 MEMORY_BYTES = 4 << 30
 """Address space of the process; sympy and what it imports take about a quarter of a GiB."""
@@ -51,7 +52,7 @@ def main() -> None:
 
 def wanted_of(expected: str) -> Form | None:
     """The form of an expected answer, of which a solution that ends with it may be given; None if it cannot be read."""
-    found = expected_part(expected)
+    found = expected_part(behind_thoughts(expected))
     text, marked = (tidied(found[0]), found[1]) if found else ("", False)
     if not text or len(text) > LONGEST_PART:
         return None
@@ -69,6 +70,7 @@ def _readable(text: str, are_words: bool) -> Form | None:
 
 def is_equal(wanted: Form, answer: str) -> bool:
     """Whether what counts of an answer is the one that is wanted."""
+    answer = behind_thoughts(answer)
     part, marked = final_part(answer)
     texts = [text for text in map(tidied, readings(part)) if 0 < len(text) <= LONGEST_PART]
     if wanted.kind is Kind.CHOICE:

@@ -45,7 +45,7 @@ class _Comparison(msgspec.Struct, frozen=True):
 class MathEquivalence(Reward):
     """1 if the answer is mathematically equal to the expected one, else 0.
 
-    What the text marks as its answer counts, or its last expression, see
+    What the text marks as its answer behind the model's thoughts (until ``</think>``) counts, or its last expression, see
     :func:`~asyncrl.envs.rewards.math_text.final_part`; it is compared with the expected answer part by part. An answer that
     cannot be read, or cannot be compared within ``deadline_s``, gets 0; an expected answer of which that is true breaks the task.
 

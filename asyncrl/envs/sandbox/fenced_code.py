@@ -7,6 +7,8 @@ text, whatever that holds.
 import re
 from typing import NamedTuple
 
+from asyncrl.envs.thoughts import behind_thoughts
+
 _PYTHON = re.compile(r"\{?\s*\.?i?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
 _TAG = re.compile(r"[\w.+#-]*")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])?")
@@ -44,8 +46,10 @@ class _Block(NamedTuple):
 def code_in(answer: str) -> str:
     """The last fenced block of Python in an answer, or of what is not said to be anything; the whole answer if there is none.
 
-    A block that ends with the answer counts if no other of its kind does.
+    A block that ends with the answer counts if no other of its kind does; one in the model's thoughts (until ``</think>``) does
+    not.
     """
+    answer = behind_thoughts(answer)
     blocks: list[_Block] = []
     opening, lines = None, list[str]()
     for line in answer.splitlines(keepends=True):

@@ -65,6 +65,24 @@ def test_math_reads_what_stands_in_a_box_as_it_reads_it_alone(shape: math_answer
         assert is_equal(wanted, boxed) == is_equal(wanted, answer), answer
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<think>perhaps \\boxed{4}? No.</think> The answer is 5.",
+        "Perhaps \\boxed{4}? No.\n</think>\n\nThe answer is 5.",
+        "<think>the answer is 4?</think> **5**",
+        "<think>So <answer>4</answer>.</think>$5$",
+        "<think>$x = 4$, or</think>we have five of them, since there are so many, namely 5 apples",
+        "<think>no</think> 4 <think>or</think> 5",
+        "<think>So \\boxed{5}.\n</think>\n",
+    ],
+)
+def test_math_counts_what_was_said_and_not_what_was_thought(answer: str):
+    five, four = wanted_of("<think>\n\\boxed{4}?\n</think>\n5"), wanted_of("4")
+    assert five is not None and four is not None
+    assert (is_equal(five, answer), is_equal(four, answer)) == (True, False)
+
+
 def test_a_formula_in_a_short_sentence_that_is_expected_is_not_the_whole():
     wanted = wanted_of("$n$ must be even")
     assert wanted is not None

@@ -46,6 +46,12 @@ from asyncrl.envs.sandbox.fenced_code import code_in
         ("```python\na\n```\nor\n```python\nb(", "a\n"),
         ("```python\na\n\n```python\nb\n```", "b\n"),
         ("```\na\n```\n```", "a\n"),
+        # What was thought is no program
+        ("<think>\n```python\nbad()\n```\n</think>\ndef f(): ...", "\ndef f(): ..."),
+        ("```python\nbad()```</think>\n```\na\n```", "a\n"),
+        ("<think>No.</think>```python\na\n```", "a\n"),
+        ("<think>\n```python\na\n```\n</think>\n", "a\n"),
+        ("```python\ns = t.split('</think>')[1]\n```", "s = t.split('</think>')[1]\n"),
         # What is no fence
         ("print('```')", "print('```')"),
         ("```python\nprint('```')\n```", "print('```')\n"),
