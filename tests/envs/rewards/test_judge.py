@@ -310,7 +310,11 @@ def test_wrong_settings_are_refused():
         ('{"score": 6}', 6.0),
         ("Thinking about 3 things\n8", 8.0),
         ("8.", 8.0),
-        ("8/10", None),
+        ("8/10", 8.0),
+        ("It holds.\n**7/10**", 7.0),
+        ("7 / 10.", 7.0),
+        ("7/100", None),
+        ("7/10/2026", None),
         ("none", None),
         ("", None),
         ("[" * 100_000, None),
@@ -348,6 +352,48 @@ def test_wrong_settings_are_refused():
         ("Score: 8\nMinimum score: 0", 8.0),
         ("Score: 8\nMin score: 0, lowest score: 0", 8.0),
         ("Score: 8\nPassing score: 5", 8.0),
+        ("Score: 7\nPrevious score: 6", 7.0),
+        ('{"score": 3, "passing_score": 5, "min-score": 0}', 3.0),
+        # How it is called, and what stands about it
+        ('{"final_score": 7}', 7.0),
+        ('{"overall_score": 7, "accuracy_score": 8}', 7.0),
+        ('{\n  "accuracy_score": 8,\n  "overall_score": 7,\n  "clarity_score": 6\n}', 7.0),
+        ('{"max_score": 10}', None),
+        ("<final_score>7</final_score>", 7.0),
+        ("Score: \\boxed{7}", 7.0),
+        ("Score: $\\boxed{7}$ out of 10", 7.0),
+        ("Score: \\boxed{7}/100", None),
+        # Scores of parts
+        ("Overall score: 7\nAccuracy score: 8\nClarity score: 6", 7.0),
+        ("Accuracy score: 8\n**Final score: 7**\nClarity score: 6", 7.0),
+        ("Score: 7\nAccuracy score: 8", 7.0),
+        ("Accuracy score: 8\nClarity score: 6", None),
+        ("Accuracy score: 8\nClarity score: 8", 8.0),
+        ("Answer score: 8", 8.0),
+        ("It asks for\nFinal score: 10\nMy score: 2", 2.0),
+        ("It asks for\nScore: 10\nIt gets score: 2", 2.0),
+        ("<reasoning>Score: 2</reasoning>\n7", None),
+        ("<reasoning>Score: 7</reasoning>\n7", 7.0),
+        # Numbers that something else is computed with
+        ("Total score: 3 + 4 = 7", None),
+        ("Score: 3+4", None),
+        ("Score: (3+4)/2 = 3.5", None),
+        ("Score: ((3) + (4)) / 2", None),
+        ("Score: 5 \u00d7 2 = 10", None),
+        ("Score: 5 x 2 = 10", None),
+        ("Score: 2*4", None),
+        ("Score: 2 * 4", None),
+        ("Score: 2*(4)", None),
+        ("Score: 9/(1+2)", None),
+        ("Score: 7/10 + 1", None),
+        ("Score: 7 = 70%", None),
+        ("Score: 7 (+1)", None),
+        ("Score: 7 \u00b1 1", None),
+        ("Score: 7/10 = 0.7", 7.0),
+        ("Score: 7+", 7.0),
+        ("Score: *7* (of 10)", 7.0),
+        ("Score: *7* 3 of 4 hold", 7.0),
+        ("Score: **7** (of 10)", 7.0),
         # Other numbers than points out of 10
         ("Score: 7/10", 7.0),
         ("Score: 7 out of 10", 7.0),
@@ -376,7 +422,7 @@ def test_scores_are_read_from_replies(reply: str, score: float | None):
     assert read_score(reply, highest=10.0) == score
 
 
-@pytest.mark.parametrize("part", ["\n", " ", "score: ", "score: 7 out of ", "score(", "7", "a "])
+@pytest.mark.parametrize("part", ["\n", " ", "score: ", "score: 7 out of ", "score(", "7", "a ", "a_", "_"])
 def test_no_reply_takes_long_to_read(part: str):
     began = time.process_time()
     read_score(part * (40_000 // len(part)) + "x", highest=10.0)
