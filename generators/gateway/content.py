@@ -59,9 +59,11 @@ def _unread_result(result: Mapping[str, Any]) -> Iterator[str]:
 def as_read(message: Mapping[str, Any], protocol: Protocol) -> Mapping[str, Any]:
     """Return a message so that vLLM reads all of it.
 
-    Of the parts of an assistant's message in the Responses protocol it would read the first, if that is no refusal. The name of a
-    tool within a result would become a further result.
+    Of the parts of an assistant's message in the Responses protocol it would read the first, if that is no refusal, and of those
+    of a reasoning item the first. The name of a tool within a result would become a further result.
     """
+    if protocol is Protocol.RESPONSES and message.get("type") == "reasoning":
+        return _with_one_thought(message)
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -72,6 +74,16 @@ def as_read(message: Mapping[str, Any], protocol: Protocol) -> Mapping[str, Any]
     ):
         return {"role": "assistant", "content": text_of(content)}
     return {**message, "content": [_with_names(part) for part in content]}
+
+
+def _with_one_thought(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a reasoning item whose content, and whose summary, has one part with the texts of all."""
+    found = {key: item.get(key) for key in ("content", "summary")}
+    several = {key: parts for key, parts in found.items() if isinstance(parts, list) and len(parts) > 1}
+    return {
+        **item,
+        **{key: [{**parts[0], "text": "\n".join(part["text"] for part in parts)}] for key, parts in several.items()},
+    }
 
 
 def _with_names(part: Any) -> Any:

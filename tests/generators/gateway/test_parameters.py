@@ -130,6 +130,12 @@ def test_of_an_assistants_several_texts_none_is_lost(parts: list[Any], text: str
     assert text_of(parts) == text
 
 
+@pytest.mark.parametrize(("key", "kind"), [("content", "reasoning_text"), ("summary", "summary_text")])
+def test_of_several_thoughts_none_is_lost(key: str, kind: str) -> None:
+    item = {"type": "reasoning", "id": "r", "summary": [], key: [{"type": kind, "text": "One."}, {"type": kind, "text": "Two."}]}
+    assert settle(Protocol.RESPONSES, item, USER) == [{**item, key: [{"type": kind, "text": "One.\nTwo."}]}, USER]
+
+
 def test_a_tool_that_a_result_names_is_named_in_its_text() -> None:
     (message, _) = settle(Protocol.MESSAGES, result(TEXT, {"type": "tool_reference", "tool_name": "get_weather"}), USER)
     assert message == result(TEXT, {"type": "text", "text": "get_weather"})
