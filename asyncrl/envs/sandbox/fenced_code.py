@@ -12,6 +12,8 @@ from asyncrl.envs.thoughts import behind_thoughts
 _PYTHON = re.compile(r"\{?\s*\.?i?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
 _TAG = re.compile(r"[\w.+#-]*")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])?")
+_MOST_DEEPER = 3
+"""Columns by which the end of a block may be further from the left than its beginning."""
 
 
 class _Fence(NamedTuple):
@@ -24,6 +26,14 @@ class _Fence(NamedTuple):
     def begins_its_line(self) -> bool:
         """Whether nothing stands before it, but for the mark of a list."""
         return _ITEM.fullmatch(self.before.strip()) is not None
+
+    def is_deeper_than(self, opening: "_Fence") -> bool:
+        """Whether it begins its line so deep that Markdown takes it for text, as in the docstring of a function."""
+        return self.begins_its_line() and self._indent() > opening._indent() + _MOST_DEEPER
+
+    def _indent(self) -> int:
+        line = self.before.expandtabs(4)
+        return len(line) if self.begins_its_line() else len(line) - len(line.lstrip())
 
 
 class _Block(NamedTuple):
@@ -54,6 +64,8 @@ def code_in(answer: str) -> str:
     opening, lines = None, list[str]()
     for line in answer.splitlines(keepends=True):
         fence = _fence(line)
+        if fence is not None and opening is not None and fence.is_deeper_than(opening):
+            fence = None
         if fence is not None and opening is not None and not fence.tag and fence.signs.startswith(opening.signs):
             if fence.before.strip():
                 lines.append(fence.before)

@@ -79,7 +79,8 @@ def test_math_reads_what_stands_in_a_box_as_it_reads_it_alone(shape: math_answer
 )
 def test_math_counts_what_was_said_and_not_what_was_thought(answer: str):
     five, four = wanted_of("<think>\n\\boxed{4}?\n</think>\n5"), wanted_of("4")
-    assert five is not None and four is not None
+    assert five is not None
+    assert four is not None
     assert (is_equal(five, answer), is_equal(four, answer)) == (True, False)
 
 

@@ -6,6 +6,10 @@ import pytest
 
 from asyncrl.envs.sandbox.fenced_code import code_in
 
+DOCUMENTED = 'def f():\n    """Add.\n\n    ```\n    f() == 1\n    ```\n    """\n    return 1\n'
+TAGGED = DOCUMENTED.replace("```\n    f", "```python\n    f")
+TABBED = TAGGED.replace("    ", "\t")
+
 
 @pytest.mark.parametrize(
     ("answer", "code"),
@@ -52,6 +56,15 @@ from asyncrl.envs.sandbox.fenced_code import code_in
         ("<think>No.</think>```python\na\n```", "a\n"),
         ("<think>\n```python\na\n```\n</think>\n", "a\n"),
         ("```python\ns = t.split('</think>')[1]\n```", "s = t.split('</think>')[1]\n"),
+        # In a docstring it is deeper than where the block begins
+        (f"```python\n{DOCUMENTED}```", DOCUMENTED),
+        (f"```python\n{TAGGED}```\n", TAGGED),
+        (f"```python\n{TABBED}```", TABBED),
+        ("- ```python\n  def f():\n      '''\n      ```\n      '''\n  ```", "def f():\n    '''\n    ```\n    '''\n"),
+        ("The code: ```python\ndef f():\n    '''\n    ```\n    '''\n```", "def f():\n    '''\n    ```\n    '''\n"),
+        ("```python\nx=1\n   ```\ntext\n", "x=1\n"),
+        ("```python\nx=1\n    ```\ntext\n", "x=1\n    "),
+        ("```python\ndef f():\n    return 1```\ntext", "def f():\n    return 1"),
         # What is no fence
         ("print('```')", "print('```')"),
         ("```python\nprint('```')\n```", "print('```')\n"),
