@@ -68,7 +68,7 @@ class Conversation(msgspec.Struct, frozen=True):
 class _Others(msgspec.Struct, frozen=True):
     """The keys of a row beside the messages."""
 
-    reward: float = 1.0
+    reward: float | bool = 1.0
     group: str | int | None = None
 
 
@@ -104,6 +104,8 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         schema = pq.read_schema(file)
         known = (MESSAGES, SHARED, ASKED, ANSWERED, _TOOLS, _SYSTEM, *_UNREAD_REWARDS, *_UNREAD, *_Others.__struct_fields__)
         table = pq.read_table(file, columns=[name for name in known if name in schema.names])
+        if _REWARD in table.column_names and table[_REWARD].null_count == len(table):  # a column is in all rows or in none
+            table = table.drop_columns(_REWARD)
         for number, row in enumerate(table.to_pylist(), 1):
             place = f"row {number} of {file}"
             try:
@@ -153,10 +155,12 @@ def _conversation(place: str, row: Mapping[str, Any]) -> Conversation:
     try:
         others = msgspec.convert({key: plain[key] for key in _Others.__struct_fields__ if key in plain}, _Others)
     except msgspec.ValidationError as error:
-        raise ValueError(f"has another reward or group than is known: {error}") from error
+        raise ValueError(
+            f"has another reward or group than is known: {error}; give a number, and a text or a whole number"
+        ) from error
     if not is_reward(others.reward):
         raise ValueError(f"has the reward {others.reward}; give a number, of at most {LARGEST_REWARD:g} in size")
-    return Conversation(place, tuple(said), tools, others.reward, others.group)
+    return Conversation(place, tuple(said), tools, float(others.reward), others.group)
 
 
 def _messages(row: Mapping[str, Any]) -> list[object]:

@@ -151,6 +151,18 @@ def test_a_row_without_a_reward_among_others_is_not_taken_for_a_perfect_one(
         told(tmp_path / f"told.{suffix}", chat)
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("given", "rewards"), [([True, False], [1.0, 0.0]), ([None, None], [1.0, 1.0])], ids=str)
+def test_rewards_may_be_truths_or_a_column_without_any(
+    tmp_path: Path, chat: ChatFormat, suffix: str, given: list[bool | None], rewards: list[float]
+):
+    rows = [{"messages": [ASKED, SAID]} | ({} if each is None else {"reward": each}) for each in given]
+    (tmp_path / "told.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.table({"messages": [row["messages"] for row in rows], "reward": given}), tmp_path / "told.parquet")
+    found = episodes_of_conversations(tmp_path / f"told.{suffix}", chat, 1.0)
+    assert [each.reward for each in found] == rewards
+
+
 def test_other_numbers_beside_a_reward_bear_on_nothing(tmp_path: Path, chat: ChatFormat):
     file = tmp_path / "told.jsonl"
     for more, reward in (({"reward": 0.25, "score": 7, "correct": True}, 0.25), ({"score": None}, 1.0)):
@@ -256,6 +268,7 @@ def test_what_the_model_would_say_otherwise_is_refused(tmp_path: Path, chat: Cha
         ({"reward": float("-inf")}, "has the reward -inf; give a number"),
         ({"reward": 1e16}, r"has the reward 1e\+16; give a number, of at most 1e\+15 in size"),
         ({"reward": 10**400}, "another reward or group than is known"),
+        ({"reward": "1"}, "another reward or group than is known: .*; give a number, and a text or a whole number"),
         ({"messages": [ASKED, {**SAID, "weight": "0"}]}, "message 2 that has weight '0'; give 1, or 0"),
         ({"messages": [ASKED, {**SAID, "weight": 0.3}]}, "message 2 that has weight 0.3; give 1, or 0"),
         ({"messages": [ASKED, {**SAID, "weight": float("nan")}]}, "message 2 that has weight nan; give 1, or 0"),
