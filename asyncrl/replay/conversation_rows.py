@@ -155,9 +155,8 @@ def _conversation(place: str, row: Mapping[str, Any]) -> Conversation:
     try:
         others = msgspec.convert({key: plain[key] for key in _Others.__struct_fields__ if key in plain}, _Others)
     except msgspec.ValidationError as error:
-        raise ValueError(
-            f"has another reward or group than is known: {error}; give a number, and a text or a whole number"
-        ) from error
+        remedy = "give a number, and a text or a whole number"
+        raise ValueError(f"has another reward or group than is known: {error}; {remedy}") from error
     if not is_reward(others.reward):
         raise ValueError(f"has the reward {others.reward}; give a number, of at most {LARGEST_REWARD:g} in size")
     return Conversation(place, tuple(said), tools, float(others.reward), others.group)
