@@ -8,7 +8,7 @@ from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.planning.episode_limits import limited
 from asyncrl.planning.grid import axes_to_vary, fastest, front, points, shown, speed_of, splits, verdict
-from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, predict
+from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, gpus_taken, predict
 from asyncrl.planning.rate_fit import Basis
 from asyncrl.planning.remarks import gathered
 from asyncrl.run.nodes.machine import Machine
@@ -180,11 +180,22 @@ def _composed(
     """Yield the points that the recipe's rules allow, and add the others to ``refused``."""
     for overrides in asked:
         try:
-            yield _Point(overrides, compose_for(machine, request.recipe, (*request.overrides, *overrides))[0])
+            recipe, choices = compose_for(machine, request.recipe, (*request.overrides, *overrides))
+            _check_room(recipe, choices, machine)
+            yield _Point(overrides, recipe)
         except RecipeError as error:
             if len(asked) == 1:
                 raise
             refused.append(Refused(shown(overrides), str(error)))
+
+
+def _check_room(recipe: Recipe, choices: Sequence[Choice], machine: Machine) -> None:
+    """Refuse a recipe that leaves the number of engines to a machine on which its learner leaves no GPU for one."""
+    is_chosen = any(choice.key == _COUNT for choice in choices) and not recipe.generators.pools
+    if is_chosen and machine.gpus and gpus_taken(recipe) > machine.gpus:
+        learner = pluralize(recipe.learner.layout.ranks, "rank")
+        problem = f"is auto, and a learner of {learner} leaves too few of {machine.gpus} GPUs for an engine"
+        raise RecipeError(_COUNT, problem, "set it, vary it, or give --gpus")
 
 
 def _predicted(request: PlanRequest, basis: Basis, point: _Point) -> Prediction:

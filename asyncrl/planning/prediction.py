@@ -170,8 +170,11 @@ def _check_memory(recipe: Recipe, rates: Rates, device: str, gpu_memory: int) ->
 
 def gpus_of(recipe: Recipe, basis: Basis) -> int:
     """How many GPUs a recipe takes."""
-    if basis.device == "cpu":
-        return 0
+    return 0 if basis.device == "cpu" else gpus_taken(recipe)
+
+
+def gpus_taken(recipe: Recipe) -> int:
+    """How many GPUs learner and engines of a recipe take on a machine that has some."""
     engines = sum(pool.count * pool.engine_workers for pool in recipe.generators.by_pool.values())
     return max(engines, recipe.learner.layout.ranks) if recipe.learner.gpu == "shared" else engines + recipe.learner.layout.ranks
 

@@ -57,6 +57,17 @@ def test_more_engines_and_more_depth_are_faster_and_staler():
     assert fast.bottleneck
 
 
+def test_engines_that_a_machine_has_no_room_for_are_not_chosen_but_may_be_named():
+    keys = ("batch.groups_per_step=16", "learner.data_parallel=16")
+    with pytest.raises(RecipeError, match=r"generators.count: is auto, .* 16 ranks .* of 8 GPUs for an engine; set it, vary it"):
+        planned(keys=keys)
+    assert planned(keys=(*keys, "generators.count=4")).points[0].gpus == 20
+    assert [each.gpus for each in planned("generators.count=4,8", keys=keys).points] == [20, 24]
+    found = planned("learner.data_parallel=4,8", keys=keys[:1])
+    assert [each.gpus for each in found.points] == [8]
+    assert [each.name for each in found.refused] == ["data_parallel=8"]
+
+
 def test_a_budget_is_predicted_in_all_its_splits():
     found = planned(gpus=4)
     assert {each.gpus for each in found.points} == {4}
