@@ -24,6 +24,32 @@ _REFERENCE = "tool_reference"
 """The type of a result's part that names a tool which can be called from now on; all tools of a request can be called anyway."""
 
 
+def with_quotes_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message of the Messages protocol in which documents and results of searches that hold text alone are text."""
+    content = message.get("content")
+    return {**message, "content": [_as_text(part) for part in content]} if isinstance(content, list) else message
+
+
+def _as_text(part: Any) -> Any:
+    if _is(part, "tool_result") and isinstance(part.get("content"), list):
+        return {**part, "content": [_as_text(each) for each in part["content"]]}
+    quoted = _quoted(part)
+    if not isinstance(quoted, str) and not (isinstance(quoted, list) and all(_is(each, "text") for each in quoted)):
+        return part
+    about = [part.get(key) for key in ("title", "source", "context")]
+    return {"type": "text", "text": "\n".join([*(each for each in about if each and isinstance(each, str)), text_of(quoted)])}
+
+
+def _quoted(part: Any) -> object:
+    """Return what a result of a search, or a document that is sent with its request, says; None if a part is neither."""
+    if _is(part, "search_result"):
+        return part.get("content")
+    source = part.get("source") if _is(part, "document") else None
+    if _is(source, "text"):
+        return source["data"]
+    return source["content"] if _is(source, "content") else None
+
+
 def unread(message: Mapping[str, Any]) -> Iterator[str]:
     """Yield what of a message the policy could not read, and what to do."""
     for key, remedy in _KEYS.items():
@@ -94,5 +120,5 @@ def _with_names(part: Any) -> Any:
     return {**part, "content": named}
 
 
-def _is(part: object, kind: str) -> bool:
+def _is(part: Any, kind: str) -> bool:
     return isinstance(part, Mapping) and part.get("type") == kind

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncrl.generators.gateway.content import as_read, unread, unread_parts
+from asyncrl.generators.gateway.content import as_read, unread, unread_parts, with_quotes_as_text
 from asyncrl.generators.gateway.messages import role_of
 from asyncrl.generators.gateway.problems import Kind, Problem
 from asyncrl.generators.gateway.protocol import Protocol
@@ -209,7 +209,8 @@ def _conversation(
         Problem: one of them holds something else than text, or the last one is the beginning of the policy's own turn.
     """
     last: Mapping[str, Any] = {}
-    for place, last in enumerate(messages):
+    for place, given in enumerate(messages):
+        last = with_quotes_as_text(given) if protocol is Protocol.MESSAGES else given
         _refuse(unread(last), _name_of_conversation(protocol))
         is_later = (place or begins_with_system) and not system_later and "role" in last and role_of(last) == "system"
         yield {**as_read(last, protocol), **({"role": "user"} if is_later else {})}

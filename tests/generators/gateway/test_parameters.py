@@ -33,7 +33,12 @@ def result(*parts: Any) -> dict[str, Any]:
     return of_user({"type": "tool_result", "tool_use_id": "a", "content": [*parts]})
 
 
+def document(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": "document", "title": "t", "context": None, "source": {"type": kind, **more}}
+
+
 TEXT = {"type": "text", "text": "What is this?"}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
 FOUND = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "FACT"}]}
 
 
@@ -48,7 +53,15 @@ FOUND = {"type": "search_result", "source": "s", "title": "t", "content": [{"typ
         (Protocol.CHAT, of_user(TEXT, {"text": "And that?"}), f"content without a type (text) is not supported: {ALONE}"),
         (Protocol.CHAT, of_user({"type": "image_embeds"}), f"content of type image_embeds is not supported: {ALONE}"),
         (Protocol.CHAT, {"role": "tool", "content": [{"type": "file"}]}, f"content of type file is not supported: {ALONE}"),
-        (Protocol.MESSAGES, result(FOUND), f"content of type search_result is not supported: {ALONE}"),
+        (Protocol.MESSAGES, result({**FOUND, "content": [IMAGE]}), f"content of type search_result is not supported: {ALONE}"),
+        (Protocol.MESSAGES, of_user(document("content", content=[IMAGE])), f"content of type document is not supported: {ALONE}"),
+        (Protocol.MESSAGES, of_user(document("base64", data="JVBERi0=")), f"content of type document is not supported: {ALONE}"),
+        (Protocol.CHAT, of_user(FOUND), f"content of type search_result is not supported: {ALONE}"),
+        (
+            Protocol.RESPONSES,
+            {"type": "function_call_output", "call_id": "c", "output": [FOUND]},
+            f"content of type search_result is not supported: {ALONE}",
+        ),
         (Protocol.MESSAGES, of_user({"type": "tool_reference"}), f"content of type tool_reference is not supported: {ALONE}"),
         (
             Protocol.RESPONSES,
@@ -134,6 +147,21 @@ def test_of_an_assistants_several_texts_none_is_lost(parts: list[Any], text: str
 def test_of_several_thoughts_none_is_lost(key: str, kind: str) -> None:
     item = {"type": "reasoning", "id": "r", "summary": [], key: [{"type": kind, "text": "One."}, {"type": kind, "text": "Two."}]}
     assert settle(Protocol.RESPONSES, item, USER) == [{**item, key: [{"type": kind, "text": "One.\nTwo."}]}, USER]
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (FOUND, "t\ns\nFACT"),
+        (document("text", media_type="text/plain", data="FACT"), "t\nFACT"),
+        ({**document("text", data="FACT"), "title": None, "context": "From 1999."}, "From 1999.\nFACT"),
+        (document("content", content="FACT"), "t\nFACT"),
+        (document("content", content=[{"type": "text", "text": "FACT"}, {"type": "text", "text": "MORE"}]), "t\nFACT\nMORE"),
+    ],
+)
+def test_what_is_quoted_to_the_policy_is_text(part: Any, text: str) -> None:
+    said = {"type": "text", "text": text}
+    assert settle(Protocol.MESSAGES, of_user(TEXT, part), result(part), USER) == [of_user(TEXT, said), result(said), USER]
 
 
 def test_a_tool_that_a_result_names_is_named_in_its_text() -> None:
