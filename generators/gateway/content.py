@@ -44,7 +44,7 @@ def _quoted(part: Any) -> object:
     """Return what a result of a search, or a document that is sent with its request, says; None if a part is neither."""
     if _is(part, "search_result"):
         return part.get("content")
-    source = part.get("source") if _is(part, "document") else None
+    source: Any = part.get("source") if _is(part, "document") else None
     if _is(source, "text"):
         return source["data"]
     return source["content"] if _is(source, "content") else None
