@@ -6,6 +6,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import pluralize
 from asyncrl.planning.episode_limits import limited
 from asyncrl.planning.grid import axes_to_vary, fastest, front, points, shown, speed_of, splits, verdict
 from asyncrl.planning.prediction import SEEDS, STEPS, Prediction, gpus_taken, predict
