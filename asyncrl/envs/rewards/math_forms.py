@@ -62,6 +62,10 @@ _DASHED = re.compile(r"\d+(?:\s*-\s*\d+){1,3}|\d+(?:/\d+){2}")
 """A date, a score, a range or a telephone number, which nobody means to be computed."""
 _BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{([^{}]+)\}|(\w))")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'., -]*")
+_DIFFERENCE = re.compile(r"-?[a-z]{1,2}(?:\s*-\s*[a-z]{1,2})+")
+"""Products of letters, such as those of ``ad-bc``, and no words with hyphens."""
+_HYPHEN = re.compile(r"([A-Z][a-z]+|[^\W\d_]{4,})\s*[-/]|[-/]\s*(?=[A-Z][a-z]|[^\W\d_]{4})|^\s*-\s+")
+"""What belongs to a name or a word, or begins a line of a list, and is no sign."""
 _MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _MIXED = re.compile(r"(-?)\s*(\d+)\s*(\\frac\s*\{\d+\}\s*\{\d+\}|\\frac\s*\d\s*\d)|(-?)\s*(\d+)\s+(\d+/\d+)")
 _BETWEEN = re.compile(r"(.+?)(<|>|\\(?:le|ge)(?![A-Za-z]))\s*\"?[A-Za-z]\"?\s*(<|>|\\(?:le|ge)(?![A-Za-z]))(.+)")
@@ -114,14 +118,17 @@ def _texts(text: str, _: int) -> Form | None:
         base = (found[2] or found[3]).strip('" ').lower()
         return Form(Kind.WORDS, f"{found[1].lower()}_{_BASES.get(base, base)}")
     plain = text.replace('"', " ").strip()
-    if not _SEVERAL.search(plain) and _WORDS.fullmatch(plain) and re.search(r"[A-Za-z]{2}", plain):
+    if _SEVERAL.search(plain) or _DIFFERENCE.fullmatch(plain):
+        return None
+    if _WORDS.fullmatch(plain) and re.search(r"[A-Za-z]{2}", plain):
         return Form(Kind.WORDS, words(plain))
     return None
 
 
 def words(text: str) -> str:
-    """Words without their capitals and punctuation."""
-    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    """Words without their capitals and punctuation, but with the signs of numbers and formulas among them."""
+    plain = _HYPHEN.sub(r"\1 ", text).lower()
+    return " ".join(re.findall(r"[a-z0-9]+|[-+/]|\^(?=[\w{(-])", plain))
 
 
 class Choice(NamedTuple):
@@ -299,7 +306,8 @@ def equal(wanted: Form, given: Form, same: Same) -> bool:
             wanted.parts[1], given, same
         )
     if wanted.kind is Kind.EQUATION:
-        return all(map(equal, wanted.parts, given.parts, (same, same))) or same(wanted.text, given.text)
+        left, right = (equal(*sides, same) for sides in zip(wanted.parts, given.parts, strict=True))
+        return right if left else same(wanted.text, given.text)
     if Kind.QUANTITY in (wanted.kind, given.kind):
         return _equal_quantities(wanted, given, same)
     if wanted.kind is Kind.UNORDERED and given.kind is Kind.UNORDERED:

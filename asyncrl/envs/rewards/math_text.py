@@ -36,6 +36,11 @@ MOST_BOXES = 20
 """Boxes, from the end of an answer, among which one that is closed is looked for."""
 
 _NO_WORDS = re.compile(r'"[^"]*"|\\(?:begin|end)\s*\{[^{}]*\}')
+_FACTORS = re.compile(
+    r"(?<![\\A-Za-z])(?<![A-Za-z] )(?![A-Z][a-z])[A-Za-z]{2,3}"
+    r"(?=[-+*/^_=<>(){}|!]|\s+(?:[+*/^_=<>)}\]]|-\s|\\(?:cdot|times|div|le|ge)(?![A-Za-z]))|(?<=[(\[{]..),|(?<=[(\[{]...),)"
+)
+"""Letters that are multiplied, such as those of ``xy+1``: no name, and no word behind others, before what makes them a part."""
 MOST_WORDS = 4
 """Words of an answer that is none of prose, such as those of a unit."""
 
@@ -232,7 +237,7 @@ def readings(part: str) -> Iterator[str]:
 
 def is_prose(text: str) -> bool:
     """Whether a text has words that are no mathematics, of which only the end may be an answer: many, or some before a number."""
-    plain = _NO_WORDS.sub("", text)
+    plain = _FACTORS.sub(" ", _NO_WORDS.sub("", text))
     before, number, _ = re.split(r"(\d|$)", plain, maxsplit=1)
     return len(_words(plain)) > MOST_WORDS or bool(number and _words(before))
 
