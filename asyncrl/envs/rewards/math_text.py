@@ -49,6 +49,12 @@ _SYMBOLS = {
     "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ", "²": "^2 ",  # noqa: RUF001
     "³": "^3 ", "½": "\\frac{1}{2}", "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
 }  # fmt: skip
+_EMPHASIS = (
+    re.compile(r"^(?:[-+*>]\s+)*(?=\*\*)"),
+    re.compile(r"(?<![\w)}\]])\*\*(?=[^\s*])((?:(?!\*\*).)+)(?<=\S)\*\*(?![\w({\\])"),
+    re.compile(r"^(?:\*\*|__)|(?<!\^)(?:\*\*|__)[\s.]*$"),
+)
+"""The marks of a line before bold, a pair of bold about words or a formula, and the half of a pair that an answer begins or ends in."""
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
@@ -271,7 +277,9 @@ def tidied(text: str) -> str:
         text = text.replace(sign, command)
     text = re.sub(r"(?<=\d)(?:,\\!|\\!,|\{,\})\s*(?=\d)", ",", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
-    text = re.sub(r"\\\$|(?<!\\)\$", "", text).replace("**", "" if text.startswith("**") else "**")
+    text = re.sub(r"\\\$|(?<!\\)\$", "", text)
+    for marks in _EMPHASIS:
+        text = marks.sub(lambda found: found[1] if found.re.groups else "", text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_fraction, text)
