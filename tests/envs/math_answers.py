@@ -89,6 +89,11 @@ SHAPES = [
     Shape("choice", "(B) The cat sat on a mat today", ("B", "The cat sat on a mat today"), ("A", "cat")),
     Shape("choice", "Option C", ("C", "(C)", "option C"), ("B", "Option B")),
     Shape("choice", "A and C", ("a and c", "(a), (c)", "C, A"), ("a", "A", "a, b", "a, b, c")),
+    Shape("choice", "B", ("Option B is correct.", "Thus, option (B) is correct.", "Option B is the correct answer.", "I choose B.", "I choose option B"), ("Option A is correct.", "Option A or option B is correct.", "Option B is wrong.", "Option B is not correct.", "I choose A or B.")),
+    Shape("choice", "B", ("The answer is B, photosynthesis.", "The answer is B - photosynthesis.", "The answer is B — photosynthesis.", "The answer is B (12 km).", "\\boxed{B - 12}", "\\boxed{(\\text{B})}"), ("The answer is A, photosynthesis.", "The answer is B, C.", "The answer is B, c.", "The answer is B - or C.", "The answer is B (or C).", "The answer is B, and C.", "A, B")),
+    Shape("choice", "B", ("The answer is B because A is wrong.", "The correct answer is **B**, because A is false.", "The answer is B since C fails."), ("The answer is A because B is wrong.", "The answer is A, since it is B", "(A) because it is B")),
+    Shape("choice", "B", ("Answer: `B`", "Answer: [B]", "Answer: 'B'", '{"answer": "B"}', "{'answer': 'B'}"), ("Answer: `A`", "Answer: [A, B]", '{"answer": "A"}')),
+    Shape("choice", "B", ("<answer>B. A mixture of A and B</answer>", "The answer is: (B) The plants in group A and C died."), ("<answer>A. A mixture of A and B</answer>", "B. A or C", "B. A is possible, too", "(B) or C and D", "(B) 12 or C")),
     # What looks like a choice, and is none
     Shape("no choice", "c", ("c",), ("C", "3", "(b)")),
     Shape("no choice", "a + c", ("a+c", "c+a"), ("a", "c", "A")),

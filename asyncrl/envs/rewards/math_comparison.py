@@ -74,9 +74,9 @@ def is_equal(wanted: Form, answer: str) -> bool:
     part, marked = final_part(answer)
     texts = [text for text in map(tidied, readings(part)) if 0 < len(text) <= LONGEST_PART]
     if wanted.kind is Kind.CHOICE:
-        choices = [choice for choice in map(choice_in, texts) if choice is not None]
-        if any(choice.letter == wanted.text or choice.sure for choice in choices):
-            return any(choice.letter == wanted.text for choice in choices)
+        choice = next((choice for choice in map(choice_in, texts) if choice is not None), None)
+        if choice is not None and (choice.letter == wanted.text or choice.sure):
+            return choice.letter == wanted.text
         return any(is_equal(said, answer) for said in wanted.parts)
     if wanted.kind is Kind.WORDS and any(
         wanted.text == words(text) or (wanted == form_of(text) and not is_prose(text)) for text in texts

@@ -51,8 +51,21 @@ _MOST_PARTS = 200
 """Parts of a bracket, rows of a matrix and cells of a row that are read."""
 _DEEPEST = 12
 _SEVERAL = re.compile(r"\b(?:and|or)\b|,")
-_CHOICE = re.compile(r'["\s]*\(?([A-J])\)?["\s]*')
-_LED = re.compile(r'["\s]*(?:the\s+)?(?:correct\s+|final\s+)?(?:option|choice|answer)\b(?:\s+is\b)?[:"\s]*', re.IGNORECASE)
+_CHOICE = re.compile(r'["\s]*\(?["\s]*([A-J])["\s]*\)?["\s]*')
+_LED = re.compile(
+    r'["\s]*(?:I\s+(?:choose|pick|select)\s+)?(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:option|choice|answer)\b(?:\s+is\b)?[:"\s]*)?',
+    re.IGNORECASE,
+)
+_CALLED_RIGHT = re.compile(
+    r"(?:(?:so|thus|hence|then|therefore)[,\s]+)?(?:the\s+)?(?:option|choice|answer)\s+\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)"
+    r"(?:\s+(?:option|choice|answer|one))?(?:,?\s+(?:because|since|as)\b.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+_EXPLAINED = re.compile(r'([A-J])"?(?:,?\s+(?:because|since|as)\b.*|(?:,|\s+[-—]|\s+(?=\())\s*(.+))', re.DOTALL)
+"""A letter, and the reason for it, or what it says."""
+_A_WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3}|is\b)")
+_NAMES = re.compile(r"(?<![A-Za-z])(?!(?:or|and|not)\b)[A-Za-z]{2,} [A-J],? (?:and|or) [A-J](?![A-Za-z])")
+"""Names that a choice speaks of, as in ``(B) a mixture of A and C``."""
 _CHOSEN = re.compile(r'["\s]*(?:\(([A-J])\)|([A-J])(?:(\))|[.:](?!\d)))(.*)', re.DOTALL | re.IGNORECASE)
 _OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:^|\b(?:or|and|OR|AND)\b|[,;:/&=])[\"\s]*\(?[A-J](?![A-Za-z])")
 _OPERATOR = re.compile(r"[+*/^=<>]|-(?!\s*\d)|- |\\(?:cdot|times)(?![A-Za-z])")
@@ -76,6 +89,8 @@ _QUANTITY = re.compile(
     r'(.*?[\d)}\]!a-z])\s*(?:(%)|"([^"]+)"((?:\s*\^\s*\{?\s*\d\s*\}?)?)|\s([A-Za-z][A-Za-z./ ]*(?:\s*\^\s*\{?\d\}?)?))'
 )
 _PARTS = re.compile(r'(\d+(?:\.\d+)?)\s*"?\s*([A-Za-z][A-Za-z.]*)\s*"?\s*')
+_QUOTES = "`'\"[]{} "
+"""What may stand about a choice in code and in JSON."""
 _OPEN, _CLOSE = "([{", ")]}"
 _TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _REGION = {"<": "()", "\\le": "[]"}
@@ -147,18 +162,31 @@ class Choice(NamedTuple):
 
 def choice_in(text: str) -> Choice | None:
     """The choice that a text is, or begins with; None if there is none, or several, such as in ``(B) or (C)``."""
-    if led := _LED.match(text):
-        text = text[led.end() :]
+    if right := _CALLED_RIGHT.fullmatch(text):
+        return Choice(right[1].upper(), "", sure=True)
+    led = _LED.match(text)
+    assert led is not None
+    text = text[led.end() :].strip(_QUOTES)
     if alone := _CHOICE.fullmatch(text.upper()):
         return Choice(alone[1], "", sure=alone[1] in text)
+    if explained := _EXPLAINED.fullmatch(text):
+        said = (explained[2] or "").strip('" ()')
+        if _names_another(said) or _CHOICE.fullmatch(said.upper()):
+            return None
+        return Choice(explained[1], said, sure=not said or _A_WORD.search(said) is not None)
     found = _CHOSEN.fullmatch(text)
     if not found:
         return None
     letter, said = found[1] or found[2], found[4].strip('" ')
-    others = said if letter.isupper() else re.sub(r"^A (?=[A-Z])", "", said.upper())  # an article is no other choice
-    if _OTHER_CHOICE.search(others):
+    if _names_another(said if letter.isupper() else said.upper()):
         return None
     return Choice(letter.upper(), said, sure=not _OPERATOR.match(said) and (letter.isupper() or bool(found[1] or found[3])))
+
+
+def _names_another(said: str) -> bool:
+    """Whether another choice stands beside the one that a text begins with; an article and names in what it says are none."""
+    said = re.sub(r"^A (?=[A-Za-z]{2})(?!(?:is|are|or|and)\b)", "", said)
+    return _OTHER_CHOICE.search(_NAMES.sub("", said)) is not None
 
 
 def _regions(text: str, depth: int) -> Form | None:

@@ -12,7 +12,7 @@ from asyncrl.envs.rewards.math_forms import is_unit
 from asyncrl.envs.rewards.math_numbers import is_arithmetic
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
-_MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
+_MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)[\"']?(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
 _SEGMENTS = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SAID = re.compile(r".*(?:\b(?:is|are|be|equals?|gives?|get)\b|[:=])\s*")
 _CONCLUDED = re.compile(r"(?:\b(?:is|are|be|equals?|gives?|get|so|then|thus|hence|therefore)\b|[:=])[\s,]*$", re.IGNORECASE)
@@ -54,7 +54,7 @@ _EMPHASIS = (
     re.compile(r"(?<![\w)}\]])\*\*(?=[^\s*])((?:(?!\*\*).)+)(?<=\S)\*\*(?![\w({\\])"),
     re.compile(r"^(?:\*\*|__)|(?<!\^)(?:\*\*|__)[\s.]*$"),
 )
-"""The marks of a line before bold, a pair of bold about words or a formula, and the half of a pair that an answer begins or ends in."""
+"""The marks of a line before bold, bold about words or a formula, and the half of it that an answer begins or ends with."""
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
