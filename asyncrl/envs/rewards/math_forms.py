@@ -74,12 +74,16 @@ _CLOCK = re.compile(r'(\d+(?:\s*:\s*\d+)+)\s*"?\s*(?:([ap])\.?\s*m\.?)?\s*"?', r
 _DASHED = re.compile(r"\d+(?:\s*-\s*\d+){1,3}|\d+(?:/\d+){2}")
 """A date, a score, a range or a telephone number, which nobody means to be computed."""
 _BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{([^{}]+)\}|(\w))")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'., -]*")
+_LETTER = r"[^\W\d_\u00b2\u00b3\u00b9\u00bc-\u00be\u0370-\u03ff\u2070-\u218b]"
+"""A letter of any script but that of Greek variables; Python takes powers, indices and fractions for letters, too."""
+_WORDS = re.compile(rf"(?=.*(?:{_LETTER}{{2}}|[\u3400-\u9fff])){_LETTER}(?:{_LETTER}|['., -])*")
 _DIFFERENCE = re.compile(r"-?[a-z]{1,2}(?:\s*-\s*[a-z]{1,2})+")
 """Products of letters, such as those of ``ad-bc``, and no words with hyphens."""
 _HYPHEN = re.compile(r"([A-Z][a-z]+|[^\W\d_]{4,})\s*[-/]|[-/]\s*(?=[A-Z][a-z]|[^\W\d_]{4})|^\s*-\s+")
 """What belongs to a name or a word, or begins a line of a list, and is no sign."""
 _MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\s*\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+_SIDES = re.compile(r"\\[pm][mp](?![A-Za-z])")
+_MODULO = re.compile(r"(.+?)(\\pmod\{.+\})")
 _MIXED = re.compile(r"(-?)\s*(\d+)\s*(\\frac\s*\{\d+\}\s*\{\d+\}|\\frac\s*\d\s*\d)|(-?)\s*(\d+)\s+(\d+/\d+)")
 _BETWEEN = re.compile(r"(.+?)(<|>|\\(?:le|ge)(?![A-Za-z]))\s*\"?[A-Za-z]\"?\s*(<|>|\\(?:le|ge)(?![A-Za-z]))(.+)")
 _BEFORE = re.compile(r"([^<>=]+?)(<|>|\\(?:le|ge)(?![A-Za-z]))\s*([A-Za-z])")
@@ -91,6 +95,13 @@ _QUANTITY = re.compile(
 _PARTS = re.compile(r'(\d+(?:\.\d+)?)\s*"?\s*([A-Za-z][A-Za-z.]*)\s*"?\s*')
 _QUOTES = "`'\"[]{} "
 """What may stand about a choice in code and in JSON."""
+_GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)(?![A-Za-z])"
+_NAME = re.compile(
+    rf"(?:[^\W\d_]|(?i:{_GREEK}))(?:'|_\{{?\w+\}}?)?(?:(?:\^\{{-1\}})?\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?"
+    r"|\([A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)+\)"
+    r"|[A-Z]{2,3}|\\(?:angle|overline)\s*\{?\s*[A-Z]{1,3}\s*\}?|\\frac\s*\{d[a-z]\}\s*\{d[a-z]\}"
+)
+"""What an equation gives the value of: a variable, a function, a point, a segment, an angle or a derivative, and no sum."""
 _OPEN, _CLOSE = "([{", ")]}"
 _TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _REGION = {"<": "()", "\\le": "[]"}
@@ -135,7 +146,7 @@ def _texts(text: str, _: int) -> Form | None:
     plain = text.replace('"', " ").strip()
     if _SEVERAL.search(plain) or _DIFFERENCE.fullmatch(plain):
         return None
-    if _WORDS.fullmatch(plain) and re.search(r"[A-Za-z]{2}", plain):
+    if _WORDS.fullmatch(plain):
         return Form(Kind.WORDS, words(plain))
     return None
 
@@ -143,7 +154,7 @@ def _texts(text: str, _: int) -> Form | None:
 def words(text: str) -> str:
     """Words without their capitals and punctuation, but with the signs of numbers and formulas among them."""
     plain = _HYPHEN.sub(r"\1 ", text).lower()
-    return " ".join(re.findall(r"[a-z0-9]+|[-+/]|\^(?=[\w{(-])", plain))
+    return " ".join(re.findall(r"[^\W_]+|[-+/]|\^(?=[\w{(-])", plain))
 
 
 class Choice(NamedTuple):
@@ -266,13 +277,16 @@ def _listed(text: str, depth: int) -> Form | None:
 
 
 def _sided(text: str, depth: int) -> Form | None:
-    if text.count("\\pm") + text.count("\\mp") != 1 or "=" in text:
+    signs = _SIDES.findall(text)
+    if len(signs) != 1 or "=" in text:
         return None
-    sides = (text.replace("\\pm", sign).replace("\\mp", other) for sign, other in (("+", "-"), ("-", "+")))
+    sides = (_SIDES.sub(sign, text) for sign in "+-")
     return Form(Kind.UNORDERED, "list", tuple(form_of(side.strip().lstrip("+"), depth) for side in sides))
 
 
 def _measured(text: str, depth: int) -> Form | None:
+    if found := _MODULO.fullmatch(text):
+        return Form(Kind.QUANTITY, _spaceless(found[2]), (form_of(found[1].replace("\\equiv", "="), depth),))
     text = _JOINED_UNIT.sub(" ", text)
     several = list(_PARTS.finditer(text))
     if len(several) > 1 and "".join(found[0] for found in several) == text:
@@ -282,6 +296,8 @@ def _measured(text: str, depth: int) -> Form | None:
         return None
     value, percent, quoted, power, plain = found.groups()
     name = unit_of(plain.partition("^")[0]) if plain else ""
+    if plain and re.match(r"for (?:all|any|each|every|some)\b", plain):
+        return form_of(value, depth)
     if plain and not (_SHORT_UNITS.issuperset(name.split("/")) or re.search(r"[A-Za-z]{3}", plain) or not name):
         return None
     unit = unit_of((percent or quoted or plain) + (power or ""))
@@ -330,9 +346,8 @@ def equal(wanted: Form, given: Form, same: Same) -> bool:
     if given.kind is Kind.EQUATION and wanted.kind is not Kind.EQUATION:
         return equal(wanted, given.parts[1], same)
     if wanted.kind is Kind.EQUATION and given.kind is not Kind.EQUATION:
-        return bool(re.fullmatch(r"[A-Za-z](?:\([a-z]\))?(?:_\{?\w\}?)?", wanted.parts[0].text)) and equal(
-            wanted.parts[1], given, same
-        )
+        name = wanted.text.rpartition("=")[0].rpartition("=")[2].strip()
+        return _NAME.fullmatch(name) is not None and equal(wanted.parts[1], given, same)
     if wanted.kind is Kind.EQUATION:
         left, right = (equal(*sides, same) for sides in zip(wanted.parts, given.parts, strict=True))
         return right if left else same(wanted.text, given.text)

@@ -85,6 +85,10 @@ _REWRITES = tuple(
         (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
         (r"\\log_(?:e|\{e\})(?![A-Za-z])", r"\\ln "),
+        (
+            r"\\[pb]mod\s*(?:\{([^{}]*)\}|(\w+))|\(\s*\\?mod\s*([^()]+)\)",
+            lambda found: f"\\pmod{{{found[1] or found[2] or found[3]}}}",
+        ),
         (r"\\binom\s*(\d)\s*(\d)(?!\d)", r"\\binom{\1}{\2}"),
         (r"\*\*", "^"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
