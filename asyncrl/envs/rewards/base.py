@@ -66,6 +66,8 @@ def expected(task: Task, key: str, of: str) -> Any:
 def expected_texts(task: Task, key: str, of: str) -> tuple[str, ...]:
     """Return ``task.data[key]`` as a text, in every spelling that JSON and Python have for it; the first is the plainest.
 
+    A list of one text is that text.
+
     Raises:
         EnvironmentBroken: the task has no such data, or they say nothing, or are neither a text, a number nor true or false.
     """
@@ -76,6 +78,8 @@ def expected_texts(task: Task, key: str, of: str) -> tuple[str, ...]:
             return (str(int(value)), str(value))
         case str() | Number() as value:
             return (str(value),)
+        case [str() as value] if not says_nothing(value):
+            return (value,)
         case value:
             raise EnvironmentBroken(
                 f"task {short(task.id)}: the reward {of} compares with one text, number or truth value, and data {key!r} is "

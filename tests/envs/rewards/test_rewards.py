@@ -137,7 +137,16 @@ async def test_exact_ignores_white_space_and_case_only_if_told():
         ("", r"needs data 'answer', which is ''; write"),
         (" \n", r"needs data 'answer', which is ' \\n'; write"),
         (float("nan"), r"needs data 'answer', which is nan; write"),
-        (["42"], r"compares with one text, number or truth value, and data 'answer' is \['42'\] of type list; write the one"),
+        (
+            ["42", "43"],
+            r"compares with one text, number or truth value, and data 'answer' is \['42', '43'\] of type list; write the one",
+        ),
+        ([" "], r"compares with one text, number or truth value, and data 'answer' is \[' '\] of type list; write the one"),
+        ([], r"compares with one text, number or truth value, and data 'answer' is \[\] of type list; write the one"),
+        (
+            [["42"]],
+            r"compares with one text, number or truth value, and data 'answer' is \[\['42'\]\] of type list; write the one",
+        ),
         (
             {"value": "5"},
             r"compares with .* data 'answer' is \{'value': '5'\} of type dict; write the one answer there, or name the key",
@@ -160,10 +169,11 @@ async def test_what_is_no_expected_answer_breaks_the_task_whatever_is_answered(r
         (1e22, ("10000000000000000000000", "1e+22"), ("1", "22")),
         (True, ("true", "True"), ("false", "1")),
         (Fraction(1, 3), ("1/3",), ("1", "3")),
+        (["42"], ("42",), ("4", "['42']")),
     ],
     ids=repr,
 )
-async def test_numbers_and_truth_values_are_expected_as_json_and_python_write_them(
+async def test_numbers_truth_values_and_a_list_of_one_text_are_expected_as_json_and_python_write_them(
     maths: MathEquivalence, expected: object, right: tuple[str, ...], wrong: tuple[str, ...]
 ):
     for reward in (Exact(), maths):
