@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from asyncrl.envs.rewards.math_forms import Form, Kind, choice_in, equal, form_of, words
+from asyncrl.envs.rewards.math_choices import choice_in
+from asyncrl.envs.rewards.math_forms import Form, Kind, equal, form_of, words
 from asyncrl.envs.rewards.math_numbers import number_of, to_be_computed
 from asyncrl.envs.rewards.math_text import expected_part, final_part, is_prose, readings, tidied
 from asyncrl.envs.thoughts import behind_thoughts

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+
+from asyncrl.envs.rewards.math_choices import CHOICE
 
 Same = Callable[[str, str], bool]
 """Whether two expressions are mathematically equal."""
@@ -51,25 +52,6 @@ _MOST_PARTS = 200
 """Parts of a bracket, rows of a matrix and cells of a row that are read."""
 _DEEPEST = 12
 _SEVERAL = re.compile(r"\b(?:and|or)\b|,")
-_CHOICE = re.compile(r'["\s]*\(?["\s]*([A-J])["\s]*\)?["\s]*')
-_LED = re.compile(
-    r'["\s]*(?:I\s+(?:choose|pick|select)\s+)?(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:option|choice|answer)\b(?:\s+is\b)?[:"\s]*)?',
-    re.IGNORECASE,
-)
-_CALLED_RIGHT = re.compile(
-    r"(?:(?:so|thus|hence|then|therefore)[,\s]+)?(?:the\s+)?(?:option|choice|answer)\s+\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)"
-    r"(?:\s+(?:option|choice|answer|one))?(?:,?\s+(?:because|since|as)\b.*)?",
-    re.IGNORECASE | re.DOTALL,
-)
-_EXPLAINED = re.compile(r'([A-J])"?(?:,?\s+(?:because|since|as)\b.*|(?:,|\s+[-—]|\s+(?=\())\s*(.+))', re.DOTALL)
-"""A letter, and the reason for it, or what it says."""
-_A_WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3}|is\b)")
-_NAMES = re.compile(r"(?<![A-Za-z])(?!(?:or|and|not)\b)[A-Za-z]{2,} [A-J],? (?:and|or) [A-J](?![A-Za-z])")
-"""Names that a choice speaks of, as in ``(B) a mixture of A and C``."""
-_CHOSEN = re.compile(r'["\s]*(?:\(([A-J])\)|([A-J])(?:(\))|[.:](?!\d)))(.*)', re.DOTALL | re.IGNORECASE)
-_OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:^|\b(?:or|and|OR|AND)\b|[,;:/&=])[\"\s]*\(?[A-J](?![A-Za-z])")
-_OPERATOR = re.compile(r"[+*/^=<>]|-(?!\s*\d)|- |\\(?:cdot|times)(?![A-Za-z])")
-"""Behind ``(C)``, it makes that a factor."""
 _CLOCK = re.compile(r'(\d+(?:\s*:\s*\d+)+)\s*"?\s*(?:([ap])\.?\s*m\.?)?\s*"?', re.IGNORECASE)
 _DASHED = re.compile(r"\d+(?:\s*-\s*\d+){1,3}|\d+(?:/\d+){2}")
 """A date, a score, a range or a telephone number, which nobody means to be computed."""
@@ -93,9 +75,10 @@ _QUANTITY = re.compile(
     r'(.*?[\d)}\]!a-z])\s*(?:(%)|"([^"]+)"((?:\s*\^\s*\{?\s*\d\s*\}?)?)|\s([A-Za-z][A-Za-z./ ]*(?:\s*\^\s*\{?\d\}?)?))'
 )
 _PARTS = re.compile(r'(\d+(?:\.\d+)?)\s*"?\s*([A-Za-z][A-Za-z.]*)\s*"?\s*')
-_QUOTES = "`'\"[]{} "
-"""What may stand about a choice in code and in JSON."""
-_GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)(?![A-Za-z])"
+_GREEK = (
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)"
+    r"(?![A-Za-z])"
+)
 _NAME = re.compile(
     rf"(?:[^\W\d_]|(?i:{_GREEK}))(?:'|_\{{?\w+\}}?)?(?:(?:\^\{{-1\}})?\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?"
     r"|\([A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)+\)"
@@ -134,7 +117,7 @@ def form_of(text: str, depth: int = 0) -> Form:
 
 
 def _texts(text: str, _: int) -> Form | None:
-    if found := _CHOICE.fullmatch(text):
+    if found := CHOICE.fullmatch(text):
         return Form(Kind.WORDS, found[1])
     if found := _CLOCK.fullmatch(text):
         return Form(Kind.WORDS, re.sub(r"\s", "", found[1]).removeprefix("0") + (found[2] or "").lower())
@@ -155,49 +138,6 @@ def words(text: str) -> str:
     """Words without their capitals and punctuation, but with the signs of numbers and formulas among them."""
     plain = _HYPHEN.sub(r"\1 ", text).lower()
     return " ".join(re.findall(r"[^\W_]+|[-+/]|\^(?=[\w{(-])", plain))
-
-
-class Choice(NamedTuple):
-    """A choice as a text begins with it.
-
-    Attributes:
-        letter: its letter, as a capital.
-        said: what the text says of it, such as ``12`` in ``(B) 12``.
-        sure: whether it is a choice whatever is expected: a small letter, alone or before a colon, may be a variable.
-    """
-
-    letter: str
-    said: str
-    sure: bool
-
-
-def choice_in(text: str) -> Choice | None:
-    """The choice that a text is, or begins with; None if there is none, or several, such as in ``(B) or (C)``."""
-    if right := _CALLED_RIGHT.fullmatch(text):
-        return Choice(right[1].upper(), "", sure=True)
-    led = _LED.match(text)
-    assert led is not None
-    text = text[led.end() :].strip(_QUOTES)
-    if alone := _CHOICE.fullmatch(text.upper()):
-        return Choice(alone[1], "", sure=alone[1] in text)
-    if explained := _EXPLAINED.fullmatch(text):
-        said = (explained[2] or "").strip('" ()')
-        if _names_another(said) or _CHOICE.fullmatch(said.upper()):
-            return None
-        return Choice(explained[1], said, sure=not said or _A_WORD.search(said) is not None)
-    found = _CHOSEN.fullmatch(text)
-    if not found:
-        return None
-    letter, said = found[1] or found[2], found[4].strip('" ')
-    if _names_another(said if letter.isupper() else said.upper()):
-        return None
-    return Choice(letter.upper(), said, sure=not _OPERATOR.match(said) and (letter.isupper() or bool(found[1] or found[3])))
-
-
-def _names_another(said: str) -> bool:
-    """Whether another choice stands beside the one that a text begins with; an article and names in what it says are none."""
-    said = re.sub(r"^A (?=[A-Za-z]{2})(?!(?:is|are|or|and)\b)", "", said)
-    return _OTHER_CHOICE.search(_NAMES.sub("", said)) is not None
 
 
 def _regions(text: str, depth: int) -> Form | None:
@@ -358,7 +298,7 @@ def equal(wanted: Form, given: Form, same: Same) -> bool:
     if Kind.UNORDERED in (wanted.kind, given.kind):
         several, one = (wanted, given) if wanted.kind is Kind.UNORDERED else (given, wanted)
         return len(several.parts) == 1 and equal(several.parts[0], one, same)
-    if wanted.kind is Kind.WORDS and (letter := _CHOICE.fullmatch(given.text.upper())):
+    if wanted.kind is Kind.WORDS and (letter := CHOICE.fullmatch(given.text.upper())):
         return wanted.text == letter[1]
     if wanted.kind is not given.kind:
         return False
