@@ -94,8 +94,10 @@ SHAPES = [
     Shape("choice", "B", ("The answer is B because A is wrong.", "The correct answer is **B**, because A is false.", "The answer is B since C fails."), ("The answer is A because B is wrong.", "The answer is A, since it is B", "(A) because it is B")),
     Shape("choice", "B", ("Answer: `B`", "Answer: [B]", "Answer: 'B'", '{"answer": "B"}', "{'answer': 'B'}"), ("Answer: `A`", "Answer: [A, B]", '{"answer": "A"}')),
     Shape("choice", "B", ("<answer>B. A mixture of A and B</answer>", "The answer is: (B) The plants in group A and C died."), ("<answer>A. A mixture of A and B</answer>", "B. A or C", "B. A is possible, too", "(B) or C and D", "(B) 12 or C")),
+    Shape("choice", "(B) 12", ("B, since it is 12", "B - it is 12", "12"), ("A, since it is 12", "A - it is 12", "A, it is 12")),
     Shape("choice", "(C) \\frac{1}{2}", ("C", "1/2", "(C) [1,2]"), ("B", "(B) 1/2", "2")),
     # What looks like a choice, and is none
+    Shape("no choice", "A, orange", ("A, orange", "orange, A"), ("A", "orange", "A, blue")),
     Shape("no choice", "c", ("c",), ("C", "3", "(b)")),
     Shape("no choice", "a + c", ("a+c", "c+a"), ("a", "c", "A")),
     Shape("no choice", "(C) - 1", ("C-1", "-1 + C"), ("C", "(C)", "-1")),

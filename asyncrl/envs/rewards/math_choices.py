@@ -37,11 +37,13 @@ class Choice(NamedTuple):
         letter: its letter, as a capital.
         said: what the text says of it, such as ``12`` in ``(B) 12``.
         sure: whether it is a choice whatever is expected: a small letter, alone or before a colon, may be a variable.
+        loose: whether a comma, a dash or a bracket alone parts it from what it says, as in an expected list or formula, too.
     """
 
     letter: str
     said: str
     sure: bool
+    loose: bool = False
 
 
 def choice_in(text: str) -> Choice | None:
@@ -57,7 +59,7 @@ def choice_in(text: str) -> Choice | None:
         said = (explained[2] or "").strip('" ()')
         if _names_another(said) or CHOICE.fullmatch(said.upper()):
             return None
-        return Choice(explained[1], said, sure=not said or _A_WORD.search(said) is not None)
+        return Choice(explained[1], said, sure=not said or _A_WORD.search(said) is not None, loose=bool(said))
     found = _CHOSEN.fullmatch(text)
     if not found:
         return None

@@ -58,7 +58,7 @@ def wanted_of(expected: str) -> Form | None:
     if not text or len(text) > LONGEST_PART:
         return None
     choice = choice_in(text)
-    if choice is not None and choice.sure:
+    if choice is not None and choice.sure and not choice.loose:
         said = _readable(choice.said, choice.said == "" or is_prose(choice.said))
         return Form(Kind.CHOICE, choice.letter, (said,) if said and choice.said else ())
     return _readable(text, is_prose(text) and not marked)
