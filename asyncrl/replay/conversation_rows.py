@@ -155,7 +155,7 @@ def _conversation(place: str, row: Mapping[str, Any]) -> Conversation:
     try:
         others = msgspec.convert({key: plain[key] for key in _Others.__struct_fields__ if key in plain}, _Others)
     except msgspec.ValidationError as error:
-        remedy = "give a number, and a text or a whole number"
+        remedy = "give a number as reward, and a text or a whole number as group"
         raise ValueError(f"has another reward or group than is known: {error}; {remedy}") from error
     if not is_reward(others.reward):
         raise ValueError(f"has the reward {others.reward}; give a number, of at most {LARGEST_REWARD:g} in size")

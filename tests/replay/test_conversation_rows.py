@@ -268,7 +268,10 @@ def test_what_the_model_would_say_otherwise_is_refused(tmp_path: Path, chat: Cha
         ({"reward": float("-inf")}, "has the reward -inf; give a number"),
         ({"reward": 1e16}, r"has the reward 1e\+16; give a number, of at most 1e\+15 in size"),
         ({"reward": 10**400}, "another reward or group than is known"),
-        ({"reward": "1"}, "another reward or group than is known: .*; give a number, and a text or a whole number"),
+        (
+            {"reward": "1"},
+            "another reward or group than is known: .*; give a number as reward, and a text or a whole number as group",
+        ),
         ({"messages": [ASKED, {**SAID, "weight": "0"}]}, "message 2 that has weight '0'; give 1, or 0"),
         ({"messages": [ASKED, {**SAID, "weight": 0.3}]}, "message 2 that has weight 0.3; give 1, or 0"),
         ({"messages": [ASKED, {**SAID, "weight": float("nan")}]}, "message 2 that has weight nan; give 1, or 0"),

@@ -215,7 +215,10 @@ def test_a_file_that_is_named_twice_is_refused(model: Path, tmp_path: Path):
         ({"messages": [MESSAGES[0], {**MESSAGES[-1], "weight": 0}]}, "none of the assistant that is trained"),
         ({"messages": "[1"}, r"has messages '\[1', which is no JSON"),
         ({"prompt": 1, "completion": "2"}, "has prompt .*; give a list of messages"),
-        ({"messages": MESSAGES[:1], "reward": "1"}, "another reward or group than is known: Expected `float`, got `str`"),
+        (
+            {"messages": MESSAGES[:1], "reward": "1"},
+            "another reward or group than is known: Expected `bool \\| float`, got `str`",
+        ),
     ],
 )
 def test_what_is_no_conversation_is_told_by_its_place(model: Path, tmp_path: Path, row: object, problem: str):
