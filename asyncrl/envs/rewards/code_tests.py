@@ -42,8 +42,8 @@ class OutputTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CodeTests(Reward):
     """The share of the task's tests that a program passes; with ``all_or_nothing``, 1 if it passes all, else 0.
 
-    The program is the last fenced block of Python in the answer, else the last without a tag, or else the whole answer, each
-    behind the model's thoughts (until ``</think>``).
+    The program is the last fenced block of Python in the answer, else the last without a tag, or else the whole answer; what the
+    model thought, until ``</think>``, is none of it.
     ``task.data[key]`` is a list of ``{"call": "add(1, 2)", "returns": 3}`` or ``{"stdin": "1 2", "stdout": "3"}``.
 
     Args:

@@ -13,7 +13,9 @@ from asyncrl.envs.rewards.math_numbers import is_arithmetic
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)[\"']?(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
-_SEGMENTS = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_SEGMENTS = re.compile(
+    r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
+)
 _SAID = re.compile(r".*(?:\b(?:is|are|be|equals?|gives?|get)\b|[:=])\s*")
 _CONCLUDED = re.compile(r"(?:\b(?:is|are|be|equals?|gives?|get|so|then|thus|hence|therefore)\b|[:=])[\s,]*$", re.IGNORECASE)
 _SIGN = re.compile(r"(?<![\w)}$.])(?:[-+−±]|\d+(?:\.\d+)?)$")  # noqa: RUF001
