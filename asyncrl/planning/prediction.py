@@ -29,7 +29,7 @@ SEEDS, STEPS = 3, 16
 """Modelled runs of a prediction, and training steps of each that count."""
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Student's t for an interval of 95 % of so many runs; that of the most is a little large for more."""
-MEDIAN_ERROR, WORST_ERROR = 0.093, 0.44
+MEDIAN_ERROR, WORST_ERROR = 0.044, 0.43
 """How far the throughput of ten plans was from that of the runs that followed: `asyncrl bench plan`, docs/benchmarks/speed.md."""
 INTERVALS = (
     f"Intervals are of the modelled mean. Plans that runs checked were off by {100 * MEDIAN_ERROR:.1f} % in the median, and by "

@@ -58,6 +58,10 @@ class ModelEpisodes:
         groups: played episodes by group, at least one episode in all. Where most groups have several, a group is drawn first and
             then its episodes, which keeps the correlation that their task gives them; else each episode is drawn by itself.
         preamble: tokens that all prompts begin with.
+
+    Attributes:
+        correlated: whether a group is drawn first.
+        played, all: the played episodes, by group and together.
     """
 
     def __init__(self, groups: Sequence[Sequence[ModelEpisode]], preamble: int = 0) -> None:
@@ -65,7 +69,7 @@ class ModelEpisodes:
         self.correlated = 2 * len(several) > len(groups)
         everyone = [episode for group in groups for episode in group]
         self._groups = several if self.correlated else [everyone]
-        self.all, self.preamble, self._played = everyone, preamble, groups
+        self.all, self.preamble, self.played = everyone, preamble, groups
 
     def draw(self, seed: int, group_id: int, sample_index: int) -> ModelEpisode:
         """Return the episode of a sample."""
@@ -74,7 +78,7 @@ class ModelEpisodes:
 
     def changed(self, change: Callable[[ModelEpisode], ModelEpisode]) -> "ModelEpisodes":
         """Return the same groups with each episode as ``change`` makes it."""
-        groups = [[change(episode) for episode in group] for group in self._played]
+        groups = [[change(episode) for episode in group] for group in self.played]
         shortest = min(episode.prompt for group in groups for episode in group)
         return ModelEpisodes(groups, min(self.preamble, shortest))
 

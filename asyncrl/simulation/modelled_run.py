@@ -33,6 +33,7 @@ from asyncrl.simulation.events import Events
 from asyncrl.simulation.job import Job
 from asyncrl.simulation.learner import seconds, work
 from asyncrl.simulation.outcome import MOST_DEATHS, EnginesDieTooSoon, ModelStandsStill, Outcome
+from asyncrl.simulation.part import LongestEpisodes, part_of
 from asyncrl.simulation.processor import Processor
 from asyncrl.simulation.rates import Rates
 from asyncrl.simulation.worker import ModelWorker
@@ -40,8 +41,6 @@ from asyncrl.weights.delivery_rules import Deliveries
 
 WARM_UP = 3
 """Training steps that never count; more do not where the pipeline is deeper."""
-LEAST_ENGINES, LEAST_EPISODES = 8, 256
-"""A run with several times as many engines, and episodes in a batch, is modelled by one of so many: ``ModelledRun.scale``."""
 _NEVER = 1 << 40
 _MOST_FILTERED = 0.98
 """The largest share of groups that filters leave out: with all of them, no batch would ever be full."""
@@ -51,8 +50,7 @@ class ModelledRun:
     """One run. :meth:`run` lets time pass.
 
     Attributes:
-        scale: engines and batch are so many times as large in the run that is modelled. A batch and a pool of a tenth have the
-            same rates and the same staleness, as long as neither is small; the learner's ranks are as many times fewer.
+        scale: engines and batch are so many times as large in the run that is modelled.
         group_size: ``batch.group_size``.
 
     Args:
@@ -65,16 +63,15 @@ class ModelledRun:
     ) -> None:
         self._recipe, self._rates, self._episodes, self._seed, self._held = recipe, rates, episodes, seed, held
         self._count = steps
-        engines = sum(pool.count for pool in recipe.generators.training.values())
-        self.group_size, groups = recipe.batch.group_size, recipe.batch.groups_per_step
-        share = max(1, min(engines // LEAST_ENGINES, groups * self.group_size // LEAST_EPISODES))
-        own = max(1, round(engines / share))
-        batch = msgspec.structs.replace(recipe.batch, groups_per_step=max(1, round(groups * own / engines)))
-        self.scale = groups / batch.groups_per_step
-        self._groups = batch.groups_per_step
+        part = part_of(recipe)
+        self.group_size, self.scale, self._groups = recipe.batch.group_size, part.scale, part.groups
+        batch = msgspec.structs.replace(recipe.batch, groups_per_step=part.groups)
         capacity = max(1, round(recipe.buffer.capacity_mb / self.scale))
         limits = msgspec.structs.replace(recipe.buffer, capacity_mb=capacity, max_failures=_NEVER)
         self._limits = limits
+        self._longest: LongestEpisodes | None = None
+        if part.left_out and not limits.largest_depth:
+            self._longest = LongestEpisodes(episodes, rates.engine, self.group_size, part.left_out, seed)
         self._first = max(WARM_UP, limits.first_depth + 2)
         tasks = simulated_tasks(min(20_000, 2 * self._groups * (steps + self._first + limits.largest_depth)), seed)
         self._buffer = ReplayBuffer(batch, limits, tasks, steps=_NEVER, seed=seed)
@@ -85,7 +82,7 @@ class ModelledRun:
         self._workers = [
             self._worker(f"{name}-{number}", pool.max_running)
             for name, pool in recipe.generators.training.items()
-            for number in range(max(1, round(pool.count * own / engines)))
+            for number in range(max(1, round(pool.count * part.engines)))
         ]
         self._evaluators = [
             self._worker(f"{name}-{number}", pool.max_running)
@@ -180,6 +177,8 @@ class ModelledRun:
     def hand_in(self, record: EpisodeRecord) -> None:
         """Take in a finished episode."""
         self._stored[record.payload.offset] = record
+        if self._longest is not None:
+            self._longest.finished(record.group_id, record.sample_index, self._events.now)
         self._buffer.commit([record], self._events.now)
         self._settle()
 
@@ -226,7 +225,9 @@ class ModelledRun:
             batches.expire(version)
         if not batches.takeable(version, self._groups):
             return
-        self._spent = {"waiting": self._events.now - self._wants_batch}
+        later = 0.0 if self._longest is None else self._longest.later(self._step, self._events.now)
+        self._trained_since = self._events.now + later
+        self._spent = {"waiting": self._trained_since - self._wants_batch}
         self._wants_batch = None
         self._batch = batch = batches.take(version, self._groups)
         given = work(batch, self._recipe, self._episodes.preamble, self.scale)
@@ -235,8 +236,10 @@ class ModelledRun:
         self._spent["optimizer"] = fixed
         error = self._rates.learner.token.error or 0.0
         noise = math.exp(min(error, 0.3) * (sum(uniform(self._seed, self._step, each) for each in range(12)) - 6))
-        self._trained_since = self._events.now
-        self._learner.start(whole * noise, self._trained)
+        if later:
+            self._events.after(later, partial(self._learner.start, whole * noise, self._trained))
+        else:
+            self._learner.start(whole * noise, self._trained)
 
     def _trained(self) -> None:
         self._spent["training"] = self._events.now - self._trained_since

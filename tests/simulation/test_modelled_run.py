@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.recipe.compose import compose
-from asyncrl.simulation import modelled_run
+from asyncrl.simulation import part
 from asyncrl.simulation.engine import ModelEngine
 from asyncrl.simulation.episodes import Held, ModelEpisode, ModelEpisodes, ModelTurn, uniform
 from asyncrl.simulation.events import Events
@@ -48,6 +48,7 @@ def run(
     failures: FailureRates = NO_FAILURES,
     held: Held | None = None,
     token: float = 2e-5,
+    episodes: ModelEpisodes = EPISODES,
 ) -> Outcome:
     rates = Rates(
         engine=EngineRates(step=rate(0.01), request=rate(2e-4), prompt_token=rate(1e-5), start=rate(3.0)),
@@ -55,19 +56,34 @@ def run(
         publication=PublicationRates(write=rate(0.05), move=rate(0.1), pause=rate(0.02), checkpoint=rate(1.0)),
         failures=failures,
     )
-    return ModelledRun(made, rates, EPISODES, seed=seed, steps=steps, held=held or Held()).run()
+    return ModelledRun(made, rates, episodes, seed=seed, steps=steps, held=held or Held()).run()
 
 
 def test_a_large_run_agrees_with_a_smaller_one_of_the_same_shape(monkeypatch: pytest.MonkeyPatch):
     large = recipe("generators.count=32", "batch.groups_per_step=128", "generators.max_running=32")
-    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 64)
+    monkeypatch.setattr(part, "LEAST_ENGINES", 64)
     whole = run(large)
-    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 8)
-    monkeypatch.setattr(modelled_run, "LEAST_EPISODES", 64)
-    part = run(large)
-    assert (whole.scale, part.scale) == (1, 4)
-    assert part.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.08)
-    assert part.staleness_mean == pytest.approx(whole.staleness_mean, abs=0.1)
+    monkeypatch.setattr(part, "LEAST_ENGINES", 8)
+    monkeypatch.setattr(part, "LEAST_EPISODES", 64)
+    small = run(large)
+    assert (whole.scale, small.scale) == (1, 4)
+    assert small.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.08)
+    assert small.staleness_mean == pytest.approx(whole.staleness_mean, abs=0.1)
+
+
+def test_a_part_of_synchronous_training_waits_for_the_longest_episode_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch):
+    rare = [
+        [ModelEpisode((ModelTurn(40, 20 if uniform(group, sample) < 0.99 else 1000),)) for sample in range(4)]
+        for group in range(64)
+    ]
+    large = recipe("generators.count=64", "batch.groups_per_step=256", "buffer.max_staleness=0", "buffer.pipeline_depth=0")
+    monkeypatch.setattr(part, "LEAST_ENGINES", 128)
+    whole = run(large, steps=16, episodes=ModelEpisodes(rare))
+    monkeypatch.setattr(part, "LEAST_ENGINES", 8)
+    monkeypatch.setattr(part, "LEAST_EPISODES", 64)
+    small = run(large, steps=16, episodes=ModelEpisodes(rare))
+    assert (whole.scale, small.scale) == (1, 8)
+    assert small.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.05)
 
 
 @pytest.mark.parametrize("ranks", [6, 64, 128])
@@ -75,15 +91,15 @@ def test_a_part_of_a_large_run_loads_each_rank_as_the_whole_does(ranks: int, mon
     large = recipe(
         f"learner.data_parallel={ranks}", "generators.count=32", "batch.groups_per_step=128", "generators.max_running=32"
     )
-    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 64)
+    monkeypatch.setattr(part, "LEAST_ENGINES", 64)
     whole = run(large, token=ranks * 1e-4)
-    monkeypatch.setattr(modelled_run, "LEAST_ENGINES", 8)
-    monkeypatch.setattr(modelled_run, "LEAST_EPISODES", 64)
-    part = run(large, token=ranks * 1e-4)
+    monkeypatch.setattr(part, "LEAST_ENGINES", 8)
+    monkeypatch.setattr(part, "LEAST_EPISODES", 64)
+    small = run(large, token=ranks * 1e-4)
     assert whole.time.idle.learner < 0.2, "the learner is what holds it up"
-    assert (whole.scale, part.scale) == (1, 4)
-    assert part.rank_tokens == pytest.approx(whole.rank_tokens, rel=0.15)
-    assert part.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.1)
+    assert (whole.scale, small.scale) == (1, 4)
+    assert small.rank_tokens == pytest.approx(whole.rank_tokens, rel=0.15)
+    assert small.trajectories_per_s == pytest.approx(whole.trajectories_per_s, rel=0.1)
 
 
 def test_synchronous_training_has_no_staleness_and_waits_in_turn():
