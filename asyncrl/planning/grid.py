@@ -128,8 +128,16 @@ def splits(recipe: Recipe, gpus: int) -> list[tuple[str, ...]]:
 
 
 def front(predictions: Sequence[Prediction]) -> list[int]:
-    """Return the places of the predictions than which no other is both faster and fresher, the freshest first."""
-    order = sorted(range(len(predictions)), key=lambda place: (_staleness(predictions[place]), -speed_of(predictions[place])))
+    """Return the places of the predictions than which no other is both faster and fresher, the freshest first. What is fresher by
+    less than its interval is not fresher."""
+    worth = [
+        place
+        for place, each in enumerate(predictions)
+        if not any(
+            speed_of(other) > speed_of(each) * (1 + SAME) and _staleness(other) <= each.staleness_mean.high for other in predictions
+        )
+    ]
+    order = sorted(worth, key=lambda place: (_staleness(predictions[place]), -speed_of(predictions[place])))
     chosen: list[int] = []
     best = 0.0
     for place in order:

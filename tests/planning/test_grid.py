@@ -106,6 +106,8 @@ def test_the_front_has_what_nothing_else_beats_in_both():
         made_prediction(10.1, 3.0, name="d"),
     ]
     assert [predictions[place].name for place in front(predictions)] == ["b", "a"]
+    predictions.append(made_prediction(6, 0.995, name="as fresh as b, within its interval"))
+    assert [predictions[place].name for place in front(predictions)] == ["b", "a"]
 
 
 def test_synchronous_training_is_named_where_it_is_as_fast():
