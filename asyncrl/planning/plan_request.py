@@ -108,7 +108,7 @@ def answer(
 
     Args:
         basis_of: returns what to stand on, given the recipe as it is; called once all points are known.
-        note: is told of each point before it is modelled.
+        note: is told of each point before it is modelled, which may take long.
 
     Raises:
         RecipeError: the recipe, an axis or every point is refused.
@@ -130,8 +130,7 @@ def answer(
         raise RecipeError("--gpus", f"{basis.name} was measured on a CPU, which says nothing of GPUs", remedy)
     predictions: list[Prediction] = []
     for number, point in enumerate(composed, 1):
-        if len(asked) > 1:
-            note(f"{number} of {len(composed)}: {point.name}")
+        note(f"{number} of {len(composed)}: {point.name}")
         try:
             predictions.append(_predicted(request, basis, point))
         except AsyncRLError as error:
@@ -140,7 +139,7 @@ def answer(
             refused.append(Refused(point.name, str(error)))
     _check_any(request, predictions, refused)
     best = fastest(predictions)
-    synchronous, why = _synchronous(request, basis, machine, best, asked)
+    synchronous, why = _synchronous(request, basis, machine, best, asked, note)
     known = [*predictions, *([] if synchronous is None else [synchronous])]
     of_best = next(point.recipe for point in composed if point.overrides == best.overrides)
     return PlanAnswer(
@@ -204,7 +203,12 @@ def _predicted(request: PlanRequest, basis: Basis, point: _Point) -> Prediction:
 
 
 def _synchronous(
-    request: PlanRequest, basis: Basis, machine: Machine, like: Prediction, asked: Sequence[tuple[str, ...]]
+    request: PlanRequest,
+    basis: Basis,
+    machine: Machine,
+    like: Prediction,
+    asked: Sequence[tuple[str, ...]],
+    note: Callable[[str], None],
 ) -> tuple[Prediction | None, str]:
     """Predict synchronous training, where the learner and the engines work in turn: with the sizes of ``like``, or in the best
     split of a budget; None, and why, if it is refused."""
@@ -213,6 +217,7 @@ def _synchronous(
     found: list[Prediction] = []
     why = ""
     for own in sizes:
+        note(f"synchronous training: {shown(own)}")
         try:
             recipe = compose_for(machine, request.recipe, (*synchronous.overrides, *own))[0]
             found.append(_predicted(synchronous, basis, _Point(own, recipe)))
