@@ -65,12 +65,12 @@ class HostedEnvironment:
         """The environment, if an agent plays its episode; None if turns and steps do."""
         return self._environment if isinstance(self._environment, PlayedByAgent) else None
 
-    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
+    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]", lacks_room: Callable[[], bool]) -> AgentResult:
         """Have an agent play the episode; see :meth:`asyncrl.envs.played_by_agent.PlayedByAgent.play`."""
         agent = self.agent
         if agent is None:
             raise TypeError(f"{self._name} is played by turns, and by no agent")
-        return await self._call("play", lambda: agent.play(endpoint, limited))
+        return await self._call("play", lambda: agent.play(endpoint, limited, lacks_room))
 
     async def close(self, seconds: float) -> None:
         """Close the environment within ``seconds``, and remove its folder. A call that ignored its cancellation may still run."""
