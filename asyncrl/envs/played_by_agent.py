@@ -26,10 +26,10 @@ class AgentResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         metrics: numbers to be tracked.
     """
 
-    reward: float | None = None
-    rewards: dict[Name, float] = {}
+    reward: float | bool | None = None
+    rewards: dict[Name, float | bool] = {}
     answer: str | None = None
-    metrics: dict[Name, float] = {}
+    metrics: dict[Name, float | bool] = {}
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -190,7 +190,7 @@ async def test_an_agent_that_ends_for_want_of_room_has_met_a_limit(protocols, tm
 
 
 async def test_an_agent_that_fails_after_it_has_compacted_fails_the_attempt(protocols, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentBroken, match="exit status 1.*\n?context_length_exceeded"):
+    with pytest.raises(EnvironmentBroken, match=r"exit status 1.*\n?context_length_exceeded"):
         await play(protocols, tmp_path, GROWS, reward="exact", arguments=["8", "compact"])
 
 
