@@ -35,15 +35,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def with_own_data(self) -> "Task":
         """Return the same task with data that may be changed without changing this one's."""
-        return msgspec.structs.replace(self, data=own(self.data))
+        return msgspec.structs.replace(self, data=_own(self.data))
 
 
-def own(value: Any) -> Any:
+def _own(value: Any) -> Any:
     """Return what JSON holds with dictionaries and lists of its own."""
     match value:
         case dict():
-            return {name: own(part) for name, part in value.items()}
+            return {name: _own(part) for name, part in value.items()}
         case list():
-            return [own(part) for part in value]
+            return [_own(part) for part in value]
         case _:
             return value

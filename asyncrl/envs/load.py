@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from asyncrl.core.recipe.environment import (
     RemoteEnvironmentConfig,
     member_place,
 )
-from asyncrl.core.task import Task, own
+from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Environment
 from asyncrl.envs.hosting.episode_resources import Provided
@@ -127,7 +128,7 @@ class ClassMember(Member):
     @property
     def options(self) -> dict[str, Any]:
         """The constructor's arguments, defaults included. They are new each time: an episode may change its own."""
-        return {} if self._parameters is None else self._parameters.convert(own(self._given))
+        return {} if self._parameters is None else self._parameters.convert(deepcopy(self._given))
 
     @property
     def process_class(self) -> Load | None:
