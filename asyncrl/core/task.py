@@ -32,3 +32,18 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if isinstance(self.prompt, str):
             return self.prompt
         return next((message.content for message in reversed(self.prompt) if message.role == "user"), "")
+
+    def with_own_data(self) -> "Task":
+        """Return the same task with data that may be changed without changing this one's."""
+        return msgspec.structs.replace(self, data=_own(self.data))
+
+
+def _own(value: Any) -> Any:
+    """Return what JSON holds with dictionaries and lists of its own."""
+    match value:
+        case dict():
+            return {name: _own(part) for name, part in value.items()}
+        case list():
+            return [_own(part) for part in value]
+        case _:
+            return value

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -103,7 +104,6 @@ class ClassMember(Member):
     Attributes:
         name: the class as the recipe names it.
         environment: the class.
-        options: the constructor's arguments, defaults included.
 
     Raises:
         RecipeError: there is no such class, its options do not fit its constructor, or a deadline of one of its tools is longer
@@ -112,11 +112,11 @@ class ClassMember(Member):
 
     def __init__(self, spec: ClassEnvironmentConfig, place: str) -> None:
         super().__init__(spec, place)
-        self.name, self._tool_timeout_s = spec.name, spec.tool_timeout_s
+        self.name, self._tool_timeout_s, self._given = spec.name, spec.tool_timeout_s, spec.options
         problem = f"inspecting environment {spec.name!r} and its options failed with"
         with users_code(problem, f"{place}.name", "fix the class and its constructor"):
             self.environment = environment_class(spec.name, f"{place}.name")
-            self.options = _checked_options(spec, self.environment, place)
+            self._parameters = _fitting_parameters(spec, self.environment, place)
             self._share_takes_secrets = "secrets" in inspect.signature(self.environment.share).parameters
         for tool in getattr(self.environment, "tools", {}).values():
             timeout_s = tool.marks.timeout_s
@@ -126,6 +126,11 @@ class ClassMember(Member):
                 raise RecipeError(f"{place}.name", f"{problem} {limit}", "lower the one or raise the other")
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The constructor's arguments, defaults included. They are new each time: an episode may change its own."""
+        return {} if self._parameters is None else self._parameters.convert(deepcopy(self._given))
+
+    @property
     def process_class(self) -> Load | None:
         """The class, if it has tools that run in a process."""
         has_any = any(tool.marks.process for tool in getattr(self.environment, "tools", {}).values())
@@ -133,10 +138,11 @@ class ClassMember(Member):
 
     def make(self, provided: Provided = Provided()) -> Environment:  # noqa: B008 - immutable
         """Make the environment of one episode."""
-        instance = self.environment.__new__(self.environment, **self.options)
+        options = self.options
+        instance = self.environment.__new__(self.environment, **options)
         # Before the constructor, which may need what is provided; and past a __setattr__ of a frozen class.
         object.__setattr__(instance, "provided", provided)
-        self.environment.__init__(instance, **self.options)
+        self.environment.__init__(instance, **options)
         if isinstance(instance, ToolEnvironment):
             instance.tool_timeout_s = self._tool_timeout_s
         return instance
@@ -213,12 +219,13 @@ def _choices(wrong: str, choices: list[str]) -> str:
     return f"known are {', '.join(f'`{choice}`' for choice in choices)}" if choices else "none is defined there"
 
 
-def _checked_options(spec: ClassEnvironmentConfig, environment: type[Environment], place: str) -> dict[str, object]:
+def _fitting_parameters(spec: ClassEnvironmentConfig, environment: type[Environment], place: str) -> Parameters | None:
+    """Return the parameters of the constructor, which the recipe's options fit; None if there is none."""
     constructor = environment.__init__
     if constructor is object.__init__:
         if spec.options:
             raise RecipeError(f"{place}.options", f"{spec.name} takes no options, got {sorted(spec.options)}", "leave them out")
-        return {}
+        return None
     try:
         parameters = Parameters(constructor, environment.__name__)
     except TypeError as error:
@@ -229,9 +236,10 @@ def _checked_options(spec: ClassEnvironmentConfig, environment: type[Environment
         if option not in parameters.names:
             raise RecipeError(f"{place}.options.{option}", "there is no such option", _choices(option, list(parameters.names)))
     try:
-        return parameters.convert(spec.options)
+        parameters.convert(spec.options)
     except msgspec.ValidationError as error:
         raise _unfit(error, spec.options, f"{place}.options", parameters.usage) from error
+    return parameters
 
 
 def _unfit(error: msgspec.ValidationError, options: Mapping[str, object], place: str, usage: str) -> RecipeError:

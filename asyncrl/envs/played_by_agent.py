@@ -2,6 +2,7 @@
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -25,10 +26,10 @@ class AgentResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         metrics: numbers to be tracked.
     """
 
-    reward: float | None = None
-    rewards: dict[Name, float] = {}
+    reward: float | bool | None = None
+    rewards: dict[Name, float | bool] = {}
     answer: str | None = None
-    metrics: dict[Name, float] = {}
+    metrics: dict[Name, float | bool] = {}
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -76,10 +77,11 @@ class PlayedByAgent(Environment):
         """What the agent is started with."""
 
     @abstractmethod
-    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
+    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]", lacks_room: Callable[[], bool]) -> AgentResult:
         """Have the agent play the episode, which was reset, to its end; returns its result, without a reward if nobody gave one.
 
         Args:
             limited: is done if the episode reaches a limit. The agent, whose requests are then refused, has
                 :data:`AGENT_ENDS_WITHIN_S` to end by itself.
+            lacks_room: whether the agent's last prompt left no room for a turn. To end then is no failure, as at a limit.
         """

@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from asyncrl.core.episode import Episode
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, PromptTooLong
 from asyncrl.core.trajectory import EpisodeTimes, StopReason, Trajectory
 from asyncrl.envs.hosting.hosted import HostedEnvironment
 from asyncrl.envs.played_by_agent import AGENT_ENDS_WITHIN_S, AgentResult, Endpoint
@@ -46,6 +46,7 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
 
     Raises:
         EnvironmentBroken: the agent failed, asked for no turn or got no reward, or the reward failed.
+        PromptTooLong: the agent's only prompts left no room for a turn.
         ComponentFailed: the engine died.
     """
     agent = environment.agent
@@ -58,7 +59,8 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
         timer = asyncio.get_running_loop().call_later(limits.episode_timeout_s, episode.end, StopReason.EPISODE_TIMEOUT)
         try:
             async with asyncio.timeout(most_s) as bound:
-                result = await environment.play(Endpoint(played.openai_url, played.anthropic_url, gateway.socket), episode.over)
+                endpoint = Endpoint(played.openai_url, played.anthropic_url, gateway.socket)
+                result = await environment.play(endpoint, episode.over, lambda: episode.without_room is not None)
         except TimeoutError as late:
             if not bound.expired():  # it is one of the reward's own
                 raise EnvironmentBroken(f"task {environment.task.id}: the reward failed: {late!r}") from late
@@ -66,8 +68,11 @@ async def play_agent(environment: HostedEnvironment, gateway: Gateway, sampler: 
             raise EnvironmentBroken(f"{problem} = {limits.episode_timeout_s:g} s; make it faster, or raise it") from late
         finally:
             timer.cancel()
-        stop_reason = episode.over.result() if episode.over.done() else StopReason.ENVIRONMENT_DONE
+        by_itself = StopReason.ENVIRONMENT_DONE if episode.without_room is None else StopReason.CONTEXT_LENGTH
+        stop_reason = episode.over.result() if episode.over.done() else by_itself
     trajectories = episode.trajectories()
+    if not trajectories and episode.without_room is not None:
+        raise PromptTooLong(environment.task.id, episode.without_room, limits.max_context)
     if not trajectories:
         raise EnvironmentBroken(
             f"task {environment.task.id}: the agent ended without having asked for a turn; it must take its model from "
@@ -101,7 +106,7 @@ async def agent_episode(
         times: what is known of the episode's times.
 
     Raises:
-        EnvironmentBroken, ComponentFailed: see :func:`play_agent`.
+        EnvironmentBroken, PromptTooLong, ComponentFailed: see :func:`play_agent`.
     """
     started = time.perf_counter()
     await checked_reset(environment)

@@ -62,6 +62,7 @@ class GatewayEpisode:
         over: is done when the episode has ended by itself: with the stop reason, or the error of an engine that died.
         asked_in_vain: how often a parameter of a request was replaced, not enforced or ignored, by ``WHAT NAME``.
         unenforced: how many requests asked for what would constrain the sampling, and was not enforced.
+        without_room: tokens of the last prompt, if it left no room for a turn; None if it did, or there was none.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class GatewayEpisode:
         self.asked_in_vain: Counter[str] = Counter()
         self.unenforced = self._turns = self._sampled_tokens = self._promised_tokens = 0
         self._sampled = asyncio.Condition()
+        self.without_room: int | None = None
 
     def end(self, reason: StopReason) -> None:
         """End the episode, unless it has ended already."""
@@ -260,6 +262,7 @@ class GatewayTurn:
     def _check_length(self, length: int) -> None:
         """Refuse a prompt that leaves no room for a turn."""
         if length >= (most := self.episode.limits.episode.max_context):
+            self.episode.without_room = length
             raise too_long(self.protocol, length, most)
 
     def _placed(self, ask: Ask, given: list[int], asked: Asked) -> None:
@@ -268,6 +271,7 @@ class GatewayTurn:
         if ask.stream.turns:  # so far, its client has not come back after the last one
             tokens.answer_turn(0.0, (), max(0.0, time.perf_counter() - ask.stream.answered))
         self._ask, self._given = ask, given
+        episode.without_room = None
         begins = None if ask.stream.turns else ask.stream.why
         self.placed = Placed(episode, self.protocol, asked, begins, ask.matched, len(ask.stream.turns), episode.asked_in_vain)
         episode.observer.placed(self.placed)

@@ -6,7 +6,7 @@ called, is not enforced, unless the recipe says that such requests are refused: 
 constrained. Whatever is not honoured is named.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -42,8 +42,9 @@ _NEUTRAL: Mapping[str, object] = {
     **dict.fromkeys(("n", "repetition_penalty", "length_penalty"), 1),
     **dict.fromkeys(("echo", "use_beam_search", "continue_final_message", "background"), False),
     **{"add_generation_prompt": True, "logit_bias": {}},
-    **{key: [] for key in ("bad_words", "allowed_token_ids")},
+    **{key: [] for key in ("bad_words", "allowed_token_ids", "functions", "documents")},
     **dict.fromkeys(("prompt_logprobs", "previous_response_id", "conversation", "prompt"), None),
+    **dict.fromkeys(("audio", "chat_template"), None),
 }
 """Parameters of requests that are refused, unless they have the value with which they do nothing."""
 _WHY_REFUSED = {
@@ -52,6 +53,10 @@ _WHY_REFUSED = {
     **dict.fromkeys(("top_logprobs", "prompt_logprobs"), "only sampled tokens have log-probabilities"),
     **dict.fromkeys(("echo", "continue_final_message", "add_generation_prompt"), "a turn is what the policy samples, whole"),
     "background": "a turn is answered by its own request",
+    "functions": "the policy would not see them; write them as tools",
+    "documents": "the policy would not see them; write them into a message",
+    "audio": "the policy writes text alone",
+    "chat_template": "it is the recipe's (model.chat_template)",
 }
 _LIMITS = {
     Protocol.CHAT: ("max_completion_tokens", "max_tokens"),
@@ -62,7 +67,14 @@ _LIMITS = {
 _SAMPLING_HONOURED = {"max_tokens", "stop", "logprobs", "skip_special_tokens"}
 _SAMPLING_REPLACED = _REPLACED | {"stop_token_ids"}
 _OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
-_FORMATS = {"response_format", "structured_outputs"}
+_FORMATS = {
+    *("response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),  # of earlier releases of vLLM
+}
+_CALLED = ("function", "custom", "namespace")
+"""Types of tools of the Responses protocol that the policy can call; what others say, a provider does."""
+_OF_POLICY = {"reasoning", "function_call", "custom_tool_call"}
+"""Types of items of the Responses protocol that are of a turn, beside its message."""
 _SYSTEM = ("instructions", "system")
 """Parameters that are the system message before the conversation."""
 
@@ -100,6 +112,8 @@ def settled(
     left = {name: value for name, value in given.items() if name in HONOURED[protocol]}
     if not left.get("tools", True):  # which vLLM refuses
         left = {name: value for name, value in left.items() if name not in _OF_TOOLS}
+    if protocol is Protocol.MESSAGES:
+        _refuse(_uncallable(left.get("tools", ())), "tools")
     unenforced = [*_unconstrained(left, protocol), *sorted(name for name in _FORMATS if _is_format(given.get(name)))]
     if unenforced and constrained == "refuse":
         raise _constrains(unenforced[0])
@@ -112,9 +126,27 @@ def settled(
         _refuse(unread_parts(left.get(name)), name)
     if isinstance(left[name := _name_of_conversation(protocol)], list):
         begins_with_system = any(left.get(each) for each in _SYSTEM)
-        left[name] = list(_conversation(left[name], protocol, begins_with_system, system_later))
+        left[name] = _conversation(left[name], protocol, begins_with_system, system_later)
+        _check_end(left[name], name)
     ignored = given.keys() - HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
+    if protocol is Protocol.RESPONSES:
+        ignored |= {f"tools.{kind}" for tool in left.get("tools", ()) if (kind := tool["type"]) not in _CALLED}
     return Settled(left, tuple(replaced), tuple(unenforced), tuple(sorted(ignored)))
+
+
+def counted(body: Mapping[str, Any], *, system_later: bool) -> dict[str, Any]:
+    """Return a request of the Messages protocol whose tokens are counted, as :func:`settled` returns one that has a turn.
+
+    Raises:
+        Problem, TypeError, ValueError, AttributeError, KeyError: see there; a conversation may end as it likes.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    _refuse(_uncallable(given.get("tools", ())), "tools")
+    _refuse(unread_parts(given.get("system")), "system")
+    if isinstance(messages := given.get("messages"), list):
+        begins_with_system = bool(given.get("system"))
+        given["messages"] = _conversation(messages, Protocol.MESSAGES, begins_with_system, system_later)
+    return given
 
 
 def settled_sampling(body: Mapping[str, Any], *, most_tokens: int, constrained: Constrained) -> Settled:
@@ -196,26 +228,39 @@ def _refuse(problems: Iterator[str], parameter: str) -> None:
         raise Problem(Kind.REFUSED, problem, parameter)
 
 
+def _uncallable(tools: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield which tools of the Messages protocol have no schema, as a provider's models know them without."""
+    for tool in tools:
+        if tool.get("type") not in (None, "custom") and "input_schema" not in tool:
+            yield f"a tool of type {tool['type']} is not supported: the policy calls tools with an input_schema"
+
+
 def _name_of_conversation(protocol: Protocol) -> str:
     return "input" if protocol is Protocol.RESPONSES else "messages"
 
 
 def _conversation(
     messages: Iterable[Mapping[str, Any]], protocol: Protocol, begins_with_system: bool, system_later: bool
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the messages of a conversation.
+) -> list[Mapping[str, Any]]:
+    """Return the messages of a conversation as vLLM gets them.
 
     Raises:
-        Problem: one of them holds something else than text, or the last one is the beginning of the policy's own turn.
+        Problem: one of them holds something else than text.
     """
-    last: Mapping[str, Any] = {}
+    read = list[Mapping[str, Any]]()
     for place, given in enumerate(messages):
-        last = with_quotes_as_text(given) if protocol is Protocol.MESSAGES else given
-        _refuse(unread(last), _name_of_conversation(protocol))
-        is_later = (place or begins_with_system) and not system_later and "role" in last and role_of(last) == "system"
-        yield {**as_read(last, protocol), **({"role": "user"} if is_later else {})}
-    if last.get("role") == "assistant":
+        message = with_quotes_as_text(given) if protocol is Protocol.MESSAGES else given
+        _refuse(unread(message), _name_of_conversation(protocol))
+        is_later = (place or begins_with_system) and not system_later and "role" in message and role_of(message) == "system"
+        read.append({**as_read(message, protocol), **({"role": "user"} if is_later else {})})
+    return read
+
+
+def _check_end(messages: Sequence[Mapping[str, Any]], name: str) -> None:
+    """Refuse a conversation whose last message is the beginning of the policy's own turn."""
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" or last.get("type") in _OF_POLICY:
         text = (
             "a conversation that ends with a message of the assistant is not supported: a turn is what the policy samples, whole"
         )
-        raise Problem(Kind.REFUSED, text, _name_of_conversation(protocol))
+        raise Problem(Kind.REFUSED, text, name)

@@ -17,7 +17,7 @@ from asyncrl.generators.gateway import answer_messages
 from asyncrl.generators.gateway.episode import GatewayEpisode, GatewayLimits, GatewayTurn, rendered, spec_of
 from asyncrl.generators.gateway.matching import Turn
 from asyncrl.generators.gateway.messages import ChatMessage, calls_of, text_of
-from asyncrl.generators.gateway.parameters import Settled, settled, settled_sampling
+from asyncrl.generators.gateway.parameters import Settled, counted, settled, settled_sampling
 from asyncrl.generators.gateway.problems import Kind, Problem
 from asyncrl.generators.gateway.protocol import Protocol
 from asyncrl.generators.gateway.sampled_text import SampledText
@@ -248,7 +248,12 @@ class Protocols:
         from asyncrl.generators.gateway.serving import CURRENT
 
         CURRENT.set(_Counted(self._chat, str(body.get("model") or "")))
-        result = await self._serving.messages.count_tokens(_validated(self._count_request, body), None)
+        try:
+            read = counted(body, system_later=self._chat.takes_system_later)
+        except (TypeError, ValueError, AttributeError, KeyError):
+            _validated(self._count_request, body)  # says what is wrong with it
+            raise
+        result = await self._serving.messages.count_tokens(_validated(self._count_request, read), None)
         if isinstance(result, ErrorResponse):
             raise _told(result)
         return Answer((result.model_dump_json(exclude_none=True).encode(),))

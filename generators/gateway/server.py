@@ -283,8 +283,8 @@ def _told_in(request: web.Request, protocol: Protocol | None) -> Protocol:
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Problem(Kind.REFUSED, f"the request is no JSON object: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # msgspec's ValidationError is a DecodeError
+        raise Problem(Kind.REFUSED, f"the request is no JSON object: {error}; send one in UTF-8") from error
 
 
 def _result(attempt: Attempt) -> Answer:
@@ -309,6 +309,8 @@ def _problem(error: Exception) -> Problem:
         return Problem(Kind.DEAD, f"the engine died: {error}")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return Problem(Kind.REFUSED, f"the request has more than {_LARGEST} bytes")
+    if isinstance(error, web.RequestPayloadError):
+        return Problem(Kind.REFUSED, "the request's body is not encoded as its headers say; send it without content-encoding")
     logger.error("a request to the gateway failed", exc_info=error)
     return Problem(Kind.FAILED, f"the gateway failed: {type(error).__name__}: {error}")
 

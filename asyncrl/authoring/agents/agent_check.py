@@ -18,7 +18,7 @@ from asyncrl.authoring.agents.scripted_policy import Script, ScriptedPolicy
 from asyncrl.authoring.findings import Finding, Findings, Severity
 from asyncrl.authoring.subject import Subject, tasks_of
 from asyncrl.core.episode import Episode, named_rewards, with_trained_roles
-from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, RecipeError
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, PromptTooLong, RecipeError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.algorithm import TurnCreditConfig
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig, member_place
@@ -227,6 +227,10 @@ class _Check:
                 episode = await run_episode(task, EpisodeName(GroupId(number), 0, 0), limits, tools)
             except (EnvironmentBroken, EnvironmentLost) as error:
                 self._findings.error("episodes", self._place, str(error), "correct it: such an episode is played again in a run")
+                continue
+            except PromptTooLong as error:
+                remedy = "shorten what the agent asks first, or raise model.max_context: a run leaves such a task out"
+                self._findings.error("episodes", self._place, str(error), remedy)
                 continue
             roles = None if self._spec.train == "all" else self._spec.train
             played.append(with_trained_roles(episode, roles))

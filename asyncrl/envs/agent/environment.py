@@ -8,7 +8,7 @@ with the end of its standard error.
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,13 @@ class AgentEnvironment(PlayedByAgent):
         told, spec = _told(self._task, self._spec.task_data), self._spec
         return GivenToAgent(told, str(self.workspace.resolve()), spec.variables, spec.secrets, spec.episode_timeout_s)
 
-    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
+    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]", lacks_room: Callable[[], bool]) -> AgentResult:
         """Run the agent to its end, and return its result, without a reward if it ended well and nobody gave one.
 
         Args:
             limited: is done if the episode reaches a limit. The agent, whose requests are then refused, has
                 :data:`AGENT_ENDS_WITHIN_S` to end by itself.
+            lacks_room: whether the agent's last prompt left no room for a turn. To end then is no failure, as at a limit.
 
         Raises:
             EnvironmentBroken: the agent failed, and neither a limit nor the recipe accounts for that.
@@ -90,15 +91,16 @@ class AgentEnvironment(PlayedByAgent):
         process = await self._started(task_file, room, variables, endpoint)
         ended = await until_ended(process, limited, f"the agent of task {self._task.id}")
         scores_errors = self._spec.on_agent_error == "score"
-        if ended.status != 0 and not limited.done() and not scores_errors:
+        was_limited = limited.done() or (ended.status != 0 and lacks_room())
+        if ended.status != 0 and not was_limited and not scores_errors:
             words = self.provided.secrets.clean(ended.errors[-TOLD_OUTPUT:].strip())
             told = f"; the end of its standard error:\n{words}" if words else " without a word on its standard error"
             raise EnvironmentBroken(f"task {self._task.id}: the agent ended with exit status {ended.status}{told}")
-        came_to_its_end = ended.status == 0 and not limited.done()
+        came_to_its_end = ended.status == 0 and not was_limited
         try:
             result = read_result(result_file)
         except EnvironmentBroken:
-            if not (scores_errors or limited.done()):  # the limit may have cut it off while it wrote
+            if not (scores_errors or was_limited):  # the limit may have cut it off while it wrote
                 raise
             result, came_to_its_end = AgentResult(), False
         if self._reward is None and result.reward is None and not came_to_its_end:

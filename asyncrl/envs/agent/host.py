@@ -222,6 +222,8 @@ def _played(function: Callable[[Any], Any], task: str) -> int:
         result = function(json.load(file))
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
+    if _is_number(result):
+        result = result.item()
     if result is None:
         return 0
     if isinstance(result, str):
@@ -234,8 +236,20 @@ def _played(function: Callable[[Any], Any], task: str) -> int:
         )
         raise TypeError(f"{problem} such as {{'reward': 1.0, 'answer': '42'}}, or None")
     with open(os.environ["ASYNCRL_RESULT"], "w", encoding="utf-8") as file:
-        json.dump(result, file, allow_nan=False)
+        json.dump(result, file, allow_nan=False, default=_number)
     return 0
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number of numpy or torch, or an array of one."""
+    return callable(getattr(value, "item", None))
+
+
+def _number(value: Any) -> Any:
+    """Return the number that one of numpy or torch is; raises ``TypeError`` if it is none."""
+    if not _is_number(value):
+        raise TypeError(f"the agent's function returned {value!r:.200} in its dict, which must hold texts and numbers")
+    return value.item()
 
 
 def _without_ours(raised: TracebackType | None) -> TracebackType | None:

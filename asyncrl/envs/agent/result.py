@@ -36,10 +36,21 @@ def read_result(file: Path) -> AgentResult:
             f"the agent's result file is not what it must be: {error}; write JSON such as "
             '{"reward": 1.0, "rewards": {"sub": 0.5}, "answer": "42", "metrics": {"steps": 3}}, each key or none'
         ) from error
+    result = _with_numbers(result)
     rewards = {**({} if result.reward is None else {"reward": result.reward}), **result.rewards}
     check_numbers("reward", rewards, LARGEST_REWARD)
     check_numbers("metric", result.metrics, 3.4e38)
     return result
+
+
+def _with_numbers(result: AgentResult) -> AgentResult:
+    """Return a result in which true and false are numbers."""
+    return msgspec.structs.replace(
+        result,
+        reward=None if result.reward is None else float(result.reward),
+        rewards={name: float(number) for name, number in result.rewards.items()},
+        metrics={name: float(number) for name, number in result.metrics.items()},
+    )
 
 
 def _content(file: Path) -> bytes:

@@ -6,6 +6,7 @@ What always holds:
   left in ``close``, as anyio and libraries on top of it require. The exception is an environment that ignores its
   cancellation or cancels tasks that are not its own: its ``close`` runs in another task;
 * only our own code cancels a caller: a ``CancelledError`` out of the environment means that the environment broke;
+* an environment that changes its task's data changes them for itself alone: the other episodes of the group play the same task;
 * ``EnvironmentLost`` and ``EnvironmentUnreachable`` are passed on: the environment did not break, what it stands on did;
 * a caller that is cancelled waits at most :data:`CANCELLED_ENVIRONMENT_S` longer, even if the environment ignores this.
 """
@@ -34,7 +35,7 @@ class HostedEnvironment:
     """Hosts one new environment for one episode."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
-        self._environment, self.task = environment, task
+        self._environment, self.task = environment, task.with_own_data()
         self._host = _Host(self._name)
 
     @property
@@ -64,12 +65,12 @@ class HostedEnvironment:
         """The environment, if an agent plays its episode; None if turns and steps do."""
         return self._environment if isinstance(self._environment, PlayedByAgent) else None
 
-    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]") -> AgentResult:
+    async def play(self, endpoint: Endpoint, limited: "asyncio.Future[Any]", lacks_room: Callable[[], bool]) -> AgentResult:
         """Have an agent play the episode; see :meth:`asyncrl.envs.played_by_agent.PlayedByAgent.play`."""
         agent = self.agent
         if agent is None:
             raise TypeError(f"{self._name} is played by turns, and by no agent")
-        return await self._call("play", lambda: agent.play(endpoint, limited))
+        return await self._call("play", lambda: agent.play(endpoint, limited, lacks_room))
 
     async def close(self, seconds: float) -> None:
         """Close the environment within ``seconds``, and remove its folder. A call that ignored its cancellation may still run."""

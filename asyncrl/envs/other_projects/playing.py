@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall
 from asyncrl.core.task import Task
-from asyncrl.envs.base import Environment
+from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 
 T = TypeVar("T")
@@ -60,6 +60,14 @@ def answered(
     outcome = failed if problem else CallOutcome.OK
     record = CallRecord(name, time.monotonic() - began, outcome, problem)
     return Message("tool", f"error: {problem}" if problem else text), record
+
+
+def without_tools(action: Action) -> StepResult:
+    """Return the result of a turn with calls where there are no tools: what stands beside them is not played."""
+    began, problem = time.monotonic(), "there are no tools; write what you do as text, and call nothing"
+    records = tuple(answered(call, "", began, problem)[1] for call in action.calls)
+    told = Message("user", f"error: {problem}")  # templates of conversations without tools may know no other role
+    return StepResult(Observation((told,)), 0.0, False, fault=Fault.MALFORMED_CALL, calls=records)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Observation, StepResult
-from asyncrl.envs.other_projects.playing import Played, numbers
+from asyncrl.envs.other_projects.playing import Played, numbers, without_tools
 
 
 class SkyRLGym(Played):
@@ -43,6 +43,8 @@ class SkyRLGym(Played):
 
     async def step(self, action: Action) -> StepResult:
         """Play a turn."""
+        if action.calls:
+            return without_tools(action)
         result = await self.blocking(self._played.step, action.content)
         done = bool(result["done"])
         metrics = numbers(result.get("metadata") or {})

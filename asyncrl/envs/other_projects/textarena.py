@@ -15,7 +15,7 @@ from asyncrl.core.messages import Message
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Action, Fault, Observation, StepResult
-from asyncrl.envs.other_projects.playing import Seeded, numbers
+from asyncrl.envs.other_projects.playing import Seeded, numbers, without_tools
 
 T = TypeVar("T")
 
@@ -72,6 +72,8 @@ class TextArena(Seeded):
 
     async def step(self, action: Action) -> StepResult:
         """Play a turn."""
+        if action.calls:
+            return without_tools(action)
         try:
             done, text = await self.blocking(self._alone, lambda: self._played(action.content))
         except (ValueError, ArithmeticError, IndexError, KeyError) as error:  # all but the text is the game's own

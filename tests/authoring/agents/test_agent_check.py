@@ -73,6 +73,10 @@ def solve(task):
     ask(task["messages"])
     raise ValueError("my own")
 """
+LONG = """
+def solve(task):
+    return ask([{"role": "user", "content": "x y " * 4000}])
+"""
 
 
 def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, *arguments: str) -> tuple[int, AgentChecked]:
@@ -151,6 +155,14 @@ def test_an_agent_that_fails(tmp_path: Path, monkeypatch) -> None:
     (problem,) = problems(one)
     assert "ValueError: my own" in problem
     assert "host.py" not in problem, "frames of ours are left out"
+
+
+def test_an_agent_whose_first_prompt_leaves_no_room(tmp_path: Path, monkeypatch) -> None:
+    code, one = checked(tmp_path, monkeypatch, LONG)
+    assert (code, one.episodes) == (1, 0)
+    problem, request = problems(one)
+    assert problem.endswith("tokens, and model.max_context is 1,024: no turn fits")
+    assert request.startswith("warning requests: 2 requests got 400: This model's maximum context length is 1024 tokens")
 
 
 def test_answers_of_a_file(tmp_path: Path, monkeypatch) -> None:

@@ -120,6 +120,25 @@ class NoContext(Desk):
         return None
 
 
+class Board(ToolEnvironment):
+    """Plays on what its task and its options say, and keeps no copy."""
+
+    def __init__(self, moves: list[str], rules: dict[str, Any] = {}) -> None:  # noqa: B006 - what is tested
+        self.moves, self.rules = moves, rules
+
+    @tool
+    def take(self) -> str:
+        """Takes a stone."""
+        self.moves.append("take")
+        self.rules.setdefault("taken", []).append(len(self.moves))
+        self.rules["named"] = True
+        self.task.data["heaps"][0]["stones"] -= 1
+        return f"{self.moves} {self.rules} {self.task.data}"
+
+    def reward(self, task: Task, answer: str) -> float:
+        return float(task.data["heaps"][0]["stones"])
+
+
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(workspaces, "default_root", lambda: tmp_path / "workspaces")
@@ -159,6 +178,24 @@ async def test_each_member_is_entered_and_left_once_and_plays_its_own_tasks():
     closing = asyncio.create_task(environments.close(60.0))  # in another task than start
     await closing
     assert sorted(Desk.happened) == ["enter A", "enter B", "leave A", "leave B"]
+
+
+@pytest.mark.parametrize("options", [{"moves": ["begin"]}, {"moves": ["begin"], "rules": {"taken": []}}])
+async def test_what_an_episode_does_to_its_task_and_options_no_other_one_sees(options: dict[str, Any]):
+    """The episodes of a group play one task, and all of a worker have one recipe."""
+    environments = opened(ClassEnvironmentConfig(name=f"{__name__}:Board", options=options))
+    await environments.start(60.0)
+    played = Task(id=TaskId("t"), prompt="t", data={"heaps": [{"stones": 3}]})
+    seen = []
+    for _ in range(2):
+        hosted = HostedEnvironment(environments.make(played), played)
+        await hosted.reset()
+        seen.append((await hosted.step(Action("", (ToolCall("take", {}),)))).observation.messages[0].content)
+        assert (await hosted.step(Action("done", ()))).reward == 2.0
+        await hosted.close(5.0)
+    await environments.close(60.0)
+    assert seen[0] == seen[1]
+    assert played.data == {"heaps": [{"stones": 3}]}
 
 
 async def test_a_workspace_is_made_when_asked_for_and_goes_with_its_episode(root: Path):

@@ -162,6 +162,16 @@ async def test_textarena_plays_a_game_of_words_to_its_end_and_alike_with_the_sam
         member("textarena", "Wordle-v0").make_tasks("train", 1, 0)
 
 
+@pytest.mark.parametrize(("source", "name"), [("textarena", "GuessTheNumber-v0"), ("skyrl-gym", "gsm8k")])
+async def test_a_call_where_there_are_no_tools_is_told_and_what_stands_beside_it_is_not_played(source: str, name: str):
+    task = Task(id="t", prompt="6*7?", data={"seed": 5, "reward_spec": {"method": "rule", "ground_truth": "42"}})
+    calls = (ToolCall("guess", {"number": 5}), MalformedCall("guess(", "no end"))
+    _, (told,) = await play(member(source, name).make(), task, [Action("#### 42 [42]", calls)])
+    assert (told.reward, told.done, told.fault) == (0.0, False, Fault.MALFORMED_CALL)
+    assert [each.outcome for each in told.calls] == [CallOutcome.MALFORMED] * 2
+    assert told.observation.messages[0].content.startswith("error: there are no tools; write what you do as text")
+
+
 async def test_skyrl_gym_gets_the_tasks_data_as_its_extras():
     sums = member("skyrl-gym", "gsm8k")
     task = Task(id="t", prompt="6*7?", data={"reward_spec": {"method": "rule", "ground_truth": "42"}})

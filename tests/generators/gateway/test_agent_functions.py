@@ -87,6 +87,25 @@ async def test_a_function_s_answer_is_rewarded(protocols, tmp_path: Path, monkey
     assert (played.result.reward, len(played.trajectories), played.stop_reason) == (reward, 1, StopReason.ENVIRONMENT_DONE)
 
 
+@pytest.mark.parametrize(
+    ("returned", "reward"),
+    [
+        ("True", 1.0),
+        ("numpy.bool_(True)", 1.0),
+        ("numpy.float32(0.5)", 0.5),
+        ("numpy.array([0.5])", 0.5),
+        ("{'reward': True, 'metrics': {'right': False}}", 1.0),
+        ("{'reward': numpy.float32(0.5), 'metrics': {'right': numpy.int64(0)}}", 0.5),
+    ],
+)
+async def test_a_reward_is_a_number_of_any_library(protocols, tmp_path: Path, monkeypatch, returned: str, reward: float) -> None:
+    code = f"def solve(task):\n    import numpy\n    ask('x')\n    return {returned}"
+    async with stage(protocols, tmp_path, code, monkeypatch) as at:
+        result = (await at.play()).result
+    assert (result.reward, set(result.metrics.values()) <= {0.0}) == (reward, True)
+    assert type(result.reward) is float
+
+
 async def test_many_episodes_at_once_share_an_import_and_nothing_else(protocols, tmp_path: Path, monkeypatch) -> None:
     code = """
 count = 0
@@ -111,12 +130,13 @@ def solve(task):
         ("def solve(task): sys.exit('no luck')", "exit status 1.*\n?no luck"),
         ("def solve(task): os.kill(os.getpid(), 9)", "exit status 137 without a word"),
         ("def solve(task): ask('x'); return [1]", "(?s)returned \\[1\\]; it must return an answer"),
+        ("def solve(task): ask('x'); return {'reward': {1}}", "(?s)returned \\{1\\} in its dict, which must hold texts and"),
         ("def solve(task): ask('x'); return float('nan')", "(?s)ValueError.*not JSON compliant"),
         ("def solve(task): ask('x'); return {'points': 1}", "result file is not what it must be.*points"),
         ("def solve(task): return 1.0", "ended without having asked for a turn"),
         ("def solve(task): ask('x')", "nobody gave a reward"),
     ],
-    ids=["raises", "exits", "killed", "list", "nan", "unknown key", "no turn", "no reward"],
+    ids=["raises", "exits", "killed", "list", "set", "nan", "unknown key", "no turn", "no reward"],
 )
 async def test_what_a_function_does_wrong_is_told_by_name(
     protocols, tmp_path: Path, monkeypatch, code: str, problem: str

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from played import CALL, LIMITS, until
-from played_agents import DAEMON, OPENAI_AGENT, PLAIN_AGENT, TASK, adds, late_once, play
+from played_agents import ASKS, DAEMON, OPENAI_AGENT, PLAIN_AGENT, TASK, adds, late_once, play
 
-from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, RecipeError
+from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, PromptTooLong, RecipeError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.task import Task
@@ -167,6 +167,36 @@ async def test_a_result_file_that_is_none_has_no_episode_played_again_where_erro
 async def test_a_limit_ends_an_agent_s_episode_and_its_end_is_no_failure(protocols, tmp_path: Path) -> None:
     played = await play(protocols, tmp_path, PLAIN_AGENT, limits={"max_turns": 1}, reward="exact")
     assert (played.stop_reason, len(played.trajectories), played.result.reward) == (StopReason.MAX_TURNS, 1, 0.0)
+
+
+GROWS = (
+    ASKS
+    + """
+words = "x" * int(sys.argv[1])
+while "error" not in (told := ask(words)):
+    words *= 8
+if sys.argv[2:]:
+    ask("a summary")
+sys.exit(told["error"]["code"])
+"""
+)
+"""An agent whose prompts grow until there is no room for a turn."""
+
+
+@pytest.mark.parametrize("reward", ["exact", ""])
+async def test_an_agent_that_ends_for_want_of_room_has_met_a_limit(protocols, tmp_path: Path, reward: str) -> None:
+    played = await play(protocols, tmp_path, GROWS, reward=reward, arguments=["8"])
+    assert (played.stop_reason, len(played.trajectories), played.result.reward) == (StopReason.CONTEXT_LENGTH, 3, 0.0)
+
+
+async def test_an_agent_that_fails_after_it_has_compacted_fails_the_attempt(protocols, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentBroken, match=r"exit status 1.*\n?context_length_exceeded"):
+        await play(protocols, tmp_path, GROWS, reward="exact", arguments=["8", "compact"])
+
+
+async def test_an_agent_whose_first_prompt_leaves_no_room_has_its_task_left_out(protocols, tmp_path: Path) -> None:
+    with pytest.raises(PromptTooLong, match=r"task sum: its prompt has 4,1.. tokens, and model\.max_context is 4,000"):
+        await play(protocols, tmp_path, GROWS, reward="exact", arguments=["4100"])
 
 
 CUT_OFF = """

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from functools import partial
 
 import msgspec
 import pytest
 from aiohttp import web
+from anthropic import BadRequestError
 from chat_tokenizers import CHAT_ML
 from client_calls import WAYS as ALL_WAYS
 from client_calls import Ask, anthropic, anthropic_stream, chat, chat_stream, responses, responses_stream, user
@@ -292,3 +294,17 @@ async def test_what_else_there_is_to_ask(protocols) -> None:
         await anthropic(play, [user("begin")], tools=())
         assert counted.input_tokens == len(play.engine.prompts[0])
         assert len(play.trajectories()) == 1
+
+
+async def test_tokens_are_counted_of_what_a_turn_would_be_given(protocols) -> None:
+    quoted = {"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "FACT"}}
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    async with clients(protocols, lambda row: "Yes.") as play:
+        count = partial(play.anthropic.messages.count_tokens, model="main")
+        counted = await count(messages=[{"role": "user", "content": [quoted]}])
+        await anthropic(play, [{"role": "user", "content": [quoted]}], tools=(), system="")
+        assert counted.input_tokens == len(play.engine.prompts[0])
+        with pytest.raises(BadRequestError, match="content of type image is not supported"):
+            await count(messages=[{"role": "user", "content": [image]}])
+        with pytest.raises(BadRequestError, match=r"messages\.0\.role"):
+            await count(messages=[{"role": "robot", "content": "x"}])

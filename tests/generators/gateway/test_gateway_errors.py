@@ -71,6 +71,13 @@ def limits(**changed: Any) -> GatewayLimits:
         ({"max_tokens": "many"}, "max_tokens"),
         ({"max_tokens": 0}, "a turn needs at least one token"),
         ({"stop": 5}, "stop"),
+        (
+            {"functions": [OPENAI_TOOLS[0]["function"]]},
+            "functions is not supported: the policy would not see them; write them as",
+        ),
+        ({"extra_body": {"documents": [{"text": "FACT"}]}}, "documents is not supported: the policy would not see them; write"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio is not supported: the policy writes text alone"),
+        ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template is not supported: it is the recipe's"),
     ],
     ids=str,
 )
@@ -104,7 +111,10 @@ async def test_what_openai_s_library_is_refused(protocols, asked: dict[str, Any]
         ),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"max_tokens": -1}, "a turn needs at least one token, and the request allows -1"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.input_schema"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "a tool of type web_search_20250305 is not supported: the policy calls tools with an input_schema",
+        ),
         ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
     ],
     ids=str,
@@ -127,6 +137,11 @@ async def test_what_anthropic_s_library_is_refused(protocols, asked: dict[str, A
         ({"background": True}, "background is not supported: a turn is answered by its own request"),
         ({"top_logprobs": 3}, "only sampled tokens have log-probabilities"),
         ({"messages": [USER, {"role": "assistant", "content": "Y"}]}, "ends with a message of the assistant"),
+        (
+            {"messages": [USER, {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}]},
+            "ends with a message of the assistant",
+        ),
+        ({"messages": [USER, {"type": "reasoning", "id": "r", "summary": []}]}, "ends with a message of the assistant"),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}]},
             "content of type input_image is not supported: the policy reads text alone",
@@ -296,11 +311,20 @@ async def test_a_path_that_there_is_not(protocols, ask, library) -> None:
         assert "the gateway has no" in raised.value.message
 
 
-async def test_a_body_that_is_no_json(protocols) -> None:
+@pytest.mark.parametrize(
+    ("content", "encoding", "problem"),
+    [
+        (b"[1", "identity", "no JSON object"),
+        (b'{"model": "\xe9"}', "identity", "no JSON object: .* send one in UTF-8"),
+        (b"{}", "gzip", "not encoded as its headers say; send it without content-encoding"),
+    ],
+)
+async def test_a_body_that_is_no_json(protocols, content: bytes, encoding: str, problem: str) -> None:
     async with clients(protocols, yes) as play:
         client: AsyncOpenAI = play.openai
-        with pytest.raises(openai.BadRequestError, match="no JSON object"):
-            await client.post("/chat/completions", content=b"[1", cast_to=object)
+        options: Any = {"headers": {"Content-Encoding": encoding}}
+        with pytest.raises(openai.BadRequestError, match=problem):
+            await client.post("/chat/completions", content=content, cast_to=object, options=options)
 
 
 async def test_sampling_is_the_recipe_s_and_what_is_asked_in_vain_is_counted(protocols) -> None:
@@ -325,12 +349,17 @@ async def test_sampling_is_the_recipe_s_and_what_is_asked_in_vain_is_counted(pro
             tool_choice={"type": "any"},
             metadata={"user_id": "me"},
         )
-        assert play.engine.temperatures == [1.0, 1.0]
+        await by_responses(
+            play, extra_body={"tools": [{"type": "web_search"}, {"type": "function", **OPENAI_TOOLS[0]["function"]}]}
+        )
+        await by_openai(play, extra_body={"guided_choice": ["a", "b"]})
+        assert play.engine.temperatures == [1.0] * 4
         assert play.played.episode.asked_in_vain == {
             "replaced temperature": 2,
             **dict.fromkeys(("replaced top_p", "replaced top_k", "replaced seed", "replaced thinking.budget_tokens"), 1),
-            **{"not enforced tool_choice": 2, "not enforced response_format": 1},
+            **{"not enforced tool_choice": 2, "not enforced response_format": 1, "not enforced guided_choice": 1},
             **dict.fromkeys(("ignored user", "ignored priority", "ignored ignore_eos", "ignored metadata"), 1),
+            "ignored tools.web_search": 1,
         }
 
 
