@@ -30,6 +30,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
 from asyncrl.run.judge_processes import Judges
 from asyncrl.run.learner_actor import RemoteLearner
+from asyncrl.run.models.model_sources import name_base
 from asyncrl.run.models.template_facts import write_templates
 from asyncrl.run.nodes.certificates import keys_of
 from asyncrl.run.nodes.model_folder import ModelFolder
@@ -309,6 +310,7 @@ class Cluster:
         saving = self._call("save_pretrained", new)
         await self._all(saving, "learner rank to export the model", self._deadlines.step, "see its log")
         write_templates(new, self._recipe.model)
+        name_base(new, self._recipe.model)
         old = model.with_name(f".{model.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):

@@ -189,6 +189,8 @@ def engine_arguments(settings: EngineSettings) -> "AsyncEngineArgs":
         "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_context),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
+        # Beside it, Mistral's own format lies in a folder of theirs, which vLLM would prefer, and the learner does not read.
+        "config_format": "hf",
         **(_cpu_arguments(settings) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
         **({} if settings.adapters is None else _lora_arguments(settings.adapters)),
         **config.engine,

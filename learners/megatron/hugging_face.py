@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asyncrl.core.architectures.joint_experts import stored_in
 from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.model_copies import copy_folder, is_licence
 from asyncrl.core.files.weight_files import check_tensor, stored_tensors
 from asyncrl.core.publication import Shard
 
@@ -26,8 +27,10 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 4 * 2**30
 _SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
-"""Kinds of files that are copied from the source folder: configuration, tokenizer and chat template, but never
-weights."""
+"""Kinds of files that are copied from the source folder, beside its licence: configuration, tokenizer and chat template, but
+never weights."""
+_INDICES = ".index.json"
+"""End of the names of files that say where the source folder has which weights."""
 _TEMPLATES = "additional_chat_templates"
 """A folder with further chat templates, by name."""
 
@@ -202,13 +205,17 @@ def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Pat
     if len(counts) > 1:
         _write_json(partial / _INDEX, {"metadata": {}, "weight_map": file_of})
     for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in _SOURCE_SUFFIXES and path.name != _INDEX:
-            shutil.copy(path, partial / path.name)
+        if path.is_file() and _is_kept(path):
+            shutil.copyfile(path, partial / path.name)
     if (source / _TEMPLATES).is_dir():
-        shutil.copytree(source / _TEMPLATES, partial / _TEMPLATES)
+        copy_folder(source / _TEMPLATES, partial / _TEMPLATES)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
     _write_json(partial / "config.json", {**config, "dtype": dtype})
+
+
+def _is_kept(path: Path) -> bool:
+    return is_licence(path.name) or (path.suffix in _SOURCE_SUFFIXES and not path.name.endswith(_INDICES))
 
 
 def _write_adapter(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:

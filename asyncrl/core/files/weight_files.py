@@ -17,8 +17,9 @@ from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, ModelTens
 from asyncrl.core.architectures.joint_experts import names_in
 from asyncrl.core.errors import RecipeError
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLED = "pytorch_model*.bin"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """The types that weights are read from, by safetensors' names."""
@@ -46,18 +47,23 @@ def stored_tensors(folder: Path, place: str) -> dict[str, StoredTensor]:
         place: recipe key to blame.
 
     Raises:
-        RecipeError: there are no safetensors, one of their files is missing or not whole, or a file lacks a tensor that the
-            index puts there.
+        RecipeError: there are no safetensors, one of their files is missing or not whole, a file lacks a tensor that the index
+            puts there, the index is that of other weights, or there is an adapter, which nobody would read.
     """
-    if not (folder / _INDEX).is_file():
-        if not (folder / _SINGLE).is_file():
+    if (folder / ADAPTER).is_file():
+        raise adapter_refusal(folder, place)
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
             raise _without_safetensors(folder, place)
-        return _needed(_header(folder / _SINGLE, place))
-    named = _index(folder / _INDEX, place)
+        return _needed(_header(folder / SINGLE, place))
+    named = _index(folder / INDEX, place)
+    if (folder / SINGLE).is_file() and SINGLE not in named.values():
+        problem = f"{folder} holds {SINGLE}, which transformers reads, and {INDEX}, which names other files to engines"
+        raise RecipeError(place, problem, f"remove the one that is not the model's: saving it anew leaves the {INDEX} of before")
     headers = {file: _header(folder / file, place) for file in sorted(set(named.values()))}
     for name, file in named.items():
         if name not in headers[file]:
-            raise RecipeError(place, f"{folder / file} lacks tensor {name}, which {_INDEX} puts there", _AGAIN)
+            raise RecipeError(place, f"{folder / file} lacks tensor {name}, which {INDEX} puts there", _AGAIN)
     return _needed({name: tensor for header in headers.values() for name, tensor in header.items()})
 
 
@@ -75,8 +81,8 @@ def check_weights(stored: Mapping[str, StoredTensor], wanted: Iterable[ModelTens
         problem = f"{stored[further[0]].file} has tensor {further[0]}{more}, which the model in its config.json has not"
         raise RecipeError(place, problem, _FITTING)
     read = {tensor.file for tensor in stored.values()}
-    if not (folder / _INDEX).is_file() and (others := sorted(set(folder.glob("*.safetensors")) - read)):
-        problem = f"{folder} holds {others[0].name} beside {_SINGLE} and no {_INDEX}, so that engines would read both"
+    if not (folder / INDEX).is_file() and (others := sorted(set(folder.glob("*.safetensors")) - read)):
+        problem = f"{folder} holds {others[0].name} beside {SINGLE} and no {INDEX}, so that engines would read both"
         raise RecipeError(place, problem, f"move {others[0].name} elsewhere")
 
 
@@ -114,11 +120,18 @@ def check_tensor(stored: Mapping[str, StoredTensor], name: str, shape: Sequence[
     return tensor
 
 
+def adapter_refusal(folder: Path, place: str) -> RecipeError:
+    """Refuse a folder with an adapter, which transformers adds to the weights that the adapter names, and nobody else reads."""
+    problem = f"{folder} holds {ADAPTER}: an adapter of PEFT, which neither learner nor engines add to the weights"
+    merged = "name the folder that peft's merge_and_unload() and save_pretrained make of model and adapter"
+    return RecipeError(place, problem, f"{merged}, or, if these weights have it already, move {ADAPTER} elsewhere")
+
+
 def _without_safetensors(folder: Path, place: str) -> RecipeError:
     pickled = sorted(folder.glob(PICKLED))
     if not pickled:
         return RecipeError(
-            place, f"{folder} holds neither {_SINGLE} nor {_INDEX}", "save the model as safetensors (save_pretrained)"
+            place, f"{folder} holds neither {SINGLE} nor {INDEX}", "save the model as safetensors (save_pretrained)"
         )
     try:
         (model,) = json.loads((folder / "config.json").read_bytes())["architectures"]
@@ -190,7 +203,7 @@ def _header(file: Path, place: str) -> dict[str, StoredTensor]:
             slices = {name: found.get_slice(name) for name in found.keys()}  # noqa: SIM118 - it is no mapping
             return {name: StoredTensor(file, tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()}
     except FileNotFoundError as error:
-        raise RecipeError(place, f"there is no {file}, which {_INDEX} names", _AGAIN) from error
+        raise RecipeError(place, f"there is no {file}, which {INDEX} names", _AGAIN) from error
     except OSError as error:
         raise RecipeError(place, f"cannot read {file}: {error.strerror or error}", "let it be readable") from error
     except SafetensorError as error:

@@ -4,15 +4,16 @@ What always holds: the folder that a version is exported to appears whole or not
 """
 
 import asyncio
-import shutil
 import tempfile
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.model_copies import copy_folder
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.evaluation.export import export_checkpoint
 from asyncrl.run.evaluation.found_model import EvaluatedModel, Weights, recipe_that_trained
 from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
+from asyncrl.run.models.model_sources import name_base
 from asyncrl.run.models.template_facts import write_templates
 from asyncrl.run.resolve_model import resolve_model
 from asyncrl.run.views.live_view import LiveView
@@ -67,8 +68,9 @@ def export_version(model: EvaluatedModel, folder: Path, view: LiveView) -> None:
         trained_by = recipe_that_trained(model.run)
         weights = asyncio.run(weights_of(model, trained_by, made, view))
         if weights != made:
-            shutil.copytree(weights, made)
+            copy_folder(weights, made)
         write_templates(made, trained_by.model)
+        name_base(made, trained_by.model)
         made.rename(folder)
 
 

@@ -7,7 +7,6 @@ quantised model's files; and what transformers cannot dequantise here, the plan 
 
 import hashlib
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.model_copies import copy_folder
 from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.models.model_identity import model_files
 
@@ -105,7 +105,7 @@ def _write(request: Request) -> None:
     folder, made = Path(request.folder), Path(request.made)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=made.parent) as making:
         new = Path(making) / made.name
-        shutil.copytree(folder, new, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+        copy_folder(folder, new, _NOT_COPIED)
         config = json.loads((folder / _CONFIG).read_bytes())
         del config["quantization_config"]
         (new / _CONFIG).write_text(json.dumps(config, indent=2))

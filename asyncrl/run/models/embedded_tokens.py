@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.weight_files import INDEX, SINGLE
 
 if TYPE_CHECKING:
     from asyncrl.generators.chat_format import ChatFormat
@@ -22,7 +23,10 @@ def check_embedded(chat: "ChatFormat", vocabulary: int, folder: Path) -> None:
     if last >= vocabulary:
         loaded = f"m = M.from_pretrained({str(folder)!r}, dtype='auto')"
         resized = f"m.resize_token_embeddings({last + 1}); m.save_pretrained({str(folder)!r})"
-        command = f'python -c "from transformers import AutoModelForCausalLM as M; {loaded}; {resized}"'
+        imported = "from pathlib import Path; from transformers import AutoModelForCausalLM as M"
+        # The index of several files outlives them where the model is saved as one.
+        forgotten = f"Path({str(folder / SINGLE)!r}).exists() and Path({str(folder / INDEX)!r}).unlink(missing_ok=True)"
+        command = f'python -c "{imported}; {loaded}; {resized}; {forgotten}"'
         raise RecipeError(
             "model.path",
             f"its tokenizer has tokens up to {last} ({token!r}), and the model has embeddings of {vocabulary}",

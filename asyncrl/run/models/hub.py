@@ -13,6 +13,7 @@ from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.hub import ANSWER_S, MODEL, download_remedy, is_commit, is_hub_id, is_offline, parts, translated
+from asyncrl.core.files.model_copies import LICENCES
 from asyncrl.core.files.weight_files import PICKLED, pickles
 from asyncrl.core.storage.address import is_address
 from asyncrl.core.storage.fetched import fetched
@@ -20,7 +21,7 @@ from asyncrl.core.storage.fetched import fetched
 logger = logging.getLogger(__name__)
 
 _WEIGHTS = "*.safetensors"
-_PATTERNS = ("*.json", _WEIGHTS, "*.jinja", "tokenizer.model", "*.txt")
+_PATTERNS = ("*.json", _WEIGHTS, "*.jinja", "tokenizer.model", "*.txt", *LICENCES)
 _CONFIG = "config.json"
 
 

@@ -10,6 +10,7 @@ from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, Architect
 from asyncrl.core.architectures.description import Description, Mixture
 from asyncrl.core.architectures.known import KNOWN, OTHER
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.weight_files import ADAPTER, adapter_refusal
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
 from asyncrl.core.recipe.rules.model import check_architecture, check_layout, check_routing
@@ -174,6 +175,8 @@ def read_shape(path: str) -> ModelShape:
         read = json.loads(config.read_bytes())
         shape = msgspec.convert(read, ModelShape)
     except FileNotFoundError as error:
+        if config.with_name(ADAPTER).is_file():
+            raise adapter_refusal(config.parent, "model.path") from error
         remedy = f"name a Hugging Face folder that holds config.json, or a model of the hub as organisation/name, or {TINY}"
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:

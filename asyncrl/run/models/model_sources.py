@@ -7,14 +7,18 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.files.hub import is_hub_id
+from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.hub import is_hub_id, parts
+from asyncrl.core.files.weight_files import ADAPTER
 from asyncrl.core.recipe.algorithm import NoKlConfig
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.storage.address import is_address
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.run.models.hub import model_folder, pinned
 from asyncrl.run.models.template_facts import template_text
 
+ADAPTER_CONFIG = f"adapter/{ADAPTER}"
+"""What an exported folder has beside merged weights, if adapters were trained."""
 REFERENCE, TEACHER = "algorithm.kl.reference", "algorithm.teacher.path"
 
 
@@ -79,6 +83,23 @@ async def with_local_teacher(recipe: Recipe) -> Recipe:
     """
     named = named_teacher(recipe)
     return _with_teacher(recipe, str(await fetch_model(named, TEACHER, recipe.deadlines.start))) if named else recipe
+
+
+def name_base(folder: Path, model: ModelConfig) -> None:
+    """Have the adapter in an exported folder, if there is one, name the model of the hub that it is added to: where that lay on
+    this machine means nothing elsewhere.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    config = folder / ADAPTER_CONFIG
+    if not config.is_file() or not is_hub_id(model.path):
+        return
+    repository, revision = parts(model.path)
+    with naming(config):
+        named = {"base_model_name_or_path": repository, "revision": revision}
+        content = msgspec.json.decode(config.read_bytes(), type=dict[str, object]) | named
+        config.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
 
 
 def is_remote(recipe: Recipe) -> bool:

@@ -15,12 +15,13 @@ from asyncrl.core.files.hub import is_hub_id
 from asyncrl.run.evaluation.found_model import EvaluatedModel, find_model
 from asyncrl.run.evaluation.version_export import check_can_be_made, export_version
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.models.model_sources import ADAPTER_CONFIG
 from asyncrl.run.push.card import Card
 from asyncrl.run.views.live_view import LiveView
 
-_NAMES = ("_name_or_path", "name_or_path")
-"""Keys of a model's and a tokenizer's configuration under which transformers notes where it was loaded from."""
-_CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json")
+_NAMES = ("_name_or_path", "name_or_path", "base_model_name_or_path")
+"""Keys of the configurations of a model, a tokenizer and an adapter that say where it, or what it is added to, was loaded from."""
+_CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json", ADAPTER_CONFIG)
 
 
 def trained_model(run: Path) -> EvaluatedModel:

@@ -1,6 +1,11 @@
 """Arguments of vLLM's engine that the user names are vLLM's own, and none that asyncrl needs as it is."""
 
+import json
+
 import pytest
+import torch
+from learner_samples import make_model
+from safetensors.torch import save_file
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.generators import GeneratorsConfig
@@ -36,6 +41,14 @@ def test_the_users_arguments_win_over_ours_and_reach_the_engine():
     arguments = engine_arguments(EngineSettings(config, "model", 128))
     assert (arguments.max_num_batched_tokens, arguments.block_size, arguments.enable_prefix_caching) == (512, 64, False)
     assert (arguments.max_model_len, arguments.enforce_eager) == (128, True)
+
+
+def test_a_folder_with_mistrals_own_format_is_read_as_the_learner_reads_it(tmp_path):
+    make_model(tmp_path, "mistral")
+    (tmp_path / "params.json").write_text(json.dumps({"dim": 64, "n_layers": 8, "n_heads": 4, "vocab_size": 96}))
+    save_file({"norm.weight": torch.ones(4)}, tmp_path / "consolidated.safetensors")
+    config = engine_arguments(EngineSettings(GeneratorsConfig(kv_cache_mb=64), str(tmp_path), 32)).create_model_config()
+    assert config.hf_config.num_hidden_layers == json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"]
 
 
 def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():

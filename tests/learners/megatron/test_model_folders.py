@@ -1,6 +1,7 @@
 """Which Hugging Face folders the learner takes, what it reads of them, and what it writes."""
 
 import json
+import stat
 
 import pytest
 import rank_side
@@ -45,6 +46,10 @@ def test_saving_gives_back_the_folder_that_was_loaded_and_never_overwrites(tmp_p
     source, target = tmp_path / "model", tmp_path / "saved"
     make_model(source, "llama")
     (source / "tokenizer_config.json").write_text('{"kept": true}')
+    (source / "LICENSE").write_text("Use it well.")
+    (source / "pytorch_model.bin.index.json").write_text('{"weight_map": {}}')
+    for path in source.iterdir():
+        path.chmod(0o444)  # as in a store that many share
     assert (
         run_ranks(rank_side.save_twice, make_recipe(source, tensor=2, pipeline=2), source, target, tensor=2, pipeline=2)
         == ["FileExistsError"] * 4
@@ -53,6 +58,9 @@ def test_saving_gives_back_the_folder_that_was_loaded_and_never_overwrites(tmp_p
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert (target / "tokenizer_config.json").read_text() == '{"kept": true}'
+    assert (target / "LICENSE").read_text() == "Use it well."
+    assert not (target / "pytorch_model.bin.index.json").exists()
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in target.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "saved"]
 
 

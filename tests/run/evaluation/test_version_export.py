@@ -1,9 +1,11 @@
 """A policy version becomes a Hugging Face folder, whole or not at all."""
 
 import json
+import stat
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from model_folders import SMALL
 from rich.console import Console
@@ -41,6 +43,25 @@ def test_a_version_is_copied_whole(run, tmp_path, version, what):
     export(run, version, tmp_path / "to")
     assert json.loads((tmp_path / "to" / "config.json").read_text())["what"] == what
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".to")]
+
+
+def test_a_version_that_nobody_may_write_is_copied_so_that_one_may(run, tmp_path):
+    for path in ((start := tmp_path / "start") / "config.json", start):
+        path.chmod(0o555)  # a store that many share
+    export(run, 0, tmp_path / "to")
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in (tmp_path / "to", tmp_path / "to" / "config.json"))
+
+
+def test_the_adapter_of_a_model_of_the_hub_names_that(run, tmp_path, monkeypatch):
+    named = compose(str(run.recipe))
+    of_hub = msgspec.structs.replace(named.model, path=f"acme/small@{'a' * 40}")
+    monkeypatch.setattr(version_export, "recipe_that_trained", lambda _: msgspec.structs.replace(named, model=of_hub))
+    (run.model / "adapter").mkdir()
+    config = {"r": 4, "base_model_name_or_path": str(tmp_path / "hub" / "snapshots" / "aaaa")}
+    (run.model / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    export(run, None, tmp_path / "to")
+    exported = json.loads((tmp_path / "to" / "adapter" / "adapter_config.json").read_text())
+    assert exported == {"r": 4, "base_model_name_or_path": "acme/small", "revision": "a" * 40}
 
 
 def test_what_is_there_is_not_replaced(run, tmp_path):

@@ -89,8 +89,17 @@ def test_a_pickled_model_is_taken_once_the_command_of_its_refusal_has_run(tmp_pa
     assert all(torch.equal(converted[name], weights[name]) for name in weights)
 
 
-def test_added_tokens_are_refused_until_the_command_of_the_refusal_has_made_embeddings(tmp_path: Path):
+def shard(folder: Path) -> None:
+    """Save the model in ``folder`` in several files with an index."""
+    AutoModelForCausalLM.from_pretrained(folder, dtype="auto").save_pretrained(folder, max_shard_size="60KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_added_tokens_are_refused_until_the_command_of_the_refusal_has_made_embeddings(tmp_path: Path, sharded: bool):
     tokenizer = AutoTokenizer.from_pretrained(saved(tmp_path))
+    if sharded:
+        shard(tmp_path)
     tokens = [f"<extra_{number}>" for number in range(512)]
     tokenizer.add_tokens(tokens, special_tokens=True)
     tokenizer.chat_template = "{{- '<extra_511>' -}}" + tokenizer.chat_template
@@ -120,11 +129,42 @@ def test_an_output_layer_beside_the_embedding_to_which_it_is_tied(tmp_path: Path
     assert planned(tmp_path) == ()
 
 
+@pytest.mark.parametrize("shards", ["left", "removed"])
+def test_an_index_of_other_weights_than_those_beside_it_is_refused(tmp_path: Path, shards: str):
+    """transformers reads the one file, and engines those of the index, which stays behind when a model is saved anew."""
+    whole = (saved(tmp_path) / "model.safetensors").read_bytes()
+    shard(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    if shards == "removed":
+        for file in tmp_path.glob("model-*.safetensors"):
+            file.unlink()
+    error = refused(tmp_path)
+    assert error.problem.startswith(f"{tmp_path} holds model.safetensors, which transformers reads, and model.safetensors.index")
+    with pytest.raises(RecipeError, match="which transformers reads"):
+        check_played(tmp_path)
+    for file in (tmp_path / "model.safetensors.index.json", *tmp_path.glob("model-*.safetensors")):  # as the remedy says
+        file.unlink(missing_ok=True)
+    assert planned(tmp_path) == ()
+
+
+@pytest.mark.parametrize("beside_weights", [True, False])
+def test_an_adapter_is_refused_because_nobody_would_add_it_to_the_weights(tmp_path: Path, beside_weights: bool):
+    shard(saved(tmp_path))
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "acme/base"}')
+    if not beside_weights:
+        (tmp_path / "config.json").unlink()
+    error = refused(tmp_path)
+    assert error.problem.startswith(f"{tmp_path} holds adapter_config.json: an adapter of PEFT")
+    assert "merge_and_unload" in error.remedy
+    if beside_weights:
+        (tmp_path / "adapter_config.json").rename(tmp_path.parent / f"{tmp_path.name}.json")  # as the remedy says
+        assert planned(tmp_path) == ()
+
+
 @pytest.mark.parametrize("told", ["missing", "cut"])
 def test_shards_that_are_not_whole_are_refused(tmp_path: Path, told: str):
     saved(tmp_path)
-    AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").save_pretrained(tmp_path, max_shard_size="60KB")
-    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    shard(tmp_path)
     assert planned(tmp_path) == ()
     second = sorted(tmp_path.glob("*.safetensors"))[1]
     if told == "missing":

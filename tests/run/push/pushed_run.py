@@ -30,6 +30,8 @@ def make_run(parent: Path, *overrides: str, tracked: bool = False) -> RunFolder:
     (folder.model / "config.json").write_text(json.dumps({"_name_or_path": str(start), "model_type": "qwen3"}))
     (folder.model / "tokenizer_config.json").write_text('{"name_or_path": "Qwen/Qwen3-0.6B"}')
     (folder.model / "model.safetensors").write_bytes(b"weights")
+    (folder.model / "adapter").mkdir()
+    (folder.model / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(start), "r": 4}))
     msgspec.structs.replace(SUMMARY, evaluation=EvaluationEnds.of(PLAYED, ())).write(folder.summary)
     if tracked:
         tracker = Tracker(recipe, folder)

@@ -1,6 +1,8 @@
 """``asyncrl push`` as a user calls it: processes of their own, and the hub's own client on both sides."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +36,8 @@ def test_a_run_is_pushed_and_found_again(tmp_path):
         assert pushed.returncode == 0, pushed.stderr
         assert f"Pushed: {hub.url}/me/calc/commit/" in pushed.stdout
         files = hub.repositories["me/calc"]
-        assert set(files) == FILES | {".gitattributes"}
+        assert set(files) == FILES | {".gitattributes", "adapter/adapter_config.json"}
+        assert json.loads(files["adapter/adapter_config.json"]) == {"r": 4}
         assert files["model.safetensors"] == b"weights"
         assert hub.private == {"me/calc"}
         assert hub.messages == [f"asyncrl: {run.path.name} version 60"]
@@ -61,15 +64,14 @@ def test_a_folder_shows_what_would_be_pushed(tmp_path, monkeypatch, capsys, stor
     run, to = make_run(tmp_path), tmp_path / "to"
     assert main(["push", f"file://{run.path}" if stored else str(run.path), "me/calc", "--to", str(to)]) == ExitCode.COMPLETED
     assert "Written, and nothing was pushed" in capsys.readouterr().out
-    assert {file.name for file in to.iterdir()} == FILES
+    assert {file.name for file in to.iterdir()} == FILES | {"adapter"}
     assert ModelCard.load(to / "README.md").data.tags == ["asyncrl", "reinforcement-learning"]
     assert main(["push", str(run.path), "me/calc", "--to", str(to)]) == ExitCode.REFUSED
     assert "exists already" in capsys.readouterr().err
 
 
 def without_model(run: RunFolder) -> None:
-    for file in run.model.iterdir():
-        file.unlink()
+    shutil.rmtree(run.model)
 
 
 @pytest.mark.parametrize(
