@@ -67,6 +67,8 @@ class CheckpointShape(msgspec.Struct, frozen=True, kw_only=True):
         adapters: description of the adapters that are trained instead of the policy's weights.
         frozen_weights: a checksum, the sum of the bits of the policy's weights, if they are not trained; 0 if they are.
         reference_weights: the same sum of the weights of a reference policy that the recipe names; 0 if it names none.
+        first_weights: the same sum of the weights that the run began with, if they are the reference policy. 0 goes with any: they
+            are none, or an earlier version of asyncrl wrote the checkpoint.
     """
 
     layers: int
@@ -87,6 +89,7 @@ class CheckpointShape(msgspec.Struct, frozen=True, kw_only=True):
     adapters: str = "none"
     frozen_weights: int = 0
     reference_weights: int = 0
+    first_weights: int = 0
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -188,6 +191,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             CheckpointMismatch: naming what differs.
         """
         theirs, ours = msgspec.structs.asdict(self.shape), msgspec.structs.asdict(shape)
+        if not (self.shape.first_weights and shape.first_weights):
+            del theirs["first_weights"]
         differing = [f"{name} {theirs[name]} (this run: {ours[name]})" for name in theirs if theirs[name] != ours[name]]
         if differing:
             raise CheckpointMismatch(

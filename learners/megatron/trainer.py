@@ -108,7 +108,8 @@ class Trainer:
         with self._waiting("building the model"), cuda_means_cpu():
             self._kernels = kernels_of(self._device, config.transformer)
             self._chunks = build(config, self._kernels, learner.virtual_pipeline)
-            named = "" if isinstance(algorithm.kl, NoKlConfig) else algorithm.kl.reference
+            kl = algorithm.kl
+            named = "" if isinstance(kl, NoKlConfig) else kl.reference
             other = self._loaded_reference(Path(named)) if named else None
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
                 placement.load(self._chunks, spec, tensors)
@@ -117,6 +118,8 @@ class Trainer:
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
             shape = self._shape(config, with_critic=critic is not None, reference_weights=0 if other is None else other.bits)
+            if not isinstance(kl, NoKlConfig) and other is None and self._lora is None:
+                shape = msgspec.structs.replace(shape, first_weights=lora.bit_sum(self._chunks, spec))
             shapes = product_shapes(config)
             if self._lora is not None:
                 shapes = msgspec.structs.replace(shapes, adapters=self._lora.weights)
@@ -126,7 +129,7 @@ class Trainer:
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, shape, spec, HostArena())
         self._references: list[LowRank | ReferenceWeights] = []
-        if not isinstance(algorithm.kl, NoKlConfig):
+        if not isinstance(kl, NoKlConfig):
             # With adapters, the frozen weights without them are the reference, or those of a named one in their place.
             self._references = [each for each in (self._lora, other) if each is not None]
             if not self._references:

@@ -20,7 +20,7 @@ from asyncrl.run.push.card import Card
 from asyncrl.run.views.live_view import LiveView
 
 _NAMES = ("_name_or_path", "name_or_path", "base_model_name_or_path")
-"""Keys of the configurations of a model, a tokenizer and an adapter that say where it, or what it is added to, was loaded from."""
+"""Keys of the configurations of a model, a tokenizer and an adapter that say where it, or what it is added to, lay."""
 _CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json", ADAPTER_CONFIG)
 
 

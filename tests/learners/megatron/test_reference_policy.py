@@ -118,6 +118,20 @@ def test_a_resume_keeps_the_named_reference_and_refuses_another(folder, other, t
     assert "algorithm.kl.reference it was saved with" in outcome[1]
 
 
+def test_a_resume_refuses_another_model_for_the_weights_that_the_run_began_with(folder, other, tmp_path):
+    """Nothing else of that model is used, so that a run without a reference may go on with its weights replaced."""
+    target, plain = tmp_path / "version-000007", tmp_path / "plain" / "version-000007"
+    run(rank_side.train_and_save, folder, IN_LOSS, BATCHES, target, [])
+    run(rank_side.train_and_save, folder, decoupled_ppo(), BATCHES, plain, [])
+    ((refused, taken),) = run(rank_side.loads, other, IN_LOSS, [target, plain])
+    assert refused[0] == "CheckpointMismatch"
+    assert "first_weights" in refused[1]
+    assert taken[0] == ""
+    assert run(rank_side.loads, folder, IN_LOSS, [target], grid=(2, 1, 1))[0][0][0] == ""
+    assert run(rank_side.loads, other, decoupled_ppo(), [target])[0][0][0] == ""
+    assert run(export_side.export, folder, IN_LOSS, target, tmp_path / "exported") == [7]
+
+
 @pytest.fixture(scope="module")
 def one_rank(folder):
     """What one rank reports with each algorithm, and the weights it comes to."""
