@@ -67,8 +67,8 @@ class CheckpointShape(msgspec.Struct, frozen=True, kw_only=True):
         adapters: description of the adapters that are trained instead of the policy's weights.
         frozen_weights: a checksum, the sum of the bits of the policy's weights, if they are not trained; 0 if they are.
         reference_weights: the same sum of the weights of a reference policy that the recipe names; 0 if it names none.
-        first_weights: the same sum of the weights that the run began with, if they are the reference policy. 0 goes with any: they
-            are none, or an earlier version of asyncrl wrote the checkpoint.
+        first_weights: the same sum of the weights that the run began with, if they are the reference policy. 0 goes with any:
+            they are none, or an earlier version of asyncrl wrote the checkpoint.
     """
 
     layers: int

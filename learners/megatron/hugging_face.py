@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from asyncrl.core.architectures.architecture import EMBEDDING
 from asyncrl.core.architectures.joint_experts import stored_in
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.model_copies import copy_folder, is_licence
@@ -80,9 +81,10 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """What each rank tells the others about a shard that it holds."""
+    """What each rank tells the others about a shard that it holds. Not all have one type: router biases are float32."""
 
     rank: int
+    dtype: torch.dtype
     shape: tuple[int, ...]
     start: tuple[int, ...]
     extent: tuple[int, ...]
@@ -140,13 +142,14 @@ def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tenso
     mine = {shard.name: shard for shard in shards}
     rank = dist.get_rank()
     gathered: list[dict[str, _Held]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(gathered, {s.name: _Held(rank, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()})
+    held = {s.name: _Held(rank, s.tensor.dtype, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()}
+    dist.all_gather_object(gathered, held)
     holders: _Holders = {}
     for held_by_name in gathered:
         for name, held in held_by_name.items():
             holders.setdefault(stored_in(name).name, {}).setdefault(name, []).append(held)
     if rank == 0:
-        write(_assembled(holders, mine), _planned(holders, mine))
+        write(_assembled(holders, mine), _planned(holders))
     else:
         for name in (name for of_stored in holders.values() for name in of_stored):
             if name in mine:
@@ -155,9 +158,9 @@ def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tenso
 
 def _assembled(holders: _Holders, mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
     """On rank 0, yield the whole tensors, in the order in which the other ranks send their parts."""
-    like = next(iter(mine.values())).tensor
+    device = next(iter(mine.values())).tensor.device
     for stored, of_stored in holders.items():
-        whole = torch.empty(_stored_shape(of_stored), dtype=like.dtype)
+        whole = torch.empty(_stored_shape(of_stored), dtype=_dtype(of_stored))
         for name, parts in of_stored.items():
             expert = stored_in(name).expert
             into = whole if expert is None else whole[expert]
@@ -165,7 +168,7 @@ def _assembled(holders: _Holders, mine: dict[str, Shard]) -> Iterator[tuple[str,
                 if part.rank == 0:
                     values = mine[name].tensor
                 else:
-                    values = torch.empty(part.extent, dtype=like.dtype, device=like.device)
+                    values = torch.empty(part.extent, dtype=part.dtype, device=device)
                     dist.recv(values, part.rank)
                 into[tuple(slice(begin, begin + size) for begin, size in zip(part.start, part.extent, strict=True))] = values
         yield stored, whole
@@ -177,12 +180,17 @@ def _stored_shape(of_stored: dict[str, list[_Held]]) -> tuple[int, ...]:
     return part.shape if stored_in(name).expert is None else (len(of_stored), *part.shape)
 
 
-def _planned(holders: _Holders, mine: dict[str, Shard]) -> list[int]:
+def _dtype(of_stored: dict[str, list[_Held]]) -> torch.dtype:
+    """The type of a tensor of a folder."""
+    (part, *_), *_ = of_stored.values()
+    return part.dtype
+
+
+def _planned(holders: _Holders) -> list[int]:
     """How many tensors go into each file, file by file."""
-    item = next(iter(mine.values())).tensor.element_size()
     counts, size = [0], 0
     for of_stored in holders.values():
-        bytes_ = item * torch.Size(_stored_shape(of_stored)).numel()
+        bytes_ = _dtype(of_stored).itemsize * torch.Size(_stored_shape(of_stored)).numel()
         if counts[-1] and size + bytes_ > _FILE_BYTES:
             counts.append(0)
             size = 0
@@ -199,7 +207,8 @@ def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Pat
     for number, count in enumerate(counts, 1):
         file = _SINGLE if len(counts) == 1 else f"model-{number:05d}-of-{len(counts):05d}.safetensors"
         content = dict(next(tensors) for _ in range(count))
-        dtype = str(next(iter(content.values())).dtype).removeprefix("torch.")
+        if EMBEDDING in content:
+            dtype = str(content[EMBEDDING].dtype).removeprefix("torch.")
         file_of |= dict.fromkeys(content, file)
         save_tensors(content, partial / file)
     if len(counts) > 1:

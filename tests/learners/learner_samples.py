@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from loss_samples import decoupled_ppo
 from transformers import (
+    AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Glm4MoeConfig,
@@ -143,6 +144,17 @@ def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overr
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(0.1 * torch.randn_like(buffer))
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_rounded_but_for_its_bias(folder: Path) -> Path:
+    """A model in bfloat16 but for the biases by which its routers choose experts, as transformers has those that are published.
+    A bfloat16 does not hold what those are."""
+    model = AutoModelForCausalLM.from_pretrained(make_model(folder, "glm4_moe")).bfloat16()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = 7.0 + torch.rand(buffer.shape)
     model.save_pretrained(folder)
     return folder
 

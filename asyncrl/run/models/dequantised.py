@@ -18,10 +18,12 @@ from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.model_copies import copy_folder
+from asyncrl.core.files.weight_files import DTYPES, stored_tensors
 from asyncrl.run.host.helper_process import run_helper
 from asyncrl.run.models.model_identity import model_files
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
 _CONFIG = "config.json"
@@ -126,8 +128,14 @@ def _write_weights(folder: Path, new: Path) -> None:
     # A model that was read quantised is saved as such: so its weights are handed to one that was never quantised.
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(new), dtype=read.dtype)
-    names, weights = plain.state_dict().keys(), read.state_dict()
-    plain.load_state_dict({name: weights[name].to(read.dtype) for name in names}, assign=True)
+    weights, stored = read.state_dict(), stored_tensors(folder, "model.path")
+
+    def written(name: str) -> "Tensor":
+        """Some are float32 in any model, such as the biases by which routers choose experts, and stay so."""
+        is_whole = name in stored and DTYPES.get(stored[name].dtype) == "float32" and weights[name].dtype is torch.float32
+        return weights[name] if is_whole else weights[name].to(read.dtype)
+
+    plain.load_state_dict({name: written(name) for name in plain.state_dict()}, assign=True)
     plain.tie_weights()
     with tempfile.TemporaryDirectory(prefix=".saved-", dir=new.parent) as saved:
         plain.save_pretrained(saved)  # with a configuration of its own, beside which the model's stays as it is

@@ -7,7 +7,7 @@ import pytest
 import rank_side
 import torch
 from foreign_folders import make_foreign
-from learner_samples import assemble, make_batch, make_model, make_recipe
+from learner_samples import assemble, make_batch, make_model, make_recipe, make_rounded_but_for_its_bias
 from ranks import run_ranks
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -62,6 +62,20 @@ def test_saving_gives_back_the_folder_that_was_loaded_and_never_overwrites(tmp_p
     assert not (target / "pytorch_model.bin.index.json").exists()
     assert all(path.stat().st_mode & stat.S_IWUSR for path in target.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "saved"]
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_each_tensor_is_saved_in_its_own_type(tmp_path, pipeline):
+    source, target = make_rounded_but_for_its_bias(tmp_path / "model"), tmp_path / "saved"
+    recipe = make_recipe(source, dtype="bfloat16", pipeline=pipeline)
+    assert run_ranks(rank_side.save_twice, recipe, source, target, pipeline=pipeline) == ["FileExistsError"] * pipeline
+    before, after = stored(source), stored(target)
+    assert before.keys() == after.keys()
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16, torch.float32}
+    for name, tensor in after.items():
+        assert tensor.dtype is before[name].dtype
+        assert torch.equal(tensor, before[name])
+    assert json.loads((target / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_a_model_in_several_files_is_read_by_its_index(tmp_path):

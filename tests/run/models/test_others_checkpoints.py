@@ -10,6 +10,7 @@ import pytest
 import torch
 from foreign_folders import change_config
 from fork_server import WITH_TRANSFORMERS
+from learner_samples import make_rounded_but_for_its_bias
 from model_folders import write_tokenizer
 from planned import ROOMY
 from safetensors.torch import load_file, save_file
@@ -258,6 +259,27 @@ def test_quantised_weights_are_dequantised_into_a_folder_of_their_own(
     assert (made / "model.safetensors").stat().st_ino == before
     change_config(folder, rope_theta=1e5)
     assert asyncio.run(plain_folder(made, 120)) == made
+
+
+def test_the_bias_by_which_routers_choose_experts_stays_float32_where_weights_are_dequantised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "cache"))
+    folder = make_rounded_but_for_its_bias(tmp_path / "model")
+    stored, expected = {}, load_file(folder / "model.safetensors")
+    for name, weight in list(expected.items()):
+        parts = {name: weight}
+        if ".self_attn." in name and name.endswith("_proj.weight"):
+            parts, expected[name] = by_channel(name, weight)
+        stored |= parts
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    method, how = "compressed-tensors", METHODS["compressed-tensors"][1]
+    change_config(folder, quantization_config={"quant_method": method, **how, "ignore": ["lm_head", "re:.*mlp.*"]})
+    written = load_file(asyncio.run(plain_folder(folder, 120)) / "model.safetensors")
+    assert written.keys() == expected.keys()
+    for name, tensor in written.items():
+        assert tensor.dtype is (torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16)
+        assert torch.equal(tensor, expected[name].to(tensor.dtype))
 
 
 def test_a_model_that_is_only_played_needs_an_output_layer(tmp_path: Path):
