@@ -197,5 +197,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if differing:
             raise CheckpointMismatch(
                 f"checkpoint {folder} is of another model: {', '.join(differing)}; resume with the model, learner.dtype, "
-                "learner.lora and algorithm.kl.reference it was saved with, or start a new run"
+                "learner.lora, algorithm.advantage.kind and algorithm.kl.reference it was saved with, or start a new run"
             )

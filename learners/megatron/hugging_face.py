@@ -142,8 +142,8 @@ def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tenso
     mine = {shard.name: shard for shard in shards}
     rank = dist.get_rank()
     gathered: list[dict[str, _Held]] = [{}] * dist.get_world_size()
-    held = {s.name: _Held(rank, s.tensor.dtype, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()}
-    dist.all_gather_object(gathered, held)
+    told = {s.name: _Held(rank, s.tensor.dtype, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()}
+    dist.all_gather_object(gathered, told)
     holders: _Holders = {}
     for held_by_name in gathered:
         for name, held in held_by_name.items():

@@ -2,7 +2,7 @@
 play. ``python -P -m asyncrl.run.models.dequantised REQUEST`` writes it.
 
 What always holds: such a folder appears whole or not at all, in the cache of this machine, under a name that follows from the
-quantised model's files; and what transformers cannot dequantise here, the plan refuses.
+quantised model's files and from the way in which they are dequantised; and what transformers cannot dequantise here, the plan refuses.
 """
 
 import hashlib
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _CONFIG = "config.json"
 _NOT_COPIED = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", _CONFIG, ".*")
 """Files that hold the quantised weights, or say where they are."""
+_WAY = 2
+"""Raised whenever other weights are written of the same model, so that no folder of before is taken for them."""
 _REMEDY = "name a folder of the model's unquantised weights"
 
 
@@ -67,7 +69,7 @@ async def plain_folder(folder: Path, seconds: float) -> Path:
     """
     if not (method := quantisation(folder)):
         return folder
-    digest = hashlib.blake2b(msgspec.msgpack.encode(model_files(folder)), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(msgspec.msgpack.encode((_WAY, model_files(folder))), digest_size=16).hexdigest()
     made = dequantised_folders() / digest
     if not made.is_dir():
         with naming(made):
@@ -128,7 +130,8 @@ def _write_weights(folder: Path, new: Path) -> None:
     # A model that was read quantised is saved as such: so its weights are handed to one that was never quantised.
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(new), dtype=read.dtype)
-    weights, stored = read.state_dict(), stored_tensors(folder, "model.path")
+    weights: dict[str, Tensor] = read.state_dict()
+    stored = stored_tensors(folder, "model.path")
 
     def written(name: str) -> "Tensor":
         """Some are float32 in any model, such as the biases by which routers choose experts, and stay so."""

@@ -218,3 +218,4 @@ def test_a_checkpoint_without_a_critic_is_refused(folder, tmp_path):
     run(rank_side.train_and_save, folder, decoupled_ppo(), [], target, BATCHES[:1])
     (((kind, text, _),),) = run(rank_side.loads, folder, GAE, [target])
     assert (kind, "critic False (this run: True)" in text) == ("CheckpointMismatch", True)
+    assert "algorithm.advantage.kind" in text  # where the user changes it
