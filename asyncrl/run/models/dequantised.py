@@ -2,7 +2,8 @@
 play. ``python -P -m asyncrl.run.models.dequantised REQUEST`` writes it.
 
 What always holds: such a folder appears whole or not at all, in the cache of this machine, under a name that follows from the
-quantised model's files and from the way in which they are dequantised; and what transformers cannot dequantise here, the plan refuses.
+quantised model's files and from the way in which they are dequantised; and what transformers cannot dequantise here, the plan
+refuses.
 """
 
 import hashlib
