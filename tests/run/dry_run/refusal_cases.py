@@ -235,6 +235,14 @@ CASES = {
     "type": Case(header(lambda found: found[LAYER].update(dtype="I16")), "is stored as I16", load_weights),
     "index without file": Case(index(more="other.safetensors"), r"there is no .*other\.safetensors", load_weights),
     "index without tensor": Case(index(more="model.safetensors"), "lacks tensor more, which", load_weights),
+    "index of other weights": Case(
+        lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"more": "other.safetensors"}}'),
+        "which transformers reads, and .*index.json, which names other files",
+        load_weights,
+    ),
+    "adapter": Case(
+        lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter of PEFT, which neither", load_weights
+    ),
     "no index": Case(
         lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "cannot read .*index.json", load_weights
     ),

@@ -61,7 +61,10 @@ REFUSALS: dict[tuple[ModuleType, str], tuple[str, ...] | str] = {
     (asyncrl.learners.supported_model, "supported_config"): ("no configuration",),
     (asyncrl.learners.supported_model, "_check_supported"): ("attention_bias", "model type"),
     (asyncrl.learners.supported_model, "_check_fp8"): ("fp8 of experts", "fp8 of sizes"),
-    (asyncrl.core.files.weight_files, "stored_tensors"): ("no weights", "pickled weights", "index without tensor"),
+    (asyncrl.core.files.weight_files, "stored_tensors"): (
+        *("no weights", "pickled weights", "index without tensor"),
+        *("index of other weights", "adapter"),
+    ),
     (asyncrl.core.files.weight_files, "check_weights"): ("further tensors", "further files"),
     (asyncrl.core.files.weight_files, "check_tensor"): ("no tensor", "no output layer", "shape", "vocabulary", "type"),
     (asyncrl.core.files.weight_files, "_refuse_another_output"): ("another output layer",),
