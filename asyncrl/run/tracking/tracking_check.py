@@ -29,9 +29,11 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
         RecipeError: ``run_dir`` cannot be written to; MLflow does not know the kind of ``tracking.uri``, or lacks a package for
             it; nothing answers there; or a database is damaged or read-only.
     """
-    if not resumed:
-        _check_run_dir(str(local_run_dir(recipe.run_dir)))
     uri = recipe.tracking.uri
+    if not resumed:
+        _refuse_home("run_dir", recipe.run_dir, recipe.run_dir)
+        _refuse_home(_URI, uri, uri.partition(":///")[2])
+        _check_run_dir(str(local_run_dir(recipe.run_dir)))
     if not uri:
         if not resumed:
             _check_sqlite(local_run_dir(recipe.run_dir).absolute() / "mlflow.db", "run_dir", recipe)
@@ -82,6 +84,15 @@ def _check_run_dir(run_dir: str) -> None:
         raise RecipeError("run_dir", f"cannot make a run folder in {run_dir!r}: {there} is no folder", remedy)
     if not os.access(there, os.W_OK | os.X_OK):
         raise RecipeError("run_dir", f"cannot make a run folder in {run_dir!r}: {there} cannot be written to", remedy)
+
+
+def _refuse_home(place: str, given: str, path: str) -> None:
+    """Refuse a path with the shell's ``~`` for the home folder: as it stands, it would be a folder of that name right here."""
+    if path == "~" or path.startswith("~/"):
+        problem = f"{given!r} begins in a folder named ~: only a shell takes that for your home folder"
+        whole, there = given.replace(path, os.path.expanduser(path)), given.replace(path, f"./{path}")
+        remedy = f"write {whole!r}, or {there!r} if you mean that name"
+        raise RecipeError(place, problem, remedy)
 
 
 def _check_sqlite(file: Path, place: str, recipe: Recipe) -> None:

@@ -35,3 +35,18 @@ def test_what_mlflow_or_a_plug_in_of_it_reaches_is_taken(tmp_path, monkeypatch, 
     store = EntryPoint("azureml", "azureml.mlflow:store", "mlflow.tracking_store")
     monkeypatch.setattr(tracking_check, "entry_points", lambda group: EntryPoints([store]).select(group=group))
     check_tracking(tracked_at(tmp_path, uri.replace("HERE", str(tmp_path))), resumed=False)
+
+
+@pytest.mark.parametrize(("key", "before"), [("run_dir", ""), ("tracking.uri", "sqlite:///")])
+def test_a_path_of_the_shells_home_is_refused_and_both_remedies_are_taken(tmp_path, monkeypatch, key, before) -> None:
+    """``~/runs`` would be a folder named ``~`` in the current one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as refused:
+        check_tracking(compose("quickstart", [f"{key}='{before}~/x'"]), resumed=False)
+    whole, there = f"{before}{tmp_path}/x", f"{before}./~/x"
+    assert refused.value.place == key
+    assert refused.value.remedy == f"write {whole!r}, or {there!r} if you mean that name"
+    for remedy in (whole, there):
+        check_tracking(compose("quickstart", [f"{key}='{remedy}'"]), resumed=False)
+    assert list(tmp_path.iterdir()) == []
