@@ -11,7 +11,6 @@ from rich.text import Text
 
 from asyncrl.episodes.visible import visible
 
-
 _WIDTH, _HEIGHT = 80, 25
 """What a terminal has that does not say its size."""
 

@@ -20,6 +20,9 @@ _SERVERS = {"http": 80, "https": 443}
 _ELSEWHERE = ("databricks", "databricks-uc", "uc")
 """What MLflow reaches by settings of its own, as a whole address or as its scheme."""
 _URI = "tracking.uri"
+CREDENTIALS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+"""How a server of MLflow gets to know who asks."""
+_REFUSED = ("error code 401", "error code 403")
 
 
 def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
@@ -119,9 +122,17 @@ def _is_deleted(file: Path, experiment: str) -> bool:
             return False  # an empty file: MLflow makes the tables
 
 
+def wants_credentials(said: str) -> bool:
+    """Whether an error of MLflow says that a server does not know who asks, or does not let them."""
+    return any(refused in said for refused in _REFUSED)
+
+
 def _check_server(uri: str, scheme: str) -> None:
     try:
         parts = urlsplit(uri)
+        if parts.username or parts.password:
+            problem = f"there are credentials in the address of {parts.hostname}, which is written into recipes, logs and reports"
+            raise RecipeError(_URI, problem, f"take them out of the address, and {CREDENTIALS}")
         socket.create_connection((parts.hostname or "", parts.port or _SERVERS[scheme]), ANSWER_S).close()
     except (OSError, ValueError) as error:  # ValueError: a port that is no number, or half of a bracket
         remedy = "start the MLflow server, correct the address, or leave it empty to track beside the run folder"

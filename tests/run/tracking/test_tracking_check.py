@@ -20,14 +20,17 @@ def tracked_at(tmp_path, uri: str):
         ("http://127.0.0.1:9", "nothing answers at http://127.0.0.1:9"),
         ("http://127.0.0.1:port", "nothing answers at .*'port'"),
         ("http://[::1", "nothing answers at .*IPv6"),
+        ("http://me:secret@127.0.0.1:9", "credentials in the address of 127.0.0.1, .* MLFLOW_TRACKING_USERNAME"),
+        ("https://token@127.0.0.1:9", "credentials in the address"),
         ("metrics", "'metrics' is a folder"),
         ("file:///tmp/metrics", "is a folder"),
         ("unheard://of", "MLflow cannot use 'unheard://of'"),
     ],
 )
 def test_an_address_at_which_nothing_can_be_tracked_is_refused(tmp_path, uri, refusal) -> None:
-    with pytest.raises(RecipeError, match=refusal):
+    with pytest.raises(RecipeError, match=refusal) as refused:
         check_tracking(tracked_at(tmp_path, uri), resumed=False)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("uri", ["", "sqlite:///HERE/mlflow.db", "databricks", "databricks://profile", "azureml://workspace"])
