@@ -157,6 +157,8 @@ class RunFolder:
         if not found:
             if (meant := cls._meant_by(path)) is not None:
                 remedy = f"did you mean {str(meant)!r}?"
+            elif path.name.startswith("mlflow"):
+                remedy = f"leave out what MLflow keeps beside runs: {path.parent / '*-*T*Z*'} names runs alone"
             raise RecipeError("", f"{str(path)!r} is not a run folder: it has no {folder.recipe.name}", remedy)
         return folder
 

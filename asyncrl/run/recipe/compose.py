@@ -113,6 +113,9 @@ def locate(recipe: str) -> Path:
     """
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
+        if (path / "recipe.yaml").is_file():
+            remedy = f"go on with it by --resume {recipe}, or begin anew with {path / 'recipe.yaml'}"
+            raise RecipeError("", f"{recipe!r} is the folder of a run", remedy)
         if path.suffix != ".yaml":
             raise RecipeError("", f"recipe {recipe!r} is not a .yaml file", "give the path of a file whose name ends in .yaml")
         if not path.is_file():

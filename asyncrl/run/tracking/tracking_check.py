@@ -15,6 +15,8 @@ from asyncrl.run.folder.run_folder import RunFolder
 
 ANSWER_S = 5.0
 """How long a tracking server may take to accept a connection."""
+LONGEST_NAME = 200
+"""Most characters of a run's name: file systems take 255, and the time and endings of files come after it."""
 _BUSY_S = 60.0
 _SERVERS = {"http": 80, "https": 443}
 _ELSEWHERE = ("databricks", "databricks-uc", "uc")
@@ -29,7 +31,7 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
     """Check the place of the run folder, and that of its metrics. A run that is resumed has both already.
 
     Raises:
-        RecipeError: ``run_dir`` cannot be written to; MLflow does not know the kind of ``tracking.uri``, or lacks a package for
+        RecipeError: ``run_dir`` cannot be written to; ``name`` is too long for a folder; MLflow does not know the kind of ``tracking.uri``, or lacks a package for
             it; nothing answers there; or a database is damaged or read-only.
     """
     uri = recipe.tracking.uri
@@ -37,6 +39,7 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
         _refuse_home("run_dir", recipe.run_dir, recipe.run_dir)
         _refuse_home(_URI, uri, uri.partition(":///")[2])
         _check_run_dir(str(local_run_dir(recipe.run_dir)))
+        _check_name(recipe.name)
     if not uri:
         if not resumed:
             _check_sqlite(local_run_dir(recipe.run_dir).absolute() / "mlflow.db", "run_dir", recipe)
@@ -87,6 +90,13 @@ def _check_run_dir(run_dir: str) -> None:
         raise RecipeError("run_dir", f"cannot make a run folder in {run_dir!r}: {there} is no folder", remedy)
     if not os.access(there, os.W_OK | os.X_OK):
         raise RecipeError("run_dir", f"cannot make a run folder in {run_dir!r}: {there} cannot be written to", remedy)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name of which, with the time that is put after it, no folder can be made."""
+    if len(name) > LONGEST_NAME:
+        problem = f"a run folder cannot be named after {len(name)} characters"
+        raise RecipeError("name", problem, f"choose a name of at most {LONGEST_NAME}; a sentence fits into --note")
 
 
 def _refuse_home(place: str, given: str, path: str) -> None:

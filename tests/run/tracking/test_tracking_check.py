@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.tracking import tracking_check
-from asyncrl.run.tracking.tracking_check import check_tracking
+from asyncrl.run.tracking.tracking_check import LONGEST_NAME, check_tracking
 
 
 def tracked_at(tmp_path, uri: str):
@@ -53,3 +54,11 @@ def test_a_path_of_the_shells_home_is_refused_and_both_remedies_are_taken(tmp_pa
     for remedy in (whole, there):
         check_tracking(compose("quickstart", [f"{key}='{remedy}'"]), resumed=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_refused_and_the_longest_makes_one(tmp_path) -> None:
+    with pytest.raises(RecipeError, match=f"name: .* after 201 characters; choose a name of at most {LONGEST_NAME}"):
+        check_tracking(compose("quickstart", [f"run_dir={tmp_path}", f"name={'n' * (LONGEST_NAME + 1)}"]), resumed=False)
+    recipe = compose("quickstart", [f"run_dir={tmp_path}", f"name={'n' * LONGEST_NAME}"])
+    check_tracking(recipe, resumed=False)
+    assert RunFolder.create(recipe).recipe.is_file()
