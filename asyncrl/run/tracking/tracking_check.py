@@ -31,8 +31,9 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
     """Check the place of the run folder, and that of its metrics. A run that is resumed has both already.
 
     Raises:
-        RecipeError: ``run_dir`` cannot be written to; ``name`` is too long for a folder; MLflow does not know the kind of ``tracking.uri``, or lacks a package for
-            it; nothing answers there; or a database is damaged or read-only.
+        RecipeError: ``run_dir`` cannot be written to; ``name`` is too long for a folder; MLflow does not know the kind of
+            ``tracking.uri``, or lacks a package for it; there are credentials in it; nothing answers there; or a database is
+            damaged or read-only.
     """
     uri = recipe.tracking.uri
     if not resumed:
