@@ -11,6 +11,9 @@ from rich.text import Text
 
 from asyncrl.episodes.visible import visible
 
+_WIDTH, _HEIGHT = 80, 25
+"""What a terminal has that does not say its size."""
+
 
 def _in_notebook() -> bool:
     """Whether this is a command of a notebook's cell.
@@ -60,6 +63,8 @@ class PatientConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        # Of COLUMNS=0, which shells in editors set, rich would make lines without room for anything.
+        self.width, self.height = self.width or _WIDTH, self.height or _HEIGHT
         self.is_interactive = self.is_interactive and (bool(options.get("force_terminal")) or self._can_go_back())
         self.push_render_hook(_Harmless(self))
 

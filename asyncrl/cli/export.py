@@ -42,13 +42,12 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Export the version, and say where it is."""
     from asyncrl.run.evaluation.found_model import find_model
     from asyncrl.run.evaluation.version_export import export_version
+    from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.views.live_view import LiveView
 
     folder = arguments.to.absolute()
     try:
-        if not (arguments.folder / "recipe.yaml").is_file():
-            raise RecipeError("", f"{arguments.folder} is not the folder of a run", "name one, such as runs/NAME-TIME")
-        model = find_model(str(arguments.folder.resolve()), arguments.version)
+        model = find_model(str(RunFolder.find(arguments.folder).path), arguments.version)
         with LiveView(console, model.name) as view:
             export_version(model, folder, view)
     except RecipeError as error:

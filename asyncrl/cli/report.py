@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.cli.arguments import command, run_to_read
+from asyncrl.cli.arguments import command, run_to_read, writable_file
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 
@@ -28,7 +28,9 @@ def add_command(commands: Commands) -> None:
     """Add the command ``report``."""
     parser = command(commands, "report", "write a report as HTML", _DESCRIPTION, run)
     parser.add_argument("folders", metavar="RUN", type=run_to_read, nargs="+", help="the folders of the runs, or that of a sweep")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="where to write it; RUN/report.html of the first by default")
+    parser.add_argument(
+        "--output", metavar="FILE", type=writable_file, help="where to write it; RUN/report.html of the first by default"
+    )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -39,9 +41,9 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
     if any(map(SweepFolder.is_one, arguments.folders)):
         return _report_sweep(arguments, console)
-    runs = [RunRecord(folder) for folder in arguments.folders]
+    runs = list({record.folder.path: record for record in map(RunRecord, arguments.folders)}.values())  # each once
     output: Path = arguments.output or runs[0].folder.path / "report.html"
-    output.write_text(report_page(runs), encoding="utf-8")
+    _write(report_page(runs), output)
     for record in runs:
         for sentence in record.missing:
             console.print(Text(f"{record.name}: {sentence}", "yellow"), soft_wrap=True)
@@ -57,8 +59,16 @@ def _report_sweep(arguments: argparse.Namespace, console: Console) -> ExitCode:
         raise RecipeError("", problem, "report on it alone, or name the folders of runs in it")
     folder = SweepFolder.find(arguments.folders[0])
     output: Path = arguments.output or folder.report
-    output.write_text(sweep_page(folder), encoding="utf-8")
+    _write(sweep_page(folder), output)
     return _written(output, console)
+
+
+def _write(page: str, output: Path) -> None:
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        problem = f"cannot write {str(output)!r}: {error.strerror}"
+        raise RecipeError("", problem, "name a file that you may write to by --output FILE") from error
 
 
 def _written(output: Path, console: Console) -> ExitCode:

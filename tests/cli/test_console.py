@@ -87,3 +87,13 @@ def test_a_notebooks_terminal_is_not_drawn_over(sign, monkeypatch):
         monkeypatch.setenv(*sign)
         assert not PatientConsole(file=file).is_interactive
     os.close(ours)
+
+
+def test_a_size_of_0_by_0_is_none(monkeypatch):
+    """Shells in editors set it. Nothing was shown at all."""
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setenv("LINES", "0")
+    console = PatientConsole(file=io.StringIO())
+    assert (console.width, console.height) == (80, 25)
+    console.print(_table())
+    assert "gone" in console.file.getvalue()

@@ -82,7 +82,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
     from asyncrl.run.measures.run_list import has_value, row_of, run_folders, sorted_rows
 
-    places = [place for folder in arguments.folders or [Path("runs")] for place in run_folders(folder)]
+    found = (place for folder in arguments.folders or [Path("runs")] for place in run_folders(folder))
+    places = list({place.resolve(): place for place in found}.values())  # a folder may be named twice, or be a link
     for key, value in arguments.where:
         places = [place for place in places if has_value(place, key, value)]
     rows = [row for row in map(row_of, places) if _is_chosen(row, arguments)]
@@ -106,7 +107,7 @@ def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.folder.run_folder import RunFolder
 
     folder = RunFolder.find(arguments.folder)
-    before = Labels.read(folder.labels)
+    before = Labels.read_to_change(folder.labels)
     labels = before.with_tags(arguments.tags, arguments.remove)
     if arguments.note is not None:
         labels = Labels(labels.recipe, labels.overrides, labels.tags, arguments.note)

@@ -149,7 +149,8 @@ class TrackingConfig(Section, frozen=True):
     """Where the run is tracked (MLflow).
 
     Attributes:
-        uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share.
+        uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share. A server's
+            credentials stand in the environment: ``MLFLOW_TRACKING_USERNAME`` and ``..._PASSWORD``, or ``MLFLOW_TRACKING_TOKEN``.
         experiment: MLflow experiment name.
         trajectories: which episodes are kept in ``RUN/trajectories``; docs/reference/trajectories.md describes the files. Some
             of them are logged as MLflow traces, too.

@@ -35,6 +35,21 @@ class Labels(msgspec.Struct, frozen=True):
         except (OSError, ValueError, RecursionError):
             return cls()
 
+    @classmethod
+    def read_to_change(cls, path: Path) -> "Labels":
+        """Read the labels of a run whose file is about to be written again; a run without a file has none.
+
+        Raises:
+            RecipeError: there is a file that cannot be read, whose labels would be lost.
+        """
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, RecursionError) as error:
+            problem = f"cannot read {str(path)!r}, whose labels would be lost: {getattr(error, 'strerror', None) or error}"
+            raise RecipeError("", problem, "correct the file, or move it away so that the run has no labels") from error
+
     def write(self, path: Path) -> None:
         """Write the labels, whole or not at all.
 

@@ -155,8 +155,18 @@ class RunFolder:
             problem = f"{str(path)!r} is the folder of several runs, or of an evaluation of several models"
             raise RecipeError("", problem, f"name one of {', '.join(str(path / model) for model in models[:MOST_NAMED])}")
         if not found:
+            if (meant := cls._meant_by(path)) is not None:
+                remedy = f"did you mean {str(meant)!r}?"
+            elif path.name.startswith("mlflow"):
+                remedy = f"leave out what MLflow keeps beside runs: {path.parent / '*-*T*Z*'} names runs alone"
             raise RecipeError("", f"{str(path)!r} is not a run folder: it has no {folder.recipe.name}", remedy)
         return folder
+
+    @classmethod
+    def _meant_by(cls, path: Path) -> Path | None:
+        """The run in ``runs`` of this name, or the run that ``path`` lies in; None if there is none."""
+        near = (Path("runs", path), *path.parents[:2])
+        return next((each for each in near if all(os.path.isfile(each / name) for name in ("recipe.yaml", "launched-in"))), None)
 
     @classmethod
     def below(cls, path: Path) -> list[Path]:

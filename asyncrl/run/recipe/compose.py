@@ -34,6 +34,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.model_sources import with_pinned_models
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.automatic import Choice, choose
+from asyncrl.run.recipe.misread_numbers import refuse_misread_numbers
 
 SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
 _NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run folders, with their logs, are made in run_dir"
@@ -67,7 +68,7 @@ def compose_for(
     with composing(path):
         settable = _replacing(path.stem, [_settable(override) for override in overrides])
         config = hydra.compose(path.stem, overrides=settable)
-        _refuse_settings_of_hydra(path.stem, settable)
+        _check_configs(path.stem, settable)
         _refuse_missing_values(OmegaConf.to_container(config))
         mapping = OmegaConf.to_container(config, resolve=True)
         _refuse_missing_values(mapping)  # an interpolation may give one, e.g. of an environment variable
@@ -112,6 +113,9 @@ def locate(recipe: str) -> Path:
     """
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
+        if (path / "recipe.yaml").is_file():
+            remedy = f"go on with it by --resume {recipe}, or begin anew with {path / 'recipe.yaml'}"
+            raise RecipeError("", f"{recipe!r} is the folder of a run", remedy)
         if path.suffix != ".yaml":
             raise RecipeError("", f"recipe {recipe!r} is not a .yaml file", "give the path of a file whose name ends in .yaml")
         if not path.is_file():
@@ -180,14 +184,20 @@ def group_options(group: str) -> list[str]:
     return [option for option in found if not option.startswith("_")]  # Hydra's own begin so
 
 
-def _refuse_settings_of_hydra(name: str, overrides: list[str]) -> None:
-    """Refuse a section ``hydra``: Hydra removes it before the schema sees it, so it would be accepted and do nothing."""
+def _check_configs(name: str, overrides: list[str]) -> None:
+    """Refuse what Hydra would silently read as something else, in the recipe and in each config that it extends.
+
+    A section ``hydra`` would be accepted and do nothing, because Hydra removes it before the schema sees it.
+    """
     loader = GlobalHydra.instance().config_loader()
     for config in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
         if config.config_path is None or (config.package or "").partition(".")[0] == "hydra":
             continue
         source = next((each for each in loader.get_sources() if each.is_config(config.config_path)), None)
-        if config.package in ("", None) and source and "hydra" in source.load_config(config.config_path).config:
+        if source is None:
+            continue
+        refuse_misread_numbers(Path(source.path) / f"{config.config_path}.yaml")
+        if config.package in ("", None) and "hydra" in source.load_config(config.config_path).config:
             problem = f"{config.config_path}.yaml has a section of settings for Hydra itself"
             raise RecipeError("hydra", problem, _NOT_A_HYDRA_APPLICATION)
 

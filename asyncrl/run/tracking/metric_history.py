@@ -10,7 +10,7 @@ from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.tracking.mlflow_store import keep_mlflow_quiet
 from asyncrl.run.tracking.tracker import tracking_uri
-from asyncrl.run.tracking.tracking_check import sqlite_file
+from asyncrl.run.tracking.tracking_check import CREDENTIALS, sqlite_file, wants_credentials
 
 _REMEDY = "see that tracking.uri in the run's recipe.yaml can be reached from here, or read the run where it was made"
 
@@ -49,9 +49,8 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig, wanted: Collecti
         return {name: _series({m.step: m.value for m in client.get_metric_history(run_id, name)}) for name in chosen}
     except (MlflowException, OSError) as error:
         first_line = str(error).partition("\n")[0]
-        raise RecipeError(
-            "tracking.uri", f"cannot read the metrics of {folder.path.name} at {uri}: {first_line}", _REMEDY
-        ) from error
+        problem = f"cannot read the metrics of {folder.path.name} at {uri}: {first_line}"
+        raise RecipeError("tracking.uri", problem, CREDENTIALS if wants_credentials(first_line) else _REMEDY) from error
 
 
 def _series(values: dict[int, float]) -> Series:

@@ -36,7 +36,7 @@ from asyncrl.run.tracking.opentelemetry_spans import NAME as OPENTELEMETRY
 from asyncrl.run.tracking.opentelemetry_spans import OpenTelemetrySpans
 from asyncrl.run.tracking.paced_traces import PacedTraces
 from asyncrl.run.tracking.traces import Traces
-from asyncrl.run.tracking.tracking_check import elsewhere
+from asyncrl.run.tracking.tracking_check import CREDENTIALS, elsewhere, wants_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -172,7 +172,10 @@ class Tracker:
             remedy = "check tracking.uri, or leave it empty to track beside the run folder"
             if not self._recipe.tracking.uri:
                 remedy = f"put {self._folder.database} back as it was, or {elsewhere(self._folder)}"
-            problem = f"MLflow at {self.uri}: {_first_said(failure)}; {remedy}"
+            said = _first_said(failure)
+            if wants_credentials(said):
+                remedy = CREDENTIALS
+            problem = f"MLflow at {self.uri}: {said}; {remedy}"
         raise TrackingFailed(problem) from failure
 
     def _work(self) -> None:

@@ -15,23 +15,32 @@ from asyncrl.run.folder.run_folder import RunFolder
 
 ANSWER_S = 5.0
 """How long a tracking server may take to accept a connection."""
+LONGEST_NAME = 200
+"""Most characters of a run's name: file systems take 255, and the time and endings of files come after it."""
 _BUSY_S = 60.0
 _SERVERS = {"http": 80, "https": 443}
 _ELSEWHERE = ("databricks", "databricks-uc", "uc")
 """What MLflow reaches by settings of its own, as a whole address or as its scheme."""
 _URI = "tracking.uri"
+CREDENTIALS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+"""How a server of MLflow gets to know who asks."""
+_REFUSED = ("error code 401", "error code 403")
 
 
 def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
     """Check the place of the run folder, and that of its metrics. A run that is resumed has both already.
 
     Raises:
-        RecipeError: ``run_dir`` cannot be written to; MLflow does not know the kind of ``tracking.uri``, or lacks a package for
-            it; nothing answers there; or a database is damaged or read-only.
+        RecipeError: ``run_dir`` cannot be written to; ``name`` is too long for a folder; MLflow does not know the kind of
+            ``tracking.uri``, or lacks a package for it; there are credentials in it; nothing answers there; or a database is
+            damaged or read-only.
     """
-    if not resumed:
-        _check_run_dir(str(local_run_dir(recipe.run_dir)))
     uri = recipe.tracking.uri
+    if not resumed:
+        _refuse_home("run_dir", recipe.run_dir, recipe.run_dir)
+        _refuse_home(_URI, uri, uri.partition(":///")[2])
+        _check_run_dir(str(local_run_dir(recipe.run_dir)))
+        _check_name(recipe.name)
     if not uri:
         if not resumed:
             _check_sqlite(local_run_dir(recipe.run_dir).absolute() / "mlflow.db", "run_dir", recipe)
@@ -84,6 +93,22 @@ def _check_run_dir(run_dir: str) -> None:
         raise RecipeError("run_dir", f"cannot make a run folder in {run_dir!r}: {there} cannot be written to", remedy)
 
 
+def _check_name(name: str) -> None:
+    """Refuse a name of which, with the time that is put after it, no folder can be made."""
+    if len(name) > LONGEST_NAME:
+        problem = f"a run folder cannot be named after {len(name)} characters"
+        raise RecipeError("name", problem, f"choose a name of at most {LONGEST_NAME}; a sentence fits into --note")
+
+
+def _refuse_home(place: str, given: str, path: str) -> None:
+    """Refuse a path with the shell's ``~`` for the home folder: as it stands, it would be a folder of that name right here."""
+    if path == "~" or path.startswith("~/"):
+        problem = f"{given!r} begins in a folder named ~: only a shell takes that for your home folder"
+        whole, there = given.replace(path, os.path.expanduser(path)), given.replace(path, f"./{path}")
+        remedy = f"write {whole!r}, or {there!r} if you mean that name"
+        raise RecipeError(place, problem, remedy)
+
+
 def _check_sqlite(file: Path, place: str, recipe: Recipe) -> None:
     if file.exists():
         if problem := database_problem(file, whole=False):
@@ -108,9 +133,17 @@ def _is_deleted(file: Path, experiment: str) -> bool:
             return False  # an empty file: MLflow makes the tables
 
 
+def wants_credentials(said: str) -> bool:
+    """Whether an error of MLflow says that a server does not know who asks, or does not let them."""
+    return any(refused in said for refused in _REFUSED)
+
+
 def _check_server(uri: str, scheme: str) -> None:
     try:
         parts = urlsplit(uri)
+        if parts.username or parts.password:
+            problem = f"there are credentials in the address of {parts.hostname}, which is written into recipes, logs and reports"
+            raise RecipeError(_URI, problem, f"take them out of the address, and {CREDENTIALS}")
         socket.create_connection((parts.hostname or "", parts.port or _SERVERS[scheme]), ANSWER_S).close()
     except (OSError, ValueError) as error:  # ValueError: a port that is no number, or half of a bracket
         remedy = "start the MLflow server, correct the address, or leave it empty to track beside the run folder"

@@ -186,6 +186,26 @@ def test_labels_are_added_taken_away_and_kept(make, capsys):
     assert "'two words' is no tag" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [b'{"tags": ["paper",], "note": "by hand"}', b"", b"null", b"\xff"])
+def test_labels_that_cannot_be_read_are_not_overwritten(make, capsys, content):
+    run = make("labelled")
+    run.labels.write_bytes(content)
+    assert main(["tag", str(run.path), "good"]) == 2
+    assert f"cannot read '{run.labels}', whose labels would be lost" in capsys.readouterr().err
+    assert run.labels.read_bytes() == content
+    run.labels.rename(run.path / "moved away")
+    assert main(["tag", str(run.path), "good"]) == 0
+    assert Labels.read(run.labels).tags == ("good",)
+
+
+def test_a_run_that_is_named_in_several_ways_is_listed_once(make, capsys, tmp_path: Path):
+    run = make("once")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    assert main(["runs", "runs", "runs/", "link", str(run.path), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["name"] == run.path.name
+
+
 def test_a_run_is_stopped_as_by_a_signal_and_only_by_whoever_reaches_its_driver(make, driven, capsys):
     run = make("stopped")
     assert main(["stop", str(run.path)]) == 2

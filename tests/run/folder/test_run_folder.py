@@ -133,6 +133,27 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         RunFolder.find(tmp_path)
 
 
+@pytest.mark.parametrize("given", ["NAME", "runs/NAME/logs", "runs/NAME/recipe.yaml", "runs/NAME/checkpoints/version-000001"])
+def test_a_name_alone_and_what_lies_in_a_run_lead_to_the_run(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    name = RunFolder.create(compose("quickstart")).path.name
+    with pytest.raises(RecipeError) as refused:
+        RunFolder.find(Path(given.replace("NAME", name)))
+    assert refused.value.remedy == f"did you mean 'runs/{name}'?"
+
+
+def test_what_mlflow_keeps_beside_runs_is_left_out_by_the_pattern_that_is_told(tmp_path, monkeypatch):
+    """``runs/*`` of a shell names it, too."""
+    monkeypatch.chdir(tmp_path)
+    runs = [RunFolder.create(compose("quickstart")).path.name for _ in range(2)]
+    for beside in ("mlflow.db", "mlflow-artifacts"):
+        Path("runs", beside).mkdir()
+        with pytest.raises(RecipeError, match=r"leave out what MLflow keeps beside runs: runs/\S+ names runs alone") as refused:
+            RunFolder.find(Path("runs", beside))
+        pattern = refused.value.remedy.split()[-4]
+        assert sorted(path.name for path in tmp_path.glob(pattern)) == sorted(runs)
+
+
 def test_half_of_a_run_folder_is_none(tmp_path, monkeypatch):
     def full(self, *arguments, **options):
         raise OSError(28, "No space left on device")

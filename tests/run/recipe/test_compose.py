@@ -308,3 +308,24 @@ def test_a_sweep_is_refused():
     error = refused("quickstart", "learner.lr=1e-4,1e-5")
     assert error.place == "learner.lr"
     assert "asyncrl sweep" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("010", "8"), ("-0_17", "-15"), ("1:30", "90"), ("1_0:00:00", "36000"), ("0:30.5", "30.5")]
+)
+def test_a_number_that_yaml_takes_for_another_is_refused_wherever_it_stands(write, written, read):
+    write("base.yaml", f"defaults: [quickstart, _self_]\nenvironment:\n  options: {{limits: [1, {written}]}}\n")
+    error = refused(write("mine.yaml", "defaults: [base, _self_]\n"))
+    assert f"base.yaml, line 3, column 25: YAML takes {written} for the number {read}" in error.problem
+
+
+@pytest.mark.parametrize("written", ["'010'", "!!str 1:30", "0", "00", "007", "0x10", "1_000", "a:1:30", "2026-01-01"])
+def test_what_yaml_reads_as_a_person_does_is_taken(write, written):
+    compose(write("mine.yaml", f"defaults: [quickstart, _self_]\nenvironment:\n  options: {{limit: {written}}}\n"))
+
+
+def test_the_folder_of_a_run_is_no_recipe_and_the_one_in_it_is(write, tmp_path):
+    inside = write("runs/mine/recipe.yaml", "defaults: [quickstart, _self_]\nsteps: 7\n")
+    error = refused(str(tmp_path / "runs" / "mine"))
+    assert f"--resume {tmp_path / 'runs' / 'mine'}, or begin anew with {inside}" in error.remedy
+    assert compose(inside).steps == 7

@@ -164,11 +164,28 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(tmp_path, capsys)
 def test_the_command_refuses_what_is_no_run_and_names_a_damaged_file(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == ExitCode.REFUSED
     folder = make_run(tmp_path)
-    assert main(["report", str(folder.path), "--output", str(tmp_path / "no" / "folder.html")]) == ExitCode.FAILED
-    assert "folder.html" in capsys.readouterr().err
+    assert main(["report", str(folder.path), "--output", "/proc/a.html"]) == ExitCode.REFUSED
+    assert "cannot write '/proc/a.html': No such file or directory; name a file that you may" in capsys.readouterr().err
     (folder.path / "trajectories" / "broken.parquet").write_bytes(b"half")
     assert main(["report", str(folder.path)]) == ExitCode.FAILED
     assert "broken.parquet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["no/folder.html", "", "."])
+def test_an_output_that_cannot_be_a_file_is_a_usage_error_before_anything_is_read(capsys, output):
+    with pytest.raises(SystemExit) as end:
+        main(["report", "no/run", "--output", output])
+    assert end.value.code == ExitCode.REFUSED
+    assert f"{output!r} must be a file in a folder that exists" in capsys.readouterr().err
+
+
+def test_a_run_that_is_named_in_two_ways_is_reported_once(tmp_path):
+    folder = make_run(tmp_path)
+    (tmp_path / "link").symlink_to(folder.path)
+    one, other = tmp_path / "one.html", tmp_path / "other.html"
+    assert main(["report", str(folder.path), "--output", str(one)]) == ExitCode.COMPLETED
+    assert main(["report", f"{folder.path}/", str(tmp_path / "link"), "--output", str(other)]) == ExitCode.COMPLETED
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_folder_whose_name_is_no_text_is_reported_without_its_episodes(tmp_path):

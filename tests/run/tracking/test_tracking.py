@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -400,6 +401,35 @@ def test_a_server_that_never_answers_holds_nobody_up(tmp_path, monkeypatch):
         assert "2 records" in caught.value.remedy
     tracker._thread.join(100)
     assert not tracker._thread.is_alive(), "it would log while other tests run"
+
+
+class _KnowsNobody(BaseHTTPRequestHandler):
+    """A server that asks whoever does not say who they are, and does not let in those who do."""
+
+    def do_GET(self):
+        self.send_response(403 if self.headers["Authorization"] else 401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_a_server_that_wants_credentials_says_where_they_belong_and_gets_them(tmp_path, monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), _KnowsNobody) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        recipe, folder = make(tmp_path, f"tracking.uri=http://127.0.0.1:{server.server_port}")
+        folder.tracked_as.write_text("abc")
+        for code in (401, 403):
+            tracker = Tracker(recipe, folder)
+            tracker.start()
+            with pytest.raises(TrackingFailed, match=f"error code {code} .*; set MLFLOW_TRACKING_USERNAME and"):
+                tracker.finish(Status.COMPLETED, 60)
+            with pytest.raises(RecipeError, match=f"error code {code} .*; set MLFLOW_TRACKING_USERNAME and"):
+                metric_history(folder, recipe.tracking)
+            monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+            monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+        server.shutdown()
 
 
 def test_a_deadline_that_passes_names_the_tracker_that_is_called(tmp_path):
