@@ -33,6 +33,8 @@ from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.process_functions import ProcessFunctions
 from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
+from asyncrl.envs.sandbox.fenced_code import SQL, code_in
+from asyncrl.envs.stated_answer import stated_answer
 from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tools import ToolEnvironment
 
@@ -187,12 +189,12 @@ class Sql(ToolEnvironment):
             raise ToolError(str(error)) from error
 
     async def reward(self, task: Task, answer: str) -> float:
-        """1 if ``answer`` is what the task expects, else 0."""
+        """1 if what ``answer`` states is what the task expects, else 0; a query may stand in a fenced block."""
         rows = task.data.get("rows")
         if rows is None:  # also where a column `rows` is empty, because other tasks of the file have rows
-            return float(_same(task.data["answer"], answer.strip()))
+            return float(_same(task.data["answer"], stated_answer(answer)))
         try:
-            return float(await self._opened.returns(answer, rows))
+            return float(await self._opened.returns(code_in(answer, SQL), rows))
         except QueryRefused:
             return 0.0
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from asyncrl.envs.rewards.math_forms import is_unit
 from asyncrl.envs.rewards.math_numbers import is_arithmetic
+from asyncrl.envs.stated_answer import in_tags
 
-_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)[\"']?(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
 _SEGMENTS = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
@@ -110,7 +110,7 @@ _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 
 def final_part(answer: str) -> tuple[str, bool]:
     """The part of an answer that counts, and whether the answer marks it: by a tag, a box, ``####`` or words, or as formulas."""
-    answer = _tagged(answer)
+    answer = in_tags(answer)
     if (said := _marked(answer)) is not None:
         return said, True
     formulas = _last_formulas(answer)
@@ -122,7 +122,7 @@ def expected_part(expected: str) -> tuple[str, bool] | None:
 
     Dollars are no mark: of ``$2$ and $3$``, both are wanted, and of ``$5$ cm``, the unit is.
     """
-    expected = _tagged(expected)
+    expected = in_tags(expected)
     if (said := _marked(expected)) is not None:
         return said, True
     plain = _SEGMENTS.sub(_inside, expected).strip()
@@ -130,11 +130,6 @@ def expected_part(expected: str) -> tuple[str, bool] | None:
     if formulas is None or not ("\n" in plain or is_prose(tidied(plain))):
         return plain, False
     return (formulas.text, True) if formulas.conclude else None
-
-
-def _tagged(text: str) -> str:
-    tagged: list[str] = _TAGGED.findall(text)
-    return tagged[-1] if tagged else text
 
 
 def _marked(text: str) -> str | None:

@@ -129,6 +129,23 @@ async def test_exact_ignores_white_space_and_case_only_if_told():
     assert [await Exact(ignore_case=flag)(task(answer="Ja"), "JA") for flag in (False, True)] == [0.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("expected", "answer", "reward"),
+    [
+        ("Ja", "<think>Nein?</think>\n\nJa", 1.0),
+        ("Ja", "Nein?\n</think>\nJa", 1.0),
+        ("Ja", "<think>Ja</think>Nein", 0.0),
+        ("Ja", "<think>Ja", 0.0),
+        ("Ja", "So <answer>Nein</answer> or <answer>\nJa</answer>", 1.0),
+        ("<think>Nein?</think>Ja", "Ja", 1.0),
+        ("<answer>Ja</answer>", "<answer>Ja</answer>", 1.0),
+        ("<answer>Ja</answer>", "Nein", 0.0),
+    ],
+)
+async def test_exact_compares_what_was_said_and_not_what_was_thought(expected: str, answer: str, reward: float):
+    assert await Exact()(task(answer=expected), answer) == reward
+
+
 @pytest.mark.parametrize("reward", [Exact(), MathEquivalence()], ids=["exact", "math"])
 @pytest.mark.parametrize(
     ("expected", "problem"),
