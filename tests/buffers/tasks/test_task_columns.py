@@ -190,6 +190,39 @@ def test_calls_in_history_are_messages_and_a_tool_may_have_the_last_word(tmp_pat
     assert task.question == "ab"
 
 
+WEATHER_CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "calls"),
+    [
+        ([{"from": "function_call", "value": json.dumps(WEATHER_CALL)}, {"from": "observation", "value": "sunny"}], 1),
+        ([{"from": "function_call", "value": json.dumps([WEATHER_CALL] * 2)}, {"from": "observation", "value": "sunny"}], 2),
+        (
+            [
+                {"role": "assistant", "content": None, "function_call": {**WEATHER_CALL, "arguments": '{"city": "Oslo"}'}},
+                {"role": "function", "content": "sunny"},
+            ],
+            1,
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_turn_that_calls_may_be_a_function_call_as_older_data_sets_have_it(tmp_path, kind, messages, calls):
+    asked = {"from": "human", "value": "Where?"} if "from" in messages[0] else {"role": "user", "content": "Where?"}
+    task = only(write(tmp_path, kind, [{"prompt": [asked, *messages]}]))
+    called = ToolCall("weather", {"city": "Oslo"})
+    assert task.prompt == (Message("user", "Where?"), Message("assistant", "", (called,) * calls), Message("tool", "sunny"))
+    task = only(write(tmp_path, kind, [{"prompt": [asked, messages[0]]}]), reference="gold")
+    assert task.data == {"gold": "", "gold_calls": [WEATHER_CALL] * calls}
+
+
+def test_a_function_call_that_is_no_json_is_refused_with_the_way_to_write_it(tmp_path):
+    rows = [{"prompt": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "f(1)"}, {"from": "human", "value": "b"}]}]
+    told = r"message 2 has role 'function_call' and the call 'f\(1\)', which is no JSON .*; write it as {name: NAME, arguments: {...}}"
+    assert re.search(told, str(refused(write(tmp_path, "jsonl", rows))))
+
+
 def test_a_field_that_a_table_has_of_other_calls_is_no_argument(tmp_path):
     def turns(**arguments):
         call = {"function": {"name": "f", "arguments": arguments}}
