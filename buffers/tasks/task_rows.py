@@ -116,8 +116,8 @@ class TaskRows:
     def _why_no_task(self, row: Mapping[str, Any], whole: bool) -> str:
         try:
             asked = self._columns.asked(row)
-            if whole:
-                self._columns.check_data(row)
+            if whole or self._has_json:
+                self._columns.check_data(row, whole)
             data = self._columns.data(row, asked.reference) if self._has_json else asked.reference
         except Misfit as misfit:
             return str(misfit)

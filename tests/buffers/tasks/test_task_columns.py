@@ -87,6 +87,22 @@ def test_a_row_that_lacks_a_named_column_is_malformed(tmp_path):
     assert refused(path, columns={"answer": "gold"}).problem == f"{path}:2 has no 'gold', only 'prompt'"
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_column_may_come_from_within_json_text(tmp_path, kind):
+    row = {"info": json.dumps({"gold": "3", "asked": "1+2?", "name": "a-1", "x": {"y": [1]}}), "more": {"z": '{"deep": 4}'}}
+    path = write(tmp_path, kind, [row])
+    named = {"prompt": "info.asked", "id": "info.name", "answer": "info.gold", "y": "info.x.y", "deep": "more.z.deep"}
+    task = only(path, columns=named, json=["info", "more.z"])
+    assert (task.id, task.prompt) == ("a-1", "1+2?")
+    assert {key: task.data[key] for key in ("answer", "y", "deep")} == {"answer": "3", "y": [1], "deep": 4}
+    assert "if 'info' holds JSON text, say so (json: [info])" in str(refused(path, columns=named))
+    asked = {"prompt": "info.asked", "answer": "info.gold"}
+    lacking = write(tmp_path, kind, [row, {**row, "info": '{"asked": "4?"}'}])
+    assert re.search(r"has no 'info\.gold', only 'info'", refused(lacking, columns=asked, json=["info"]).problem)
+    broken = write(tmp_path, kind, [row, {**row, "info": "{"}])
+    assert "has '{' in 'info', which is no JSON text" in refused(broken, columns=named, json=["info", "more.z"]).problem
+
+
 def test_json_text_that_is_none_is_found_when_its_file_is_read(tmp_path):
     for kind in ("jsonl", "parquet"):
         good, bad = {"prompt": "a", "x": '{"a": 1}', "y": {"z": "[1]"}}, {"prompt": "b", "x": "{bad", "y": {"z": "["}}
