@@ -48,6 +48,13 @@ SHAPES = [
     Shape("math", "\\text{even}", ("even", "Even.", "\\textbf{even}", "It is even"), ("odd", "neither")),
     Shape("math", "A and B", ("A and B", "A, B", "\\text{A and B}", "B and A"), ("A", "B", "A and C", "A, B, C")),
     Shape("math", "\\text{Monday morning}", ("Monday morning", "\\text{Monday morning}"), ("Monday", "morning", "Tuesday morning")),
+    # Signs that are powers and fractions
+    Shape("signs", "x^{4}", ("x⁴",), ("x⁵", "x4", "x")),
+    Shape("signs", "x^{-10}", ("x⁻¹⁰", "1/x¹⁰"), ("x¹⁰", "x⁻¹")),
+    Shape("signs", "2^n", ("2ⁿ",), ("2n",)),
+    Shape("signs", "\\frac{5}{4}", ("1¼", "5/4"), ("¼", "¾", "1½")),
+    Shape("signs", "-\\frac{2}{3}", ("-⅔", "−⅔"), ("⅔", "-⅓")),
+    Shape("signs", "5 \\text{ m}^3", ("5 m³",), ("5 m²", "5 m")),
     # Products of letters are no words: their signs count, and their order does not
     Shape("letters", "xy+1", ("xy+1", "1+xy", "x y + 1"), ("xy-1", "xy+2", "-xy+1", "1")),
     Shape("letters", "1+xy", ("xy+1", "xy + 1"), ("xy-1", "1-xy")),
@@ -81,6 +88,7 @@ SHAPES = [
     Shape("choice", "\\text{(C)}", ("C", "(C)", "\\text{(C)}", "\\textbf{(C) }", "C. 5"), ("c+1", "(D)", "5", "ABC", "(A), (B), (C)")),
     Shape("choice", "(D)", ("D", "(D)", "\\mathrm{(D)}"), ("E", "A", "all")),
     Shape("choice", "C", ("c", "(c)", "c) 12", "(c) a cat", "answer: c", "<answer> c </answer>", "Option C", "option c", "\\text{Option C}", "The answer is option C.", "The correct option is (c)", "Choice C: 12"), ("b", "(b)", "Option B", "a c", "(c) or (d)", "c or d", "c, d", "(d) c", "Option C or D", "It is not option C", "C is a letter", "a: 5, c: 6", "2c")),
+    Shape("choice", "B", ("*B*", "*Answer: B*", "***B***", "_Answer_: *B*", "__B__"), ("*A*", "*Answer: A*", "*A* or *B*")),
     Shape("choice", "(C) 12", ("C", "(C)", "c", "12", "12.0", "C. 12", "The answer is (C) 12.", "Option C"), ("B", "(B)", "(B) 12", "13", "12 or 13", "(C) or (D)")),
     Shape("choice", "\\textbf{(C)}\\ -1", ("C", "(C)", "-1"), ("B", "1")),
     Shape("choice", "C) Paris", ("C", "Paris", "paris", "(c) Paris"), ("B", "London", "(B) Paris")),

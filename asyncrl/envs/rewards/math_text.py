@@ -4,6 +4,7 @@ What always holds: one part of an answer counts, wherever it stands, so a list o
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
@@ -48,15 +49,19 @@ MOST_WORDS = 4
 
 _SYMBOLS = {
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ",  # noqa: RUF001
-    "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ", "²": "^2 ",  # noqa: RUF001
-    "³": "^3 ", "½": "\\frac{1}{2}", "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
+    "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ",  # noqa: RUF001
+    "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
 }  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx")
+_POWER = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ]+")
+_PARTED = re.compile("[¼-¾⅐-⅞]")
+"""A sign that is a fraction."""
 _EMPHASIS = (
     re.compile(r"^(?:[-+*>]\s+)*(?=\*\*)"),
     re.compile(r"(?<![\w)}\]])\*\*(?=[^\s*])((?:(?!\*\*).)+)(?<=\S)\*\*(?![\w({\\])"),
-    re.compile(r"^(?:\*\*|__)|(?<!\^)(?:\*\*|__)[\s.]*$"),
+    re.compile(r"^(?:\*{1,3}|__)|(?<![\^*])(?:\*{1,3}|__)[\s.]*$"),
 )
-"""The marks of a line before bold, bold about words or a formula, and the half of it that an answer begins or ends with."""
+"""The marks of a line before bold, bold about words or a formula, and the half of emphasis that an answer begins or ends with."""
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
@@ -276,6 +281,8 @@ def tidied(text: str) -> str:
     text = text.strip()
     for sign, command in _SYMBOLS.items():
         text = text.replace(sign, command)
+    text = _POWER.sub(lambda found: f"^{{{found[0].translate(_RAISED)}}} ", text)
+    text = _PARTED.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text)
     text = re.sub(r"(?<=\d)(?:,\\!|\\!,|\{,\})\s*(?=\d)", ",", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
     text = re.sub(r"\\\$|(?<!\\)\$", "", text)
