@@ -38,10 +38,12 @@ class Columns:
     Attributes:
         prompt, id: where the prompt and the id are; a dot leads into an object.
         mapped: all that the recipe says of columns, by its key.
+        long_integers: JSON texts in which integers of more than 64 bits were found, which are given as texts.
     """
 
     def __init__(self, file: TaskFileConfig) -> None:
         self.mapped, self._json, self._reference = dict(file.columns), file.json, file.reference
+        self.long_integers: dict[str, None] = {}
         own = dict(file.columns)
         self.prompt, self.id = own.pop(PROMPT, PROMPT), own.pop(ID, ID)
         self._tools, self._system = own.pop(TOOLS, ""), own.pop(SYSTEM, "")
@@ -169,7 +171,10 @@ class Columns:
         """Return the value of a column, decoded if the recipe says that it is JSON text."""
         if path in (self._json or ()) and isinstance(value, str):
             try:
-                value = fitting(msgspec.json.decode(value))
+                decoded = msgspec.json.decode(value)
+                value = fitting(decoded)
+                if value != decoded:
+                    self.long_integers[path] = None
             except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
                 raise Misfit(f"has {short(value)} in {path!r}, which is no JSON text ({error})") from error
         if isinstance(value, dict):

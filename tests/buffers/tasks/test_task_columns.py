@@ -186,6 +186,12 @@ def test_integers_of_more_than_64_bits_are_text_and_that_is_said(tmp_path):
         assert source.tasks[0].data == numbers | {"large": str(2**64), "lower": str(-(2**63) - 1), "in": [{"it": str(10**30)}]}
         (said,) = remarks_on_rows([source], "train")
         assert said.endswith("integers of more than 64 bits are given as text (3 columns: large, lower, in)")
+    for kind in ("jsonl", "parquet"):
+        source = read(write(tmp_path, kind, [{"prompt": "a", "tests": f'[{{"returns": {10**30}}}]'}]), json=["tests"])
+        assert source.tasks[0].data == {"tests": [{"returns": str(10**30)}]}
+        assert [said.partition(": ")[2] for said in remarks_on_rows([source], "train")] == [
+            "integers of more than 64 bits are given as text (1 column: tests)"
+        ]
 
 
 CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1, "y": null}'}}
