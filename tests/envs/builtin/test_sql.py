@@ -154,6 +154,10 @@ async def test_rows_in_any_order():
         "drop table t",
     ]
     assert await rewarded({"rows": [[1, "x"], [2, "y"]], "answer": None}, *answers) == [1, 1, 0, 0]
+    assert await rewarded({"rows": [["1", "x"], ["2", "y"]]}, *answers) == [1, 1, 0, 0]
+    sums = ["select 0.1+0.2+0.3", "select 0.3+0.2+0.1", "select '0.6'", "select 0.600001"]
+    assert await rewarded({"rows": [[0.6]]}, *sums) == [1, 1, 1, 0]
+    assert await rewarded({"rows": [["007"], ["12345678901234567"]]}, "select 7 union all select 12345678901234567") == [0]
     fenced = [
         "<think>select 1?</think>It is\n```sql\nselect a, b from t where a < 3;\n```\nwhich gives\n```\n1 | x\n```",
         "<answer>select a, b from t where a < 3</answer>",
