@@ -5,11 +5,15 @@ import re
 from asyncrl.envs.thoughts import behind_thoughts
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
+_BEGUN = re.compile(r"<answer>((?:(?!</?answer>).)*)$", re.DOTALL | re.IGNORECASE)
 
 
 def in_tags(text: str) -> str:
-    """Return what stands between the last ``<answer>`` and ``</answer>`` of a text; the whole text if nothing does."""
-    tagged: list[str] = _TAGGED.findall(text)
+    """Return what stands between the last ``<answer>`` and ``</answer>`` of a text; the whole text if nothing does.
+
+    Where the text has no ``</answer>``, at which a turn may be made to stop, it is what stands behind the last ``<answer>``.
+    """
+    tagged: list[str] = _TAGGED.findall(text) or _BEGUN.findall(text)
     return tagged[-1] if tagged else text
 
 

@@ -19,7 +19,7 @@ SHAPES = [
     Shape("gsm8k", "He has 12*100 = <<12*100=1200>>1,200.\n#### 1,200", ("1200", "1,200", "$1,200", "So 12*100=1200.\n#### 1200"), ("200", "1", "12", "#### 1200\n#### 1")),
     Shape("gsm8k", "#### 18", ("18", "$18", "18 dollars", "18.00", "She makes $18 every day.", "The answer is 18."), ("8", "1", "180", "18 or 19")),
     Shape("gsm8k", "#### -5", ("-5", "−5", "The answer is: -5"), ("5",)),
-    Shape("gsm8k", "72", ("72", "72.", "**72**", "Natalia sold 48+24 = 72 clips.", "Answer: 72"), ("24", "48", "72 or 73", "73")),
+    Shape("gsm8k", "72", ("72", "So:\n```\n72\n```", "<answer>72", "72.", "**72**", "Natalia sold 48+24 = 72 clips.", "Answer: 72"), ("24", "48", "72 or 73", "73")),
     Shape("gsm8k", "0.5", ("0.5", "1/2", ".5", "\\frac12"), ("5", "0", "0.51")),
     # MATH: LaTeX, alone or in the box of a solution
     Shape("math", "We have $x^2=4$, so $x=\\pm2$, and the sum of squares is $\\boxed{8}$.", ("8", "$8$", "\\boxed{8}", "\\fbox{8}"), ("4", "2", "\\boxed{4} and 8")),
@@ -55,6 +55,9 @@ SHAPES = [
     Shape("signs", "\\frac{5}{4}", ("1¼", "5/4"), ("¼", "¾", "1½")),
     Shape("signs", "-\\frac{2}{3}", ("-⅔", "−⅔"), ("⅔", "-⅓")),
     Shape("signs", "5 \\text{ m}^3", ("5 m³",), ("5 m²", "5 m")),
+    # Answers in Chinese
+    Shape("chinese", "18", ("答案是18。", "答案为：18", "结果:18。", "１８", "Answer：18", "所以答案是 $18$。"), ("答案是8。", "答案是17，不是18。")),
+    Shape("chinese", "(3,4)", ("（3，4）", "答案是（3，4）。"), ("（4，3）",)),
     # Products of letters are no words: their signs count, and their order does not
     Shape("letters", "xy+1", ("xy+1", "1+xy", "x y + 1"), ("xy-1", "xy+2", "-xy+1", "1")),
     Shape("letters", "1+xy", ("xy+1", "xy + 1"), ("xy-1", "1-xy")),

@@ -13,10 +13,14 @@ from asyncrl.envs.rewards.math_forms import is_unit
 from asyncrl.envs.rewards.math_numbers import is_arithmetic
 from asyncrl.envs.stated_answer import in_tags
 
-_MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)[\"']?(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
+_MARKERS = re.compile(
+    r"####|(?:final\s+answer|answer|result)[\"']?(?:\s+is|\s*=|\s*[:\uff1a])+|(?:答案|结果)(?:是|为|為|\s*=|\s*[:\uff1a])+",
+    re.IGNORECASE,
+)
 _SEGMENTS = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
+_FENCE = re.compile(r"\n\s*```\s*$")
 _SAID = re.compile(r".*(?:\b(?:is|are|be|equals?|gives?|get)\b|[:=])\s*")
 _CONCLUDED = re.compile(r"(?:\b(?:is|are|be|equals?|gives?|get|so|then|thus|hence|therefore)\b|[:=])[\s,]*$", re.IGNORECASE)
 _SIGN = re.compile(r"(?<![\w)}$.])(?:[-+−±]|\d+(?:\.\d+)?)$")  # noqa: RUF001
@@ -52,6 +56,8 @@ _SYMBOLS = {
     "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ",  # noqa: RUF001
     "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
 }  # fmt: skip
+_WIDE = {0xFEE0 + sign: sign for sign in range(0x21, 0x7F)}
+"""The signs of ASCII as wide as those of Chinese."""
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx")
 _POWER = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ]+")
 _PARTED = re.compile("[¼-¾⅐-⅞]")
@@ -119,7 +125,7 @@ def final_part(answer: str) -> tuple[str, bool]:
     if (said := _marked(answer)) is not None:
         return said, True
     formulas = _last_formulas(answer)
-    return (answer.strip().rpartition("\n")[2], False) if formulas is None else (_result(answer, formulas), True)
+    return (_FENCE.sub("", answer).strip().rpartition("\n")[2], False) if formulas is None else (_result(answer, formulas), True)
 
 
 def expected_part(expected: str) -> tuple[str, bool] | None:
@@ -278,11 +284,11 @@ def _last_box(text: str) -> str | None:
 
 def tidied(text: str) -> str:
     """A text in one spelling: no dollars about it, no spacing, no sizes, no emphasis; words of LaTeX in quotation marks."""
-    text = text.strip()
+    text = text.strip().translate(_WIDE)
     for sign, command in _SYMBOLS.items():
         text = text.replace(sign, command)
     text = _POWER.sub(lambda found: f"^{{{found[0].translate(_RAISED)}}} ", text)
-    text = _PARTED.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text)
+    text = _PARTED.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("\u2044")), text)
     text = re.sub(r"(?<=\d)(?:,\\!|\\!,|\{,\})\s*(?=\d)", ",", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
     text = re.sub(r"\\\$|(?<!\\)\$", "", text)
@@ -293,7 +299,7 @@ def tidied(text: str) -> str:
     text = _REPEATING.sub(_fraction, text)
     text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
     text = re.sub(r'"\s*"', " ", text)
-    return re.sub(r"\s+", " ", text).strip().rstrip(".,;: ").strip()
+    return re.sub(r"\s+", " ", text).strip().rstrip(".,;:。 ").strip()
 
 
 def _fraction(found: re.Match[str]) -> str:

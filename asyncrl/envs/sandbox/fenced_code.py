@@ -1,7 +1,7 @@
 """Finds the program in what a model wrote: a block between fences of backticks or tildes, as Markdown has them.
 
-What always holds: text outside of the blocks is never run, unless there is no block at all; then ``<answer>`` tags may say what is. It takes time in proportion to the
-text, whatever that holds.
+What always holds: text outside of the blocks is never run, unless there is no block at all; then ``<answer>`` tags may say what
+is. It takes time in proportion to the text, whatever that holds.
 """
 
 import re

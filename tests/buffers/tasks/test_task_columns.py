@@ -240,8 +240,10 @@ def test_a_turn_that_calls_may_be_a_function_call_as_older_data_sets_have_it(tmp
 
 
 def test_a_function_call_that_is_no_json_is_refused_with_the_way_to_write_it(tmp_path):
-    rows = [{"prompt": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "f(1)"}, {"from": "human", "value": "b"}]}]
-    told = r"message 2 has role 'function_call' and the call 'f\(1\)', which is no JSON .*; write it as {name: NAME, arguments: {...}}"
+    rows = [
+        {"prompt": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "f(1)"}, {"from": "human", "value": "b"}]}
+    ]
+    told = r"has role 'function_call' and the call 'f\(1\)', which is no JSON .*; write it as {name: NAME, arguments: {...}}"
     assert re.search(told, str(refused(write(tmp_path, "jsonl", rows))))
 
 

@@ -115,5 +115,7 @@ async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
     for tests in ([], ["add(1, 2) == 3"], [{"call": 1, "returns": 2}], [{"stdin": ""}], 3):
         with pytest.raises(EnvironmentBroken, match="task 't'"):
             await CodeTests(sandbox)(task(tests), "pass")
-    with pytest.raises(EnvironmentBroken, match=r"and no list; if it is JSON, say so with the source of its task: json: \[tests\]"):
+    with pytest.raises(
+        EnvironmentBroken, match=r"and no list; if it is JSON, say so with the source of its task: json: \[tests\]"
+    ):
         await CodeTests(sandbox)(task('[{"stdin": "", "stdout": ""}]'), "pass")
