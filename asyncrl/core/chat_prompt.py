@@ -1,6 +1,7 @@
 """Prompts of several chat messages: which ones are accepted, and what an environment makes of them.
 
-Messages come as chat templates take them (``role``, ``content``, ``tool_calls``), or in the form with ``from`` and ``value``.
+Messages come as chat templates take them (``role``, ``content``, ``tool_calls``), in the form with ``from`` and ``value``, or as
+before there were several calls in a turn (``function_call``, and the role ``function`` for its answer).
 What always holds for a prompt that is accepted: it is not empty, each message has a role and a text, a system message comes
 first or not at all, a tool's answer follows the turn that called, and the last word is the user's or a tool's, since the model's
 turn is next.
@@ -17,6 +18,8 @@ from asyncrl.core.text import short
 ROLES: tuple[str, ...] = get_args(PromptRole)
 _OLDER_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}
 """What the form with ``from`` and ``value`` calls roles that have other names elsewhere."""
+_CALL = "function_call"
+"""The key, or in the form with ``from`` and ``value`` the role, of a turn that calls; the value is then the JSON of the calls."""
 _KNOWN = ("role", "content", "from", "value", "tool_calls", "tool_call_id", "name", "weight")
 """Keys that a message may have. ``weight`` says whether another trainer learns from it; a prompt is never trained."""
 
@@ -66,7 +69,7 @@ def read_message(message: object) -> Message:
         ValueError: it is none that a conversation may have; the text reads well after its number.
     """
     if isinstance(message, Message):
-        plain: Mapping[str, Any] = msgspec.to_builtins(message)
+        plain: dict[str, Any] = msgspec.to_builtins(message)
     elif isinstance(message, Mapping):
         # Tables fill keys that only some messages have with nulls, and lists that are empty say nothing either.
         plain = {key: value for key, value in message.items() if value is not None and (value != [] or key == "content")}
@@ -75,6 +78,12 @@ def read_message(message: object) -> Message:
     older = "from" in plain and "value" in plain and "role" not in plain
     role, content = (plain["from"], plain["value"]) if older else (plain.get("role"), plain.get("content"))
     role = _OLDER_ROLES.get(role, role) if older and isinstance(role, str) else role
+    if older and role == _CALL:
+        role, content, plain = "assistant", "", {**plain, "tool_calls": _several_calls(content)}
+    elif role == "function":
+        role = "tool"
+    elif _CALL in plain and "tool_calls" not in plain:
+        plain = {"tool_calls": [plain.pop(_CALL)], **plain}
     calls = _calls(plain.get("tool_calls", ()))
     if content is None and calls:
         content = ""
@@ -114,6 +123,16 @@ def _text(content: object) -> str:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise _Misfit(f"has content {short(content)}; give one text, or parts of text, and no images")
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def _several_calls(text: object) -> object:
+    """Return the calls of a text that is the JSON of one, or of several."""
+    try:
+        calls = msgspec.json.decode(text) if isinstance(text, str) else text
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        remedy = "write it as {name: NAME, arguments: {...}}"
+        raise _Misfit(f"has role {_CALL!r} and the call {short(text)}, which is no JSON ({error}); {remedy}") from error
+    return calls if isinstance(calls, list) else [calls]
 
 
 def _calls(calls: object) -> tuple[ToolCall, ...]:

@@ -2,12 +2,14 @@
 
 Three forms are known: ``{type: function, function: {...}}``, the same without the frame, and arguments by name in place of a JSON
 schema, whose types have Python's names, and each of which may say itself whether it is ``required``. Types of Python (``str``,
-``List[int]``, ``dict``) become those of JSON schemas.
+``List[int]``, ``dict``) become those of JSON schemas. A tool and its parameters may be the JSON text of what they are.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from asyncrl.core.messages import ToolSpec
 from asyncrl.core.text import short
@@ -19,8 +21,10 @@ _SCHEMAS = ("parameters", "input_schema", "inputSchema")
 """Keys under which OpenAI, Anthropic and MCP have the schema of a tool's arguments."""
 _MISNAMED = ("arguments", "args", "properties", "schema")
 """Keys under which others may have it; it is not guessed whether it is one."""
-_KEYWORDS = ("type", "properties", "required", "items", "additionalProperties")
-"""Keys of a schema that say nothing where they are null, which no JSON schema has there."""
+_MAY_BE_NULL = ("default", "const")
+"""Keys of a schema that say something where they are null. Tables have a null under every other key that only other rows have."""
+_CHOICES = ("anyOf", "oneOf", "allOf")
+"""Keys of a schema that have lists of schemas."""
 _FRAME = re.compile(r"optional\[(.*)\]", re.IGNORECASE)
 _OPTIONAL = re.compile(r"^\s*optional\[|,\s*optional\s*$", re.IGNORECASE)
 
@@ -42,7 +46,8 @@ def described_tools(tools: object) -> tuple[ToolSpec, ...]:
 
 
 def _spec(tool: object) -> ToolSpec:
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    read = _decoded(tool)
+    function = _decoded(read.get("function", read)) if isinstance(read, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ValueError(
             f"the tool {short(tool)}; write it as {{function: {{name: NAME, description: TEXT, parameters: SCHEMA}}}}"
@@ -53,12 +58,20 @@ def _spec(tool: object) -> ToolSpec:
         raise ValueError(
             f"tool {name!r} with {misnamed[0]!r}, which would not reach the model; name it parameters, or take it out"
         )
-    parameters = {} if key is None else function[key]
+    parameters = {} if key is None else _decoded(function[key])
     if not isinstance(description, str) or not isinstance(parameters, Mapping):
         raise ValueError(
             f"tool {name!r} with description {short(description)} and parameters {short(parameters)}; see docs/how-to/tasks.md"
         )
     return ToolSpec(name, description, _schema(parameters, name))
+
+
+def _decoded(value: object) -> object:
+    """Return what a text is the JSON of; the text itself if it is none."""
+    try:
+        return msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return value
 
 
 def _schema(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
@@ -86,7 +99,7 @@ def _with_json_types(schema: Mapping[str, Any], tool: str) -> dict[str, Any]:
     Raises:
         ValueError: it is none; the text reads well after "has".
     """
-    own = {key: value for key, value in schema.items() if value is not None or key not in _KEYWORDS}
+    own = {key: value for key, value in schema.items() if value is not None or key in _MAY_BE_NULL}
     named, properties = own.get("type"), own.get("properties", {})
     known = {
         "type": named is None or isinstance(named, str) or _are_texts(named),
@@ -102,6 +115,9 @@ def _with_json_types(schema: Mapping[str, Any], tool: str) -> dict[str, Any]:
     for key in ("items", "additionalProperties"):
         if isinstance(own.get(key), Mapping):
             own[key] = _with_json_types(own[key], tool)
+    for key in _CHOICES:
+        if isinstance(own.get(key), list):
+            own[key] = [_with_json_types(each, tool) if isinstance(each, Mapping) else each for each in own[key]]
     if properties:
         own["properties"] = {
             name: _with_json_types(each, tool) if isinstance(each, Mapping) else each for name, each in properties.items()

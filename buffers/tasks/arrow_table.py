@@ -78,8 +78,8 @@ class ArrowTable:
                     yield Row({}, f"{repeated}; leave one out")
 
     def has(self, path: str) -> bool:
-        """Whether the table has a column, or an object in one has the field that the path leads to."""
-        if path in self._types:
+        """Whether the table has a column, or an object in one may have the field that the path leads to."""
+        if path in self._types or self._columns.leads_into_text(path):
             return True
         name, *rest = path.split(".")
         found = self._types.get(name)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.buffers.tasks.plain_values import NESTING, TOO_DEEP, fitting, is_too_deep
-from asyncrl.buffers.tasks.task_columns import Columns, has
+from asyncrl.buffers.tasks.task_columns import Columns
 from asyncrl.buffers.tasks.task_rows import Row
 from asyncrl.core.errors import RecipeError
 
@@ -91,7 +91,7 @@ class JsonRows(ABC):
             else:
                 self._names.update(dict.fromkeys(row))
                 if self._missing:
-                    self._missing -= {path for path in self._missing if has(row, path)}
+                    self._missing -= {path for path in self._missing if self._columns.has(row, path)}
                 yield Row(row)
 
     def row(self, position: int) -> dict[str, Any]:
@@ -203,11 +203,13 @@ def _refuse_object(content: bytes, path: Path, place: str) -> None:
 
 
 def _why_not_decoded(line: bytes, error: Exception) -> str:
-    """Say what is wrong with a row. For half of a surrogate pair, the decoder's own message would be misleading."""
+    """Say what is wrong with a row. For half of a surrogate pair, and for what is not a number, the decoder would not say it."""
+    unknown = list[str]()
     try:
-        half = _HALF.search(json.dumps(json.loads(line), ensure_ascii=False))
+        half = _HALF.search(json.dumps(json.loads(line, parse_constant=unknown.append), ensure_ascii=False))
     except (ValueError, RecursionError):
         half = None
     if half is None:
-        return f"is not a JSON object ({error})"
+        named = f"it holds {unknown[0]}, which JSON does not have; write null" if unknown else error
+        return f"is not a JSON object ({named})"
     return f"holds {half.group()!r}, half of a surrogate pair, which is no character; write the character itself"

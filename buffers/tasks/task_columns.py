@@ -38,10 +38,12 @@ class Columns:
     Attributes:
         prompt, id: where the prompt and the id are; a dot leads into an object.
         mapped: all that the recipe says of columns, by its key.
+        long_integers: JSON texts in which integers of more than 64 bits were found, which are given as texts.
     """
 
     def __init__(self, file: TaskFileConfig) -> None:
         self.mapped, self._json, self._reference = dict(file.columns), file.json, file.reference
+        self.long_integers: dict[str, None] = {}
         own = dict(file.columns)
         self.prompt, self.id = own.pop(PROMPT, PROMPT), own.pop(ID, ID)
         self._tools, self._system = own.pop(TOOLS, ""), own.pop(SYSTEM, "")
@@ -66,8 +68,22 @@ class Columns:
 
     def own_id(self, row: Mapping[str, Any]) -> Any:
         """Return the row's id; None if it has none."""
-        found = at(row, self.id)
+        try:
+            found = self._read(row, self.id)
+        except Misfit:  # which is told when it is asked what the row asks
+            return None
         return None if found is _MISSING else found
+
+    def has(self, row: Mapping[str, Any], path: str) -> bool:
+        """Whether a row has something at a path, or text that is no JSON where it leads into JSON text."""
+        try:
+            return self._read(row, path) is not _MISSING
+        except Misfit:
+            return True
+
+    def leads_into_text(self, path: str) -> bool:
+        """Whether a path goes on in what the recipe says is JSON text."""
+        return any(path.startswith(f"{outer}.") for outer in self._json or ())
 
     def asked(self, row: Mapping[str, Any]) -> Asked:
         """Return what a row asks.
@@ -105,14 +121,17 @@ class Columns:
             found[key] = None if value is _MISSING else value
         return found | dict(reference)
 
-    def check_data(self, row: Mapping[str, Any]) -> None:
-        """Refuse a whole row that lacks a column which the recipe names, or has other text than JSON in one of JSON text.
+    def check_data(self, row: Mapping[str, Any], whole: bool) -> None:
+        """Refuse a row that lacks a column which the recipe names, or has other text than JSON in one of JSON text.
+
+        Args:
+            whole: whether all columns of the row are there; otherwise only its JSON text is.
 
         Raises:
             Misfit: it does.
         """
         for path in self._data.values():
-            if at(row, path) is _MISSING:
+            if (whole or self.leads_into_text(path)) and self._read(row, path) is _MISSING:
                 raise Misfit(f"has no {path!r}, only {', '.join(map(repr, row))}")
         self.data(row, {})
 
@@ -142,13 +161,20 @@ class Columns:
 
     def _read(self, row: Mapping[str, Any], path: str) -> Any:
         found = at(row, path)
-        return found if found is _MISSING else self._plain(path, found)
+        if found is not _MISSING:
+            return self._plain(path, found)
+        outer = next((outer for outer in self._json or () if path.startswith(f"{outer}.")), None)
+        inner = None if outer is None else self._read(row, outer)
+        return at(inner, path.removeprefix(f"{outer}.")) if isinstance(inner, Mapping) else _MISSING
 
     def _plain(self, path: str, value: Any) -> Any:
         """Return the value of a column, decoded if the recipe says that it is JSON text."""
         if path in (self._json or ()) and isinstance(value, str):
             try:
-                value = fitting(msgspec.json.decode(value))
+                decoded = msgspec.json.decode(value)
+                value = fitting(decoded)
+                if value != decoded:
+                    self.long_integers[path] = None
             except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
                 raise Misfit(f"has {short(value)} in {path!r}, which is no JSON text ({error})") from error
         if isinstance(value, dict):
@@ -166,11 +192,6 @@ def at(row: Mapping[str, Any], path: str) -> Any:
     name, dot, rest = path.partition(".")
     inner = row.get(name)
     return at(inner, rest) if dot and isinstance(inner, Mapping) else _MISSING
-
-
-def has(row: Mapping[str, Any], path: str) -> bool:
-    """Whether a row has something at a path."""
-    return at(row, path) is not _MISSING
 
 
 def why_no_prompt(prompt: object) -> str:

@@ -100,8 +100,10 @@ def _check_columns(columns: Columns, files: Sequence[LabelledFile], place: str) 
     there = list(dict.fromkeys(name for file in files for name in file.rows.names()))
     for key, path in named.items():
         if there and not any(file.rows.has(path) for file in files):
-            nearest = get_close_matches(path, there, n=1)
+            outer, nearest = path.partition(".")[0], get_close_matches(path, there, n=1)
             meant = f"did you mean {nearest[0]!r}? " if nearest else ""
+            if outer in there and not columns.leads_into_text(path):
+                meant = f"if {outer!r} holds JSON text, say so (json: [{outer}]); or "
             raise RecipeError(f"{place}.{key}", f"{files[0].label} has no column {path!r}", f"{meant}name one of {there}")
 
 

@@ -116,8 +116,8 @@ class TaskRows:
     def _why_no_task(self, row: Mapping[str, Any], whole: bool) -> str:
         try:
             asked = self._columns.asked(row)
-            if whole:
-                self._columns.check_data(row)
+            if whole or self._has_json:
+                self._columns.check_data(row, whole)
             data = self._columns.data(row, asked.reference) if self._has_json else asked.reference
         except Misfit as misfit:
             return str(misfit)
@@ -136,7 +136,8 @@ class TaskRows:
         if self.skipped:
             rows = len(self) + self.skipped
             yield f"{self.skipped:,} of {rows:,} rows are malformed and left out: {self.problems()}"
-        long = list(dict.fromkeys(name for file in self._files for name in file.rows.long_integers))
+        found = (self._columns.long_integers, *(file.rows.long_integers for file in self._files))
+        long = list(dict.fromkeys(name for each in found for name in each))
         if long:
             yield f"integers of more than 64 bits are given as text ({pluralize(len(long), 'column')}: {', '.join(long)})"
         if not self._columns.shows_tools and any(file.rows.has(TOOLS) for file in self._files):

@@ -1,5 +1,6 @@
 """Tools as data sets describe them: every form becomes a JSON schema of type object, and what is no tool is named."""
 
+import json
 import re
 
 import pytest
@@ -72,8 +73,24 @@ def test_nulls_of_a_schema_say_nothing():
     own = {"type": "object", "properties": {"a": {"type": None, "items": None, "default": None}, "b": True}, "required": None}
     expected = {"type": "object", "properties": {"a": {"default": None}, "b": True}}
     assert schema(**own) == expected
+    told = {"type": "string", "enum": None, "description": None, "anyOf": None, "const": None}
+    assert schema(type="object", properties={"a": told})["properties"] == {"a": {"type": "string", "const": None}}
     assert schema(type="object", properties=None, required=None) == {"type": "object", "properties": {}}
     assert schema(a={"type": None}) == {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+
+
+def test_types_within_choices_are_those_of_schemas():
+    made = schema(type="object", properties={"a": {"anyOf": [{"type": "float"}, {"type": "null"}, True]}})
+    assert made["properties"] == {"a": {"anyOf": [{"type": "number"}, {"type": "null"}, True]}}
+
+
+def test_a_tool_and_its_parameters_may_be_json_text():
+    parameters = {"type": "object", "properties": {"a": {"type": "str"}}}
+    plain = {"name": "f", "description": "d", "parameters": parameters}
+    texts = json.dumps(plain), {**plain, "parameters": json.dumps(parameters)}, {"function": json.dumps(plain)}
+    assert [described_tools([text]) for text in texts] == [described_tools([plain])] * 3
+    with pytest.raises(ValueError, match=r"the tool 'f\(a\)'; write it as"):
+        described_tools(["f(a)"])
 
 
 def typed(**keywords):

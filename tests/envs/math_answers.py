@@ -19,7 +19,7 @@ SHAPES = [
     Shape("gsm8k", "He has 12*100 = <<12*100=1200>>1,200.\n#### 1,200", ("1200", "1,200", "$1,200", "So 12*100=1200.\n#### 1200"), ("200", "1", "12", "#### 1200\n#### 1")),
     Shape("gsm8k", "#### 18", ("18", "$18", "18 dollars", "18.00", "She makes $18 every day.", "The answer is 18."), ("8", "1", "180", "18 or 19")),
     Shape("gsm8k", "#### -5", ("-5", "−5", "The answer is: -5"), ("5",)),
-    Shape("gsm8k", "72", ("72", "72.", "**72**", "Natalia sold 48+24 = 72 clips.", "Answer: 72"), ("24", "48", "72 or 73", "73")),
+    Shape("gsm8k", "72", ("72", "So:\n```\n72\n```", "<answer>72", "72.", "**72**", "Natalia sold 48+24 = 72 clips.", "Answer: 72"), ("24", "48", "72 or 73", "73")),
     Shape("gsm8k", "0.5", ("0.5", "1/2", ".5", "\\frac12"), ("5", "0", "0.51")),
     # MATH: LaTeX, alone or in the box of a solution
     Shape("math", "We have $x^2=4$, so $x=\\pm2$, and the sum of squares is $\\boxed{8}$.", ("8", "$8$", "\\boxed{8}", "\\fbox{8}"), ("4", "2", "\\boxed{4} and 8")),
@@ -48,6 +48,16 @@ SHAPES = [
     Shape("math", "\\text{even}", ("even", "Even.", "\\textbf{even}", "It is even"), ("odd", "neither")),
     Shape("math", "A and B", ("A and B", "A, B", "\\text{A and B}", "B and A"), ("A", "B", "A and C", "A, B, C")),
     Shape("math", "\\text{Monday morning}", ("Monday morning", "\\text{Monday morning}"), ("Monday", "morning", "Tuesday morning")),
+    # Signs that are powers and fractions
+    Shape("signs", "x^{4}", ("x⁴",), ("x⁵", "x4", "x")),
+    Shape("signs", "x^{-10}", ("x⁻¹⁰", "1/x¹⁰"), ("x¹⁰", "x⁻¹")),
+    Shape("signs", "2^n", ("2ⁿ",), ("2n",)),
+    Shape("signs", "\\frac{5}{4}", ("1¼", "5/4"), ("¼", "¾", "1½")),
+    Shape("signs", "-\\frac{2}{3}", ("-⅔", "−⅔"), ("⅔", "-⅓")),
+    Shape("signs", "5 \\text{ m}^3", ("5 m³",), ("5 m²", "5 m")),
+    # Answers in Chinese
+    Shape("chinese", "18", ("答案是18。", "答案为：18", "结果:18。", "１８", "Answer：18", "所以答案是 $18$。"), ("答案是8。", "答案是17，不是18。")),
+    Shape("chinese", "(3,4)", ("（3，4）", "答案是（3，4）。"), ("（4，3）",)),
     # Products of letters are no words: their signs count, and their order does not
     Shape("letters", "xy+1", ("xy+1", "1+xy", "x y + 1"), ("xy-1", "xy+2", "-xy+1", "1")),
     Shape("letters", "1+xy", ("xy+1", "xy + 1"), ("xy-1", "1-xy")),
@@ -81,6 +91,7 @@ SHAPES = [
     Shape("choice", "\\text{(C)}", ("C", "(C)", "\\text{(C)}", "\\textbf{(C) }", "C. 5"), ("c+1", "(D)", "5", "ABC", "(A), (B), (C)")),
     Shape("choice", "(D)", ("D", "(D)", "\\mathrm{(D)}"), ("E", "A", "all")),
     Shape("choice", "C", ("c", "(c)", "c) 12", "(c) a cat", "answer: c", "<answer> c </answer>", "Option C", "option c", "\\text{Option C}", "The answer is option C.", "The correct option is (c)", "Choice C: 12"), ("b", "(b)", "Option B", "a c", "(c) or (d)", "c or d", "c, d", "(d) c", "Option C or D", "It is not option C", "C is a letter", "a: 5, c: 6", "2c")),
+    Shape("choice", "B", ("*B*", "*Answer: B*", "***B***", "_Answer_: *B*", "__B__"), ("*A*", "*Answer: A*", "*A* or *B*")),
     Shape("choice", "(C) 12", ("C", "(C)", "c", "12", "12.0", "C. 12", "The answer is (C) 12.", "Option C"), ("B", "(B)", "(B) 12", "13", "12 or 13", "(C) or (D)")),
     Shape("choice", "\\textbf{(C)}\\ -1", ("C", "(C)", "-1"), ("B", "1")),
     Shape("choice", "C) Paris", ("C", "Paris", "paris", "(c) Paris"), ("B", "London", "(B) Paris")),

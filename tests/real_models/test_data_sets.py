@@ -301,6 +301,44 @@ SHAPES = {
         ((call("weather", city="Oslo"),),),
         {"category": "Weather", "answer": call("weather", city="Oslo")},
     ),
+    "LLaMA-Factory": Shape(
+        array,
+        "glaive_toolcall.json",
+        [
+            {
+                "conversations": [
+                    {"from": "human", "value": "Weather in Oslo?"},
+                    {"from": "function_call", "value": json.dumps({"name": "weather", "arguments": {"city": "Oslo"}})},
+                    {"from": "observation", "value": "sunny"},
+                    {"from": "gpt", "value": "Sunny."},
+                ],
+                "system": "Be brief.",
+                "tools": json.dumps([WEATHER["function"]]),
+            }
+        ],
+        {"columns": {"prompt": "conversations", "tools": "tools", "system": "system"}, "json": ["tools"], "reference": "answer"},
+        (
+            "system\nBe brief.",
+            '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
+            "<tool_response>\nsunny\n</tool_response>",
+        ),
+        Simulated,
+        (("Sunny.",),),
+        {"answer": "Sunny."},
+    ),
+    "INTELLECT-2": Shape(
+        parquet,
+        "train.parquet",
+        [{"problem_id": "p1", "prompt": "1+2?", "verification_info": json.dumps({"ground_truth": "3"}), "metadata": "{}"}],
+        {
+            "columns": {"id": "problem_id", "answer": "verification_info.ground_truth"},
+            "json": ["verification_info"],
+        },
+        ("user\n1+2?<|im_end|>",),
+        Sums,
+        (("<think>4?</think>\\boxed{3}",),),
+        {"verification_info": {"ground_truth": "3"}, "metadata": "{}", "answer": "3"},
+    ),
     "OpenAI fine-tuning": Shape(
         lines,
         "chat.jsonl",

@@ -86,6 +86,23 @@ def test_every_form_is_read_as_the_same_messages(tmp_path: Path, chat: ChatForma
     assert spoken(usual, chat) == ["2<|im_end|>"]
 
 
+def test_a_call_in_the_form_of_older_data_sets_is_the_same_turn(tmp_path: Path, chat: ChatFormat):
+    call, answer = {"name": "f", "arguments": {"x": 1}}, {"role": "tool", "content": "3"}
+    usual = of_row(tmp_path, chat, {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}, answer, SAID]})
+    older = [
+        {"from": "human", "value": ASKED["content"]},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "3"},
+        {"from": "gpt", "value": SAID["content"]},
+    ]
+    single = [ASKED, {"role": "assistant", "content": None, "function_call": call}, {"role": "function", "content": "3"}, SAID]
+    for row in ({"conversations": older}, {"messages": single}):
+        found = of_row(tmp_path, chat, row)
+        assert found.token_ids.tolist() == usual.token_ids.tolist()
+        assert spoken(found, chat) == spoken(usual, chat)
+        assert len(spoken(found, chat)) == 2
+
+
 def test_a_text_that_is_json_of_another_kind_stays_a_text(tmp_path: Path, chat: ChatFormat):
     for text in ("[1, 2]", '["2"]', "[]", "[2", '{"role": "user"}'):
         found = of_row(tmp_path, chat, {"prompt": text, "completion": text})

@@ -5,9 +5,13 @@ import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
+from asyncrl.envs.stated_answer import stated_answer
+
 _PLAIN = r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _NUMBER = re.compile(rf"(?<![0-9])({_PLAIN})(?:\s*(/|\^|\*\*)\s*\{{?({_PLAIN})\}}?)?")
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]*)")
+"""A text that is an integer, as many data sets have it; one with leading zeros or a point may be a name, such as a version."""
 _LARGEST = 400
 """Digits before or behind the point beyond which a number is none of ours; Python's floats end at 308."""
 
@@ -15,14 +19,25 @@ _LARGEST = 400
 def is_answer(text: str, expected: float | str) -> bool:
     """Whether ``text`` gives the ``expected`` answer.
 
-    A number is compared with the last number in the text, which may be a fraction ``1/2`` or a power ``10^17``. A text is
-    compared with the last line, without spaces around it.
+    What the text states counts, see :func:`~asyncrl.envs.stated_answer.stated_answer`. A number, also an integer that is written
+    as text, is compared with the last number in it, which may be a fraction ``1/2`` or a power ``10^17``. Any other text is
+    compared with its last lines, as many as are expected, without spaces around them.
     """
+    text = stated_answer(text)
     if isinstance(expected, str):
-        return text.strip().rpartition("\n")[2].strip() == expected.strip()
+        wanted = _lines(expected)
+        if _lines(text)[-len(wanted) :] == wanted:
+            return True
+        if not _INTEGER.fullmatch(expected.strip()):
+            return False
+        expected = int(expected.replace(",", ""))
     numbers = _NUMBER.findall(text)
     given = _value(*numbers[-1]) if numbers else None
     return given is not None and _same(given, expected)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().split("\n")]
 
 
 def same_number(given: str, expected: float) -> bool:

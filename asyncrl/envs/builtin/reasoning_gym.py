@@ -20,6 +20,7 @@ from asyncrl.envs.builtin.reasoning_gym_families import MOST_ITEMS, Families, Fa
 from asyncrl.envs.builtin.splits import split_of
 from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.tool_processes import ProcessEnded
+from asyncrl.envs.stated_answer import stated_answer
 from asyncrl.envs.tools import ToolEnvironment
 
 EVALUATED = 5
@@ -46,12 +47,12 @@ class ReasoningGym(ToolEnvironment):
         yield Families(options["families"])
 
     async def reward(self, task: Task, answer: str) -> float:
-        """The library's score, from 0 to 1, of the answer without space around it; 0 if the scorer does not get to its end."""
+        """The library's score, from 0 to 1, of what the answer states; 0 if the scorer does not get to its end."""
         from asyncrl.envs.builtin.reasoning_gym_scoring import SECONDS, Scoring  # late: it needs the library
 
         self.shared.check(task)
         data = msgspec.json.encode(task.data).decode()
-        arguments = {"families": self.shared.described, "data": data, "answer": writable(answer.strip())}
+        arguments = {"families": self.shared.described, "data": data, "answer": writable(stated_answer(answer))}
         try:
             return float(await Scoring.call(self._asyncrl_processes, "score", arguments, SECONDS))
         except (Overdue, ProcessEnded):

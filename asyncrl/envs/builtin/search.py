@@ -23,6 +23,7 @@ from asyncrl.envs.builtin.corpus import Index, read_corpus
 from asyncrl.envs.builtin.made_corpus import documents, questions
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import ToolError
+from asyncrl.envs.stated_answer import stated_answer
 from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tools import ToolEnvironment
 
@@ -77,8 +78,9 @@ class Search(ToolEnvironment):
         return str(document.text)
 
     def reward(self, task: Task, answer: str) -> float:
-        """How well ``answer`` matches the best of the expected ones."""
-        return max(self._score(expected, answer) for expected in expected_answers(task))
+        """How well what ``answer`` states matches the best of the expected ones."""
+        stated = stated_answer(answer)
+        return max(self._score(expected, stated) for expected in expected_answers(task))
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:

@@ -12,6 +12,7 @@ needs of memory has a bound.
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -33,10 +34,16 @@ from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.process_functions import ProcessFunctions
 from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
+from asyncrl.envs.sandbox.fenced_code import SQL, code_in
+from asyncrl.envs.stated_answer import stated_answer
 from asyncrl.envs.tool_marks import tool
 from asyncrl.envs.tools import ToolEnvironment
 
 _YES, _NO = "yes", "no"
+DIGITS = 9
+"""Digits of a number with a fraction that have to be right in a row."""
+_WRITTEN = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d+)?")
+"""A number that is written as text in a row; longer ones, and those with leading zeros, are names."""
 OPEN_AT_ONCE = 16
 """Databases that a process keeps open."""
 SLACK_S = 1.0
@@ -134,12 +141,21 @@ class DatabaseProcess(ProcessFunctions):
     @staticmethod
     def returns(script: str, path: str, seconds: float, sql: str, rows: str) -> str:
         """Say whether a query returns ``rows``, a JSON list of lists."""
-        expected = Counter(map(tuple, json.loads(rows)))
+        expected = Counter(map(_comparable, json.loads(rows)))
         try:
             found = _opened(DatabaseSource(script, path, seconds)).query(sql, expected.total())
         except QueryRefused as error:
             raise ToolError(str(error)) from error
-        return _YES if not found.more and Counter(found.rows) == expected else _NO
+        return _YES if not found.more and Counter(map(_comparable, found.rows)) == expected else _NO
+
+
+def _comparable(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a row as it is compared: a sum depends on its order in the last digits, and Parquet has one type in a column."""
+    return tuple(_rounded(float(each)) if isinstance(each, str) and _WRITTEN.fullmatch(each) else _rounded(each) for each in row)
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and not value.is_integer() else value
 
 
 @lru_cache(maxsize=OPEN_AT_ONCE)
@@ -187,12 +203,12 @@ class Sql(ToolEnvironment):
             raise ToolError(str(error)) from error
 
     async def reward(self, task: Task, answer: str) -> float:
-        """1 if ``answer`` is what the task expects, else 0."""
+        """1 if what ``answer`` states is what the task expects, else 0; a query may stand in a fenced block."""
         rows = task.data.get("rows")
         if rows is None:  # also where a column `rows` is empty, because other tasks of the file have rows
-            return float(_same(task.data["answer"], answer.strip()))
+            return float(_same(task.data["answer"], stated_answer(answer)))
         try:
-            return float(await self._opened.returns(answer, rows))
+            return float(await self._opened.returns(code_in(answer, SQL), rows))
         except QueryRefused:
             return 0.0
 

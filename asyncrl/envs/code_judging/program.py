@@ -15,8 +15,10 @@ from typing import Any
 from asyncrl.envs.code_judging.answer import serve
 from asyncrl.envs.code_judging.plain import Channel, Ended
 from asyncrl.envs.code_judging.remote import Answer, Unjudgeable
+from asyncrl.envs.code_judging.tests_code import why_no_test
 
 _DUMPABLE = 4
+_LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 def main() -> None:
@@ -34,6 +36,8 @@ def main() -> None:
     answer = Answer(channel)
     try:
         tests = None if asked["tests"] is None else _compiled(asked["tests"], "exec")
+        if asked["tests"] is not None and (problem := why_no_test(asked["tests"])):
+            raise Unjudgeable(problem)
         for call, _ in asked["calls"]:
             _compiled(call, "eval")
         names = _under_test(answer.request("run", asked["code"]))
@@ -95,6 +99,15 @@ def _passes(code: types.CodeType, names: dict[str, Any]) -> bool:
 
 def _returns(answer: Answer, call: str, expected: Any) -> bool:
     try:
-        return bool(json.loads(json.dumps(answer.request("evaluate", call))) == expected)
+        return bool(_as_in_tasks(json.loads(json.dumps(answer.request("evaluate", call)))) == expected)
     except (Ended, Exception):  # noqa: BLE001 - the answer's, or a value that JSON does not have
         return False
+
+
+def _as_in_tasks(value: Any) -> Any:
+    """Return a value of JSON as tasks have it: integers of more than 64 bits are texts there."""
+    if isinstance(value, int) and not _LEAST <= value <= _MOST:
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _as_in_tasks(each) for key, each in value.items()}
+    return [_as_in_tasks(each) for each in value] if isinstance(value, list) else value

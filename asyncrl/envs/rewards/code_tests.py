@@ -72,6 +72,9 @@ class CodeTests(Reward):
 
     def _tests(self, task: Task) -> list[CallTest | OutputTest]:
         found = expected(task, self._key, "code tests")
+        if isinstance(found, str):
+            said = f"if it is JSON, say so with the source of its task: json: [{self._key}]"
+            raise EnvironmentBroken(f"task {short(task.id)}: data[{self._key!r}] is the text {short(found)} and no list; {said}")
         kinds: Mapping[bool, type] = {True: CallTest, False: OutputTest}
         try:
             tests: list[CallTest | OutputTest] = [msgspec.convert(test, kinds["call" in test]) for test in found]

@@ -1,11 +1,17 @@
 """The reward of an answer that equals the expected text."""
 
+from collections.abc import Iterable
+
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards.base import Reward, expected_texts
+from asyncrl.envs.stated_answer import stated_answer
 
 
 class Exact(Reward):
     """1 if the answer equals the expected text, else 0. White space at both ends does not count.
+
+    Where the answer has thoughts (until ``</think>``) or ``<answer>`` tags, what stands behind them or in the last tags may also
+    be what equals the expected text.
 
     Args:
         key: where ``task.data`` holds the expected answer.
@@ -17,7 +23,10 @@ class Exact(Reward):
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Compare."""
-        wanted, given = [each.strip() for each in expected_texts(task, self._key, "exact")], answer.strip()
-        if self._ignore_case:
-            wanted, given = [each.casefold() for each in wanted], given.casefold()
-        return float(given in wanted)
+        wanted, given = map(self._spellings, (expected_texts(task, self._key, "exact"), [answer]))
+        return float(not wanted.isdisjoint(given))
+
+    def _spellings(self, texts: Iterable[str]) -> set[str]:
+        """What may be compared of texts: each as it is, and what it states."""
+        spellings = {each for text in texts for each in (text.strip(), stated_answer(text))}
+        return {each.casefold() for each in spellings} if self._ignore_case else spellings

@@ -4,18 +4,23 @@ What always holds: one part of an answer counts, wherever it stands, so a list o
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
 from asyncrl.envs.rewards.math_forms import is_unit
 from asyncrl.envs.rewards.math_numbers import is_arithmetic
+from asyncrl.envs.stated_answer import in_tags
 
-_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
-_MARKERS = re.compile(r"####|(?:final\s+answer|answer|result)[\"']?(?:\s+is|\s*=|\s*:)+", re.IGNORECASE)
+_MARKERS = re.compile(
+    r"####|(?:final\s+answer|answer|result)[\"']?(?:\s+is|\s*=|\s*[:\uff1a])+|(?:答案|结果)(?:是|为|為|\s*=|\s*[:\uff1a])+",
+    re.IGNORECASE,
+)
 _SEGMENTS = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
+_FENCE = re.compile(r"\n\s*```\s*$")
 _SAID = re.compile(r".*(?:\b(?:is|are|be|equals?|gives?|get)\b|[:=])\s*")
 _CONCLUDED = re.compile(r"(?:\b(?:is|are|be|equals?|gives?|get|so|then|thus|hence|therefore)\b|[:=])[\s,]*$", re.IGNORECASE)
 _SIGN = re.compile(r"(?<![\w)}$.])(?:[-+−±]|\d+(?:\.\d+)?)$")  # noqa: RUF001
@@ -48,15 +53,21 @@ MOST_WORDS = 4
 
 _SYMBOLS = {
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ",  # noqa: RUF001
-    "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ", "²": "^2 ",  # noqa: RUF001
-    "³": "^3 ", "½": "\\frac{1}{2}", "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
+    "≠": "\\ne ", "±": "\\pm ", "°": "\\circ ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ",  # noqa: RUF001
+    "€": "\\$", "£": "\\$", "“": '"', "”": '"', "’": "'", "\u00a0": " ",  # noqa: RUF001
 }  # fmt: skip
+_WIDE = {0xFEE0 + sign: sign for sign in range(0x21, 0x7F)}
+"""The signs of ASCII as wide as those of Chinese."""
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx")
+_POWER = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ]+")
+_PARTED = re.compile("[¼-¾⅐-⅞]")
+"""A sign that is a fraction."""
 _EMPHASIS = (
     re.compile(r"^(?:[-+*>]\s+)*(?=\*\*)"),
     re.compile(r"(?<![\w)}\]])\*\*(?=[^\s*])((?:(?!\*\*).)+)(?<=\S)\*\*(?![\w({\\])"),
-    re.compile(r"^(?:\*\*|__)|(?<!\^)(?:\*\*|__)[\s.]*$"),
+    re.compile(r"^(?:\*{1,3}|__)|(?<![\^*])(?:\*{1,3}|__)[\s.]*$"),
 )
-"""The marks of a line before bold, bold about words or a formula, and the half of it that an answer begins or ends with."""
+"""The marks of a line before bold, bold about words or a formula, and the half of emphasis that an answer begins or ends with."""
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
@@ -110,11 +121,11 @@ _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 
 def final_part(answer: str) -> tuple[str, bool]:
     """The part of an answer that counts, and whether the answer marks it: by a tag, a box, ``####`` or words, or as formulas."""
-    answer = _tagged(answer)
+    answer = in_tags(answer)
     if (said := _marked(answer)) is not None:
         return said, True
     formulas = _last_formulas(answer)
-    return (answer.strip().rpartition("\n")[2], False) if formulas is None else (_result(answer, formulas), True)
+    return (_FENCE.sub("", answer).strip().rpartition("\n")[2], False) if formulas is None else (_result(answer, formulas), True)
 
 
 def expected_part(expected: str) -> tuple[str, bool] | None:
@@ -122,7 +133,7 @@ def expected_part(expected: str) -> tuple[str, bool] | None:
 
     Dollars are no mark: of ``$2$ and $3$``, both are wanted, and of ``$5$ cm``, the unit is.
     """
-    expected = _tagged(expected)
+    expected = in_tags(expected)
     if (said := _marked(expected)) is not None:
         return said, True
     plain = _SEGMENTS.sub(_inside, expected).strip()
@@ -130,11 +141,6 @@ def expected_part(expected: str) -> tuple[str, bool] | None:
     if formulas is None or not ("\n" in plain or is_prose(tidied(plain))):
         return plain, False
     return (formulas.text, True) if formulas.conclude else None
-
-
-def _tagged(text: str) -> str:
-    tagged: list[str] = _TAGGED.findall(text)
-    return tagged[-1] if tagged else text
 
 
 def _marked(text: str) -> str | None:
@@ -278,9 +284,11 @@ def _last_box(text: str) -> str | None:
 
 def tidied(text: str) -> str:
     """A text in one spelling: no dollars about it, no spacing, no sizes, no emphasis; words of LaTeX in quotation marks."""
-    text = text.strip()
+    text = text.strip().translate(_WIDE)
     for sign, command in _SYMBOLS.items():
         text = text.replace(sign, command)
+    text = _POWER.sub(lambda found: f"^{{{found[0].translate(_RAISED)}}} ", text)
+    text = _PARTED.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("\u2044")), text)
     text = re.sub(r"(?<=\d)(?:,\\!|\\!,|\{,\})\s*(?=\d)", ",", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
     text = re.sub(r"\\\$|(?<!\\)\$", "", text)
@@ -291,7 +299,7 @@ def tidied(text: str) -> str:
     text = _REPEATING.sub(_fraction, text)
     text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
     text = re.sub(r'"\s*"', " ", text)
-    return re.sub(r"\s+", " ", text).strip().rstrip(".,;: ").strip()
+    return re.sub(r"\s+", " ", text).strip().rstrip(".,;:。 ").strip()
 
 
 def _fraction(found: re.Match[str]) -> str:

@@ -1,15 +1,18 @@
-"""Finds the Python program in what a model wrote: a block between fences of backticks or tildes, as Markdown has them.
+"""Finds the program in what a model wrote: a block between fences of backticks or tildes, as Markdown has them.
 
-What always holds: text outside of the blocks is never run, unless there is no block at all. It takes time in proportion to the
-text, whatever that holds.
+What always holds: text outside of the blocks is never run, unless there is no block at all; then ``<answer>`` tags may say what
+is. It takes time in proportion to the text, whatever that holds.
 """
 
 import re
 from typing import NamedTuple
 
+from asyncrl.envs.stated_answer import in_tags
 from asyncrl.envs.thoughts import behind_thoughts
 
-_PYTHON = re.compile(r"\{?\s*\.?i?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
+PYTHON = re.compile(r"\{?\s*\.?i?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
+SQL = re.compile(r"\{?\s*\.?\w*sql(?:ite\d?)?(?![\w-])", re.IGNORECASE)
+"""The tags of a language's blocks."""
 _TAG = re.compile(r"[\w.+#-]*")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])?")
 _MOST_DEEPER = 3
@@ -41,9 +44,9 @@ class _Block(NamedTuple):
     lines: list[str]
     closed: bool
 
-    def worth(self) -> tuple[bool, bool, bool]:
+    def worth(self, language: re.Pattern[str]) -> tuple[bool, bool, bool]:
         """How likely it is the program, of which the last one counts: an output or a shell's commands are told by their tags."""
-        return bool(_PYTHON.match(self.opening.tag)), not self.opening.tag, self.closed
+        return bool(language.match(self.opening.tag)), not self.opening.tag, self.closed
 
     def code(self) -> str:
         """The block's text, without the indentation that it has with its fence."""
@@ -53,11 +56,11 @@ class _Block(NamedTuple):
         return text if self.closed else text.partition(self.opening.signs)[0]
 
 
-def code_in(answer: str) -> str:
-    """The last fenced block of Python in an answer, or of what is not said to be anything; the whole answer if there is none.
+def code_in(answer: str, language: re.Pattern[str] = PYTHON) -> str:
+    """The last fenced block of a language in an answer, or of what is not said to be anything.
 
     A block that ends with the answer counts if no other of its kind does; one in the model's thoughts (until ``</think>``) does
-    not.
+    not. Without a block it is what stands in ``<answer>`` tags, or the whole answer.
     """
     answer = behind_thoughts(answer)
     blocks: list[_Block] = []
@@ -71,7 +74,7 @@ def code_in(answer: str) -> str:
                 lines.append(fence.before)
             blocks.append(_Block(opening, lines, closed=True))
             opening, lines = None, []
-        elif fence is not None and _opens(fence, opening):
+        elif fence is not None and _opens(fence, opening, language):
             if opening is not None:
                 blocks.append(_Block(opening, lines, closed=False))
             opening, lines = fence, []
@@ -79,8 +82,9 @@ def code_in(answer: str) -> str:
             lines.append(line)
     if opening is not None:
         blocks.append(_Block(opening, lines, closed=False))
-    found = max((each for each in reversed(blocks) if "".join(each.lines).strip()), key=_Block.worth, default=None)
-    return answer if found is None else found.code()
+    filled = (each for each in reversed(blocks) if "".join(each.lines).strip())
+    found = max(filled, key=lambda block: block.worth(language), default=None)
+    return in_tags(answer) if found is None else found.code()
 
 
 def _fence(line: str) -> _Fence | None:
@@ -92,10 +96,10 @@ def _fence(line: str) -> _Fence | None:
     return _Fence(before, signs, tag.strip()) if len(signs) >= 3 else None
 
 
-def _opens(fence: _Fence, within: _Fence | None) -> bool:
+def _opens(fence: _Fence, within: _Fence | None, language: re.Pattern[str]) -> bool:
     """Whether a fence begins a block; in a block, whose end was forgotten, only one with a tag in a line of its own does."""
     if within is not None and not (fence.tag and fence.signs.startswith(within.signs) and fence.begins_its_line()):
         return False
     if fence.signs.startswith("~~~~") and not fence.tag:  # it underlines a heading
         return False
-    return _PYTHON.match(fence.tag) is not None or not fence.tag or (fence.begins_its_line() and bool(_TAG.fullmatch(fence.tag)))
+    return language.match(fence.tag) is not None or not fence.tag or (fence.begins_its_line() and bool(_TAG.fullmatch(fence.tag)))

@@ -87,6 +87,22 @@ def test_a_row_that_lacks_a_named_column_is_malformed(tmp_path):
     assert refused(path, columns={"answer": "gold"}).problem == f"{path}:2 has no 'gold', only 'prompt'"
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_column_may_come_from_within_json_text(tmp_path, kind):
+    row = {"info": json.dumps({"gold": "3", "asked": "1+2?", "name": "a-1", "x": {"y": [1]}}), "more": {"z": '{"deep": 4}'}}
+    path = write(tmp_path, kind, [row])
+    named = {"prompt": "info.asked", "id": "info.name", "answer": "info.gold", "y": "info.x.y", "deep": "more.z.deep"}
+    task = only(path, columns=named, json=["info", "more.z"])
+    assert (task.id, task.prompt) == ("a-1", "1+2?")
+    assert {key: task.data[key] for key in ("answer", "y", "deep")} == {"answer": "3", "y": [1], "deep": 4}
+    assert "if 'info' holds JSON text, say so (json: [info])" in str(refused(path, columns=named))
+    asked = {"prompt": "info.asked", "answer": "info.gold"}
+    lacking = write(tmp_path, kind, [row, {**row, "info": '{"asked": "4?"}'}])
+    assert re.search(r"has no 'info\.gold', only 'info'", refused(lacking, columns=asked, json=["info"]).problem)
+    broken = write(tmp_path, kind, [row, {**row, "info": "{"}])
+    assert "has '{' in 'info', which is no JSON text" in refused(broken, columns=named, json=["info", "more.z"]).problem
+
+
 def test_json_text_that_is_none_is_found_when_its_file_is_read(tmp_path):
     for kind in ("jsonl", "parquet"):
         good, bad = {"prompt": "a", "x": '{"a": 1}', "y": {"z": "[1]"}}, {"prompt": "b", "x": "{bad", "y": {"z": "["}}
@@ -170,6 +186,12 @@ def test_integers_of_more_than_64_bits_are_text_and_that_is_said(tmp_path):
         assert source.tasks[0].data == numbers | {"large": str(2**64), "lower": str(-(2**63) - 1), "in": [{"it": str(10**30)}]}
         (said,) = remarks_on_rows([source], "train")
         assert said.endswith("integers of more than 64 bits are given as text (3 columns: large, lower, in)")
+    for kind in ("jsonl", "parquet"):
+        source = read(write(tmp_path, kind, [{"prompt": "a", "tests": f'[{{"returns": {10**30}}}]'}]), json=["tests"])
+        assert source.tasks[0].data == {"tests": [{"returns": str(10**30)}]}
+        assert [said.partition(": ")[2] for said in remarks_on_rows([source], "train")] == [
+            "integers of more than 64 bits are given as text (1 column: tests)"
+        ]
 
 
 CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1, "y": null}'}}
@@ -188,6 +210,41 @@ def test_calls_in_history_are_messages_and_a_tool_may_have_the_last_word(tmp_pat
         Message("tool", "3", call_id="c", name="f"),
     )
     assert task.question == "ab"
+
+
+WEATHER_CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "calls"),
+    [
+        ([{"from": "function_call", "value": json.dumps(WEATHER_CALL)}, {"from": "observation", "value": "sunny"}], 1),
+        ([{"from": "function_call", "value": json.dumps([WEATHER_CALL] * 2)}, {"from": "observation", "value": "sunny"}], 2),
+        (
+            [
+                {"role": "assistant", "content": None, "function_call": {**WEATHER_CALL, "arguments": '{"city": "Oslo"}'}},
+                {"role": "function", "content": "sunny"},
+            ],
+            1,
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_turn_that_calls_may_be_a_function_call_as_older_data_sets_have_it(tmp_path, kind, messages, calls):
+    asked = {"from": "human", "value": "Where?"} if "from" in messages[0] else {"role": "user", "content": "Where?"}
+    task = only(write(tmp_path, kind, [{"prompt": [asked, *messages]}]))
+    called = ToolCall("weather", {"city": "Oslo"})
+    assert task.prompt == (Message("user", "Where?"), Message("assistant", "", (called,) * calls), Message("tool", "sunny"))
+    task = only(write(tmp_path, kind, [{"prompt": [asked, messages[0]]}]), reference="gold")
+    assert task.data == {"gold": "", "gold_calls": [WEATHER_CALL] * calls}
+
+
+def test_a_function_call_that_is_no_json_is_refused_with_the_way_to_write_it(tmp_path):
+    rows = [
+        {"prompt": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "f(1)"}, {"from": "human", "value": "b"}]}
+    ]
+    told = r"has role 'function_call' and the call 'f\(1\)', which is no JSON .*; write it as {name: NAME, arguments: {...}}"
+    assert re.search(told, str(refused(write(tmp_path, "jsonl", rows))))
 
 
 def test_a_field_that_a_table_has_of_other_calls_is_no_argument(tmp_path):

@@ -232,6 +232,18 @@ def test_generated_tasks_differ_and_the_splits_have_none_in_common(environment: 
         ("none", 1, False),
         ("So:\n Paris \n", "Paris", True),
         ("Paris or London", "Paris", False),
+        ("<think>London?</think>\nParis", "Paris", True),
+        ("<think>\nParis?\n</think>\nLondon", "Paris", False),
+        ("It is <answer> Paris </answer>.", "Paris", True),
+        ("<think>So 7.</think> There is none.", 7, False),
+        ("It has <answer>7</answer> of the 12.", 7, True),
+        ("So:\na 1 \nb 2\n", "a 1\nb 2", True),
+        ("b 2", "a 1\nb 2", False),
+        ("The answer is 1234.", "1,234", True),
+        ("The answer is 34.", "34", True),
+        ("The answer is 35.", "34", False),
+        ("It is 7.", "007", False),
+        ("It is 3.1", "3.10", False),
     ],
 )
 def test_answers_are_compared(text: str, expected: float | str, right: bool) -> None:

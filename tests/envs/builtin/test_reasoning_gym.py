@@ -52,7 +52,11 @@ async def test_the_library_scores():
     member = load_member(gym({"spell_backward": {}}))
     (task,) = member.make_tasks("train", 1, 0)
     async with member.share(Secrets()) as shared:
-        for answer, expected in ((f" {task.data['answer']}\n", 1.0), ("", 0.0)):
+        for answer, expected in (
+            (f" {task.data['answer']}\n", 1.0),
+            (f"<think>It is x.</think>\n<answer>{task.data['answer']}</answer>", 1.0),
+            ("", 0.0),
+        ):
             environment = member.make(Provided(shared=shared))
             observation = await environment.reset(task)
             assert observation.tools == ()

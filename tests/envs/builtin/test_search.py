@@ -89,6 +89,12 @@ async def test_an_episode(tmp_path: Path):
         result = await search.step(Action("", tuple(ToolCall("read", {"id": id}) for id in ids)))
         assert [message.content for message in result.observation.messages] == ["B", "B"]
         assert (await search.step(Action("nile.", ()))).reward == 1.0
+        said = (
+            "<think>The Amazon?</think>The Nile",
+            "<think>\nno\n</think>\nIt is <answer> Nil </answer>",
+            "<think>Nil</think>Po",
+        )
+        assert [search.reward(search.task, each) for each in said] == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("answer", [None, "", "the", [], [""], ["a", 3], 3])

@@ -142,6 +142,8 @@ async def test_answers():
     assert await rewarded({"answer": "Infinity"}, "infinity", "inf", "5", "x") == [1, 0, 0, 0]
     assert await rewarded({"answer": "Nan"}, "nan", "Ada") == [1, 0]
     assert await rewarded({"answer": 3, "rows": None}, "3", "4") == [1, 0]
+    said = ("<think>4?</think>\n3", "So <answer>3</answer>", "<think>3</think> 4")
+    assert await rewarded({"answer": 3}, *said) == [1, 1, 0]
 
 
 async def test_rows_in_any_order():
@@ -152,6 +154,17 @@ async def test_rows_in_any_order():
         "drop table t",
     ]
     assert await rewarded({"rows": [[1, "x"], [2, "y"]], "answer": None}, *answers) == [1, 1, 0, 0]
+    assert await rewarded({"rows": [["1", "x"], ["2", "y"]]}, *answers) == [1, 1, 0, 0]
+    sums = ["select 0.1+0.2+0.3", "select 0.3+0.2+0.1", "select '0.6'", "select 0.600001"]
+    assert await rewarded({"rows": [[0.6]]}, *sums) == [1, 1, 1, 0]
+    assert await rewarded({"rows": [["007"], ["12345678901234567"]]}, "select 7 union all select 12345678901234567") == [0]
+    fenced = [
+        "<think>select 1?</think>It is\n```sql\nselect a, b from t where a < 3;\n```\nwhich gives\n```\n1 | x\n```",
+        "<answer>select a, b from t where a < 3</answer>",
+        "```SQLite\nselect a, b from t where a < 3\n```",
+        "<think>\n```sql\nselect a, b from t where a < 3\n```\n</think>\n```sql\nselect a from t\n```",
+    ]
+    assert await rewarded({"rows": [[1, "x"], [2, "y"]]}, *fenced) == [1, 1, 1, 0]
     mixed = ["select 10 union all select 2.0 union all select null", "select 10.0 union all select 2 union all select 'null'"]
     assert await rewarded({"rows": [[2], [None], [10.0]]}, *mixed) == [1, 0]
 

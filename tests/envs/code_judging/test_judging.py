@@ -186,6 +186,12 @@ async def test_tests_that_cannot_judge_break_the_task_and_are_no_reward():
         for tests, problem in (
             ("assert add(1, 2) = 3", "is no Python: invalid syntax"),
             ("class Own: pass\nadd(Own(), 1)", "they hand an object of type Own"),
+            ("METADATA = {'a': [1]}\n\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n", "only define check; call"),
+            ("import unittest\nclass TestAdd(unittest.TestCase):\n    def test(self): add(1, 2)\n", "only define TestAdd; call"),
+            ("def test(): add(1, 2)\nif __name__ == '__main__':\n    test()", "only define test; call"),
+            ("", "they check nothing: they are empty"),
+            ("from solution import add\nassert add(1, 2) == 3", "they import 'solution', which is not here; the answer's names"),
+            ("import os, numpy as np\nassert add(1, 2) == 3", "they import 'numpy', which is not here; .*packages: true"),
         ):
             environment = Python()
             environment.shared = sandbox

@@ -48,6 +48,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         ("def add(a, b):\n    return a + b if a == 1 else __import__('os')._exit(0)", CALLS, 1 / 3),
         ("import os\nos.makedirs('a/b')\nos.chmod('a', 0)\ndef add(a, b):\n    return a + b", CALLS, 1.0),
         ("a, b = map(int, input().split())\nprint(a + b)", PRINTS, 1.0),
+        ("def add(a, b): return {'a': [(a + b) * 10**30]}", [{"call": "add(1, 2)", "returns": {"a": [str(3 * 10**30)]}}], 1.0),
         ("print(3)", PRINTS, 0.5),
         ("print(3)\nraise SystemExit(1)", PRINTS, 0.0),
         ("def add(a, b):\n    return a + b\nif __name__ == '__main__':\n    print(3)", [*CALLS, PRINTS[0]], 1.0),
@@ -114,3 +115,7 @@ async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
     for tests in ([], ["add(1, 2) == 3"], [{"call": 1, "returns": 2}], [{"stdin": ""}], 3):
         with pytest.raises(EnvironmentBroken, match="task 't'"):
             await CodeTests(sandbox)(task(tests), "pass")
+    with pytest.raises(
+        EnvironmentBroken, match=r"and no list; if it is JSON, say so with the source of its task: json: \[tests\]"
+    ):
+        await CodeTests(sandbox)(task('[{"stdin": "", "stdout": ""}]'), "pass")

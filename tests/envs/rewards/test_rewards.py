@@ -59,7 +59,11 @@ def test_math_reads_answers_as_data_sets_have_them(shape: math_answers.Shape):
 def test_math_reads_what_stands_in_a_box_as_it_reads_it_alone(shape: math_answers.Shape):
     wanted = wanted_of(str(shape.expected))
     assert wanted is not None
-    alone = [answer for answer in (*shape.right, *shape.wrong) if not re.search(r"[A-Za-z] [A-Za-z]|, then|: |#|<|box", answer)]
+    alone = [
+        answer
+        for answer in (*shape.right, *shape.wrong)
+        if not re.search(r"[A-Za-z] [A-Za-z]|, then|: |#|<|box|[`\uff1a是为]|结果", answer)
+    ]
     for answer in alone:
         boxed = f"We have $x = 3$, so it is $\\boxed{{{answer}}}$, as 7 is not 8."
         assert is_equal(wanted, boxed) == is_equal(wanted, answer), answer
@@ -127,6 +131,25 @@ async def test_a_task_without_a_readable_answer_is_broken_and_not_rewarded(maths
 async def test_exact_ignores_white_space_and_case_only_if_told():
     assert [await Exact()(task(answer=3), each) for each in (" 3\n", "3.0")] == [1.0, 0.0]
     assert [await Exact(ignore_case=flag)(task(answer="Ja"), "JA") for flag in (False, True)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "reward"),
+    [
+        ("Ja", "<think>Nein?</think>\n\nJa", 1.0),
+        ("Ja", "Nein?\n</think>\nJa", 1.0),
+        ("Ja", "<think>Ja</think>Nein", 0.0),
+        ("Ja", "<think>Ja", 0.0),
+        ("Ja", "So <answer>Nein</answer> or <answer>\nJa</answer>", 1.0),
+        ("Ja", "So <answer>\nJa\n", 1.0),
+        ("Ja", "<answer>Ja</answer>, as <answer> is the tag", 1.0),
+        ("<think>Nein?</think>Ja", "Ja", 1.0),
+        ("<answer>Ja</answer>", "<answer>Ja</answer>", 1.0),
+        ("<answer>Ja</answer>", "Nein", 0.0),
+    ],
+)
+async def test_exact_compares_what_was_said_and_not_what_was_thought(expected: str, answer: str, reward: float):
+    assert await Exact()(task(answer=expected), answer) == reward
 
 
 @pytest.mark.parametrize("reward", [Exact(), MathEquivalence()], ids=["exact", "math"])
