@@ -134,7 +134,8 @@ def front(predictions: Sequence[Prediction]) -> list[int]:
         place
         for place, each in enumerate(predictions)
         if not any(
-            speed_of(other) > speed_of(each) * (1 + SAME) and _staleness(other) <= each.staleness_mean.high for other in predictions
+            speed_of(other) > speed_of(each) * (1 + SAME) and _staleness(other) <= each.staleness_mean.high
+            for other in predictions
         )
     ]
     order = sorted(worth, key=lambda place: (_staleness(predictions[place]), -speed_of(predictions[place])))

@@ -260,7 +260,10 @@ def test_other_weights_and_other_adapters_are_refused(folder, tmp_path):
     assert (kind, "of another model: frozen_weights " in text) == ("CheckpointMismatch", True)
     (((kind, text, _),),) = ranks_of(rank_side.loads, folder, [target], lora=FEW)
     assert kind == "CheckpointMismatch"
-    assert "(this run: rank 3, alpha 5, q_proj up_proj v_proj); resume with the model, learner.dtype, learner.lora, algorithm" in text
+    assert (
+        "(this run: rank 3, alpha 5, q_proj up_proj v_proj); resume with the model, learner.dtype, learner.lora, algorithm"
+        in text
+    )
     (((kind, text, _),),) = ranks_of(rank_side.loads, folder, [target])
     assert (kind, "(this run: none)" in text) == ("CheckpointMismatch", True)
 
