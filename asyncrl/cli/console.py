@@ -63,8 +63,12 @@ class PatientConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Of COLUMNS=0, which shells in editors set, rich would make lines without room for anything.
-        self.width, self.height = self.width or _WIDTH, self.height or _HEIGHT
+        # Of COLUMNS=0, which shells in editors set, rich would make lines without room for anything. A size that is set is kept
+        # from then on, so that of a terminal is not: it changes with its window.
+        if not self.width:
+            self.width = _WIDTH
+        if not self.height:
+            self.height = _HEIGHT
         self.is_interactive = self.is_interactive and (bool(options.get("force_terminal")) or self._can_go_back())
         self.push_render_hook(_Harmless(self))
 

@@ -97,3 +97,13 @@ def test_a_size_of_0_by_0_is_none(monkeypatch):
     assert (console.width, console.height) == (80, 25)
     console.print(_table())
     assert "gone" in console.file.getvalue()
+
+
+def test_the_size_follows_the_terminals_window(monkeypatch):
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    console = PatientConsole(file=io.StringIO())
+    for columns, lines in ((100, 30), (60, 20)):
+        monkeypatch.setattr(os, "get_terminal_size", lambda _, now=os.terminal_size((columns, lines)): now)
+        assert (console.width, console.height) == (columns, lines)
