@@ -196,9 +196,10 @@ def _check_configs(name: str, overrides: list[str]) -> None:
         source = next((each for each in loader.get_sources() if each.is_config(config.config_path)), None)
         if source is None:
             continue
-        refuse_misread_numbers(Path(source.path) / f"{config.config_path}.yaml")
+        file = f"{config.config_path.removesuffix('.yaml')}.yaml"  # a defaults list may name it either way
+        refuse_misread_numbers(Path(source.path) / file)
         if config.package in ("", None) and "hydra" in source.load_config(config.config_path).config:
-            problem = f"{config.config_path}.yaml has a section of settings for Hydra itself"
+            problem = f"{file} has a section of settings for Hydra itself"
             raise RecipeError("hydra", problem, _NOT_A_HYDRA_APPLICATION)
 
 

@@ -324,6 +324,12 @@ def test_what_yaml_reads_as_a_person_does_is_taken(write, written):
     compose(write("mine.yaml", f"defaults: [quickstart, _self_]\nenvironment:\n  options: {{limit: {written}}}\n"))
 
 
+@pytest.mark.parametrize("named", ["base", "base.yaml"])
+def test_a_config_may_be_extended_with_its_ending(write, named):
+    write("base.yaml", "defaults: [quickstart, _self_]\nsteps: 7\n")
+    assert compose(write("mine.yaml", f"defaults: [{named}, _self_]\n")).steps == 7
+
+
 def test_the_folder_of_a_run_is_no_recipe_and_the_one_in_it_is(write, tmp_path):
     inside = write("runs/mine/recipe.yaml", "defaults: [quickstart, _self_]\nsteps: 7\n")
     error = refused(str(tmp_path / "runs" / "mine"))
