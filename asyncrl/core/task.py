@@ -39,11 +39,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _own(value: Any) -> Any:
-    """Return what JSON holds with dictionaries and lists of its own."""
-    match value:
-        case dict():
-            return {name: _own(part) for name, part in value.items()}
-        case list():
-            return [_own(part) for part in value]
-        case _:
-            return value
+    """Return what JSON holds with dictionaries and lists of its own. It is made for each episode, so a text costs no call."""
+    if isinstance(value, dict):
+        return {name: _own(part) if isinstance(part, (dict, list)) else part for name, part in value.items()}
+    return [_own(part) if isinstance(part, (dict, list)) else part for part in value]

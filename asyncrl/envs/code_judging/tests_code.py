@@ -45,8 +45,11 @@ def _is_here(name: str) -> bool:
 def _does_nothing(statement: ast.stmt) -> bool:
     """Whether a statement only defines, imports or writes out a value, or is run by a program alone."""
     match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return not statement.decorator_list
+        case ast.FunctionDef(args=takes) | ast.AsyncFunctionDef(args=takes):
+            defaults = [*takes.defaults, *(each for each in takes.kw_defaults if each is not None)]
+            return not statement.decorator_list and all(map(_is_written_out, defaults))
+        case ast.ClassDef(body=body):  # which is run where it stands
+            return not statement.decorator_list and all(map(_does_nothing, body))
         case ast.Import() | ast.ImportFrom() | ast.Pass():
             return True
         case ast.Assign(value=value) | ast.Expr(value=value):

@@ -18,6 +18,7 @@ from asyncrl.envs.builtin.python import Python
 from asyncrl.envs.code_judging.answer import serve
 from asyncrl.envs.code_judging.plain import Channel, Ended, pack, unpack
 from asyncrl.envs.code_judging.remote import Answer, Remote, Unjudgeable
+from asyncrl.envs.code_judging.tests_code import why_no_test
 from asyncrl.envs.rewards import CodeTests
 from asyncrl.envs.sandbox.messages import Choice
 from asyncrl.envs.sandbox.sandbox import Sandbox
@@ -213,3 +214,15 @@ async def test_an_answer_is_judged_with_packages_too():
         async with asyncio.timeout(60):
             assert await environment.reward(Task(id=TaskId("t"), prompt="?"), "def twice(x): return x * 2") == 1.0
             assert await environment.reward(Task(id=TaskId("t"), prompt="?"), "def twice(x): return x * 3") == 0.0
+
+
+@pytest.mark.parametrize(
+    "tests", ["class Checked:\n    assert add(1, 2) == 3", "def check(found=add(1, 2)): pass", "def check(*, found=add(1, 2)): pass"]
+)
+def test_what_is_run_where_it_is_defined_tests_something(tests):
+    assert not why_no_test(tests)
+
+
+@pytest.mark.parametrize("tests", ["class Known:\n    sums = {3}\n    def check(self): pass", "def check(most=1e-6, *, kind): pass"])
+def test_what_is_only_defined_tests_nothing(tests):
+    assert "they check nothing: they only define" in why_no_test(tests)
