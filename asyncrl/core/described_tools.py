@@ -81,7 +81,7 @@ def _schema(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
         return schema | {"type": "object", "properties": schema.get("properties") or {}}
     properties: dict[str, Any] = {}
     required = []
-    for name, argument in parameters.items():
+    for name, argument in _without_nulls(parameters).items():
         if not isinstance(argument, Mapping):
             raise ValueError(f"tool {tool!r} with parameter {name!r}: {short(argument)}; give a JSON schema of type object")
         named = argument.get("type")
@@ -101,6 +101,8 @@ def _with_json_types(schema: Mapping[str, Any], tool: str) -> dict[str, Any]:
     """
     own = {key: value for key, value in schema.items() if value is not None or key in _MAY_BE_NULL}
     named, properties = own.get("type"), own.get("properties", {})
+    if isinstance(properties, Mapping):
+        properties = _without_nulls(properties)
     known = {
         "type": named is None or isinstance(named, str) or _are_texts(named),
         "required": _are_texts(own.get("required", [])),
@@ -118,11 +120,16 @@ def _with_json_types(schema: Mapping[str, Any], tool: str) -> dict[str, Any]:
     for key in _CHOICES:
         if isinstance(own.get(key), list):
             own[key] = [_with_json_types(each, tool) if isinstance(each, Mapping) else each for each in own[key]]
-    if properties:
+    if "properties" in own:
         own["properties"] = {
             name: _with_json_types(each, tool) if isinstance(each, Mapping) else each for name, each in properties.items()
         }
     return own
+
+
+def _without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a tool has: in a table, a null stands for those that only other tools have."""
+    return {name: each for name, each in arguments.items() if each is not None}
 
 
 def _are_texts(value: object) -> bool:

@@ -104,6 +104,6 @@ def test_the_size_follows_the_terminals_window(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     console = PatientConsole(file=io.StringIO())
-    for columns, lines in ((100, 30), (60, 20)):
-        monkeypatch.setattr(os, "get_terminal_size", lambda _, now=os.terminal_size((columns, lines)): now)
-        assert (console.width, console.height) == (columns, lines)
+    for now in map(os.terminal_size, ((100, 30), (60, 20))):
+        monkeypatch.setattr(os, "get_terminal_size", lambda _, now=now: now)
+        assert (console.width, console.height) == now

@@ -79,6 +79,16 @@ def test_nulls_of_a_schema_say_nothing():
     assert schema(a={"type": None}) == {"type": "object", "properties": {"a": {}}, "required": ["a"]}
 
 
+def test_an_argument_that_is_null_is_one_of_other_tools_of_a_table():
+    own = {"a": {"type": "str"}, "b": None}
+    expected = {"a": {"type": "string"}}
+    assert schema(**own) == {"type": "object", "properties": expected, "required": ["a"]}
+    assert schema(type="object", properties=own)["properties"] == expected
+    within = schema(type="object", properties={"c": {"type": "object", "properties": own}})
+    assert within["properties"]["c"]["properties"] == expected
+    assert schema(type="object", properties={"b": None})["properties"] == {}
+
+
 def test_types_within_choices_are_those_of_schemas():
     made = schema(type="object", properties={"a": {"anyOf": [{"type": "float"}, {"type": "null"}, True]}})
     assert made["properties"] == {"a": {"anyOf": [{"type": "number"}, {"type": "null"}, True]}}

@@ -222,8 +222,7 @@ def _played(function: Callable[[Any], Any], task: str) -> int:
         result = function(json.load(file))
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
-    if _is_number(result):
-        result = result.item()
+    result = _plain(result)
     if result is None:
         return 0
     if isinstance(result, str):
@@ -240,16 +239,20 @@ def _played(function: Callable[[Any], Any], task: str) -> int:
     return 0
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number of numpy or torch, or an array of one."""
-    return callable(getattr(value, "item", None))
+def _plain(value: Any) -> Any:
+    """Return Python's own of a number of numpy or torch, or of an array of one; any other value as it is."""
+    try:
+        return value.item()
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # the last two are of arrays of several
+        return value
 
 
 def _number(value: Any) -> Any:
     """Return the number that one of numpy or torch is; raises ``TypeError`` if it is none."""
-    if not _is_number(value):
+    number = _plain(value)
+    if number is value:
         raise TypeError(f"the agent's function returned {value!r:.200} in its dict, which must hold texts and numbers")
-    return value.item()
+    return number
 
 
 def _without_ours(raised: TracebackType | None) -> TracebackType | None:

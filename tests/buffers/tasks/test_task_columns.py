@@ -307,3 +307,12 @@ def test_tools_are_shown_where_that_is_said_and_else_it_is_said_that_they_are_no
     text = write(tmp_path, "jsonl", [{"prompt": "a", "tools": json.dumps(tools)}])
     assert "if it is JSON, say so (json: [tools])" in refused(text, columns={"tools": "tools"}).problem
     assert only(text, columns={"tools": "tools"}, json=["tools"]).tools == task.tools
+
+
+@KINDS
+def test_the_tools_of_a_row_may_have_other_arguments_than_each_other(tmp_path, kind):
+    """In a table each has all arguments of the others, as nulls."""
+    schemas = [{"type": "object", "properties": {name: {"type": "string"}}, "required": [name]} for name in ("city", "stock")]
+    tools = [{"name": f"f{number}", "description": "d", "parameters": each} for number, each in enumerate(schemas)]
+    task = only(write(tmp_path, kind, [{"prompt": "a", "tools": tools}]), columns={"tools": "tools"})
+    assert [tool.parameters for tool in task.tools] == schemas

@@ -217,12 +217,15 @@ async def test_an_answer_is_judged_with_packages_too():
 
 
 @pytest.mark.parametrize(
-    "tests", ["class Checked:\n    assert add(1, 2) == 3", "def check(found=add(1, 2)): pass", "def check(*, found=add(1, 2)): pass"]
+    "tests",
+    ["class Checked:\n    assert add(1, 2) == 3", "def check(found=add(1, 2)): pass", "def check(*, found=add(1, 2)): pass"],
 )
 def test_what_is_run_where_it_is_defined_tests_something(tests):
     assert not why_no_test(tests)
 
 
-@pytest.mark.parametrize("tests", ["class Known:\n    sums = {3}\n    def check(self): pass", "def check(most=1e-6, *, kind): pass"])
+@pytest.mark.parametrize(
+    "tests", ["class Known:\n    sums = {3}\n    def check(self): pass", "def check(most=1e-6, *, kind): pass"]
+)
 def test_what_is_only_defined_tests_nothing(tests):
     assert "they check nothing: they only define" in why_no_test(tests)

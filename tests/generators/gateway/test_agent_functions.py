@@ -130,13 +130,15 @@ def solve(task):
         ("def solve(task): sys.exit('no luck')", "exit status 1.*\n?no luck"),
         ("def solve(task): os.kill(os.getpid(), 9)", "exit status 137 without a word"),
         ("def solve(task): ask('x'); return [1]", "(?s)returned \\[1\\]; it must return an answer"),
+        ("def solve(task): import numpy; ask('x'); return numpy.ones(2)", "(?s)returned array.*it must return an answer"),
+        ("def solve(task): import numpy; ask('x'); return {'reward': numpy.ones(2)}", "(?s)returned array.* in its dict, which"),
         ("def solve(task): ask('x'); return {'reward': {1}}", "(?s)returned \\{1\\} in its dict, which must hold texts and"),
         ("def solve(task): ask('x'); return float('nan')", "(?s)ValueError.*not JSON compliant"),
         ("def solve(task): ask('x'); return {'points': 1}", "result file is not what it must be.*points"),
         ("def solve(task): return 1.0", "ended without having asked for a turn"),
         ("def solve(task): ask('x')", "nobody gave a reward"),
     ],
-    ids=["raises", "exits", "killed", "list", "set", "nan", "unknown key", "no turn", "no reward"],
+    ids=["raises", "exits", "killed", "list", "array", "array in dict", "set", "nan", "unknown key", "no turn", "no reward"],
 )
 async def test_what_a_function_does_wrong_is_told_by_name(
     protocols, tmp_path: Path, monkeypatch, code: str, problem: str
