@@ -168,11 +168,11 @@ def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequen
     """Note how a run was launched, with tags and a note of the user's; a resumed run keeps what it has.
 
     Raises:
-        RecipeError: a tag is none, or the folder cannot be written to.
+        RecipeError: a tag is none, what the run has cannot be read, or the folder cannot be written to.
     """
     from asyncrl.run.folder.labels import Labels
 
-    known = Labels.read(folder.labels)
+    known = Labels.read_to_change(folder.labels)
     if known.recipe or known.overrides:
         recipe, overrides = known.recipe, (*known.overrides, *overrides)
     labels = Labels(recipe, tuple(overrides), known.tags, note or known.note).with_tags(tags)

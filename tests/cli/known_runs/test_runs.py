@@ -15,7 +15,9 @@ from made_summary import SUMMARY
 from terminal import terminal
 
 import asyncrl
+from asyncrl.cli.launch import label
 from asyncrl.cli.main import main
+from asyncrl.core.errors import RecipeError
 from asyncrl.run.folder.labels import Labels
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.stopping import holds
@@ -192,6 +194,8 @@ def test_labels_that_cannot_be_read_are_not_overwritten(make, capsys, content):
     run.labels.write_bytes(content)
     assert main(["tag", str(run.path), "good"]) == 2
     assert f"cannot read '{run.labels}', whose labels would be lost" in capsys.readouterr().err
+    with pytest.raises(RecipeError, match="whose labels would be lost"):  # a run that is resumed
+        label(run, "", ["steps=90"], ["again"], "")
     assert run.labels.read_bytes() == content
     run.labels.rename(run.path / "moved away")
     assert main(["tag", str(run.path), "good"]) == 0
