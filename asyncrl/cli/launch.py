@@ -16,7 +16,7 @@ from asyncrl.cli.console import say
 from asyncrl.cli.jobs.options import add_job_options, is_job, run_job
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.text import as_the_program_names
+from asyncrl.core.text import as_the_program_names, without_passwords
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +175,7 @@ def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequen
     known = Labels.read_to_change(folder.labels)
     if known.recipe or known.overrides:
         recipe, overrides = known.recipe, (*known.overrides, *overrides)
-    labels = Labels(recipe, tuple(overrides), known.tags, note or known.note).with_tags(tags)
+    labels = Labels(recipe, tuple(map(without_passwords, overrides)), known.tags, note or known.note).with_tags(tags)
     try:
         labels.write(folder.labels)
     except OSError as error:
@@ -277,7 +277,7 @@ def _show(recipe: Recipe, plan: Plan, asked: Sequence[str], console: Console) ->
     from asyncrl.run.dry_run.plan_view import plan_view
     from asyncrl.run.folder.config_yaml import resolved_yaml
 
-    console.print(resolved_yaml(recipe), markup=False, soft_wrap=True)
+    console.print(without_passwords(resolved_yaml(recipe)), markup=False, soft_wrap=True)
     console.print(plan_view(plan, recipe))
     if (sentence := expected(recipe, asked)) is not None:
         console.print(Text(sentence[0].upper() + sentence[1:]), soft_wrap=True)

@@ -11,6 +11,20 @@ _COPY = re.compile(r"\bgiven_[0-9a-f]{12}:")
 """A module of what a program gave; :mod:`asyncrl.core.plug_ins.given_code` names them."""
 
 
+_PASSWORD = re.compile(
+    r"(\b[A-Za-z][A-Za-z0-9+.-]*://[^:/@?#\s'\"]*:)[^@\s'\"]+(?=@)|([?&](?:password|passwd|pwd|sslpassword)=)[^&\s'\"]+"
+)
+"""The password in an address, as SQLAlchemy reads it: before the host, or among what databases are told after it."""
+
+
+def without_passwords(text: str) -> str:
+    """Return ``text`` with ``***`` for each password in an address, as in ``postgresql://ann:***@host/db``.
+
+    MLflow takes the password of a database nowhere else, so ``tracking.uri`` may hold one, which is not to be shown.
+    """
+    return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}***", text)
+
+
 def short(value: object) -> str:
     """Return ``value`` as Python writes it, cut to 60 characters."""
     text = repr(value)

@@ -1,9 +1,10 @@
 """The run in MLflow that those of a sweep's points are nested in: its parameters say what was swept, its status how it ended."""
 
 from asyncrl.core.recipe.schema import TrackingConfig
+from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.metric_names import parameter_name
-from asyncrl.run.tracking.mlflow_store import experiment_of, keep_mlflow_quiet, only_one_makes
+from asyncrl.run.tracking.mlflow_store import errors_of_mlflow, experiment_of, keep_mlflow_quiet, only_one_makes
 from asyncrl.run.tracking.tracker import TrackingFailed
 from asyncrl.sweeps.sweep import Sweep
 from asyncrl.sweeps.sweep_folder import SweepFolder
@@ -24,12 +25,10 @@ class TrackedSweep:
 
     def __init__(self, folder: SweepFolder, sweep: Sweep, tracking: TrackingConfig) -> None:
         keep_mlflow_quiet()
-        from mlflow.exceptions import MlflowException
-
         self._uri = tracking.uri or f"sqlite:///{folder.path / 'mlflow.db'}"
         try:
             self._begin(folder, sweep, tracking.experiment)
-        except (MlflowException, OSError) as error:
+        except errors_of_mlflow() as error:
             raise self._failed(error) from error
 
     def _begin(self, folder: SweepFolder, sweep: Sweep, experiment: str) -> None:
@@ -62,12 +61,11 @@ class TrackedSweep:
         Raises:
             TrackingFailed: MLflow cannot be reached.
         """
-        from mlflow.exceptions import MlflowException
-
         try:
             self._client.set_terminated(self._run_id, status)
-        except (MlflowException, OSError) as error:
+        except errors_of_mlflow() as error:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> TrackingFailed:
-        return TrackingFailed(f"MLflow at {self._uri}: {str(error).partition(chr(10))[0]}; check that it can be reached")
+        problem = without_passwords(f"MLflow at {self._uri}: {str(error).partition(chr(10))[0]}")
+        return TrackingFailed(f"{problem}; check that it can be reached")

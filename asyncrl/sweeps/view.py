@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.core.text import without_passwords
 from asyncrl.run.measures.summary import Summary
 from asyncrl.sweeps.comparison import compare, sentences, with_interval
 from asyncrl.sweeps.sweep import Sweep
@@ -22,7 +23,8 @@ def points_view(sweep: Sweep) -> RenderableType:
         table.add_column(column, overflow="fold")
     for number, point in enumerate(sweep.points, 1):
         setting = sweep.settings[point.setting]
-        table.add_row(str(number), Text(setting.name), str(point.seed), Text(" ".join((*sweep.fixed, *setting.overrides))))
+        changes = " ".join((*sweep.fixed, *setting.overrides))
+        table.add_row(str(number), Text(setting.name), str(point.seed), Text(without_passwords(changes)))
     return table
 
 

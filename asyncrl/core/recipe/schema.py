@@ -151,6 +151,8 @@ class TrackingConfig(Section, frozen=True):
     Attributes:
         uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share. A server's
             credentials stand in the environment: ``MLFLOW_TRACKING_USERNAME`` and ``..._PASSWORD``, or ``MLFLOW_TRACKING_TOKEN``.
+            A database's password in it stands in the run's ``recipe.yaml`` too, from which a resume takes it; nowhere else is it
+            shown. Rather have the client find it, as PostgreSQL's does by ``PGPASSWORD`` or in ``~/.pgpass``.
         experiment: MLflow experiment name.
         trajectories: which episodes are kept in ``RUN/trajectories``; docs/reference/trajectories.md describes the files. Some
             of them are logged as MLflow traces, too.

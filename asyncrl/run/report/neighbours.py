@@ -11,9 +11,8 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.flatten import flatten
 from asyncrl.run.measures.run_list import RunRow, launched, row_of, run_folders, sorted_rows
-from asyncrl.run.report.run_record import RunRecord, read_recipe
+from asyncrl.run.report.run_record import RunRecord, read_recipe, recipe_to_show
 
 MOST = 8
 """How many neighbours are shown."""
@@ -51,7 +50,7 @@ def neighbours(run: RunRecord) -> list[Neighbour]:
     rows, found = [row_of(folder)], dict[str, tuple[str, ...]]()
     for each in sorted((each for each in there if each != folder), key=_launched, reverse=True):
         try:
-            recipe = {key: str(value) for key, value in flatten(read_recipe(each / "recipe.yaml"))}
+            recipe = recipe_to_show(read_recipe(each / "recipe.yaml"))
             rows.append(row_of(each))
         except (RecipeError, OSError):
             continue

@@ -14,6 +14,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import TrackingConfig
+from asyncrl.core.text import without_passwords
 from asyncrl.core.tuning.moves import Judged
 from asyncrl.episodes.reader import EpisodeReader
 from asyncrl.run.folder.run_folder import RunFolder
@@ -27,7 +28,7 @@ class RunRecord:
     """One run.
 
     Attributes:
-        recipe: every key of the resolved recipe, and its value as text.
+        recipe: every key of the resolved recipe, and its value as text; see :func:`recipe_to_show`.
         summary: how it ended; None if it has not, or was killed.
         metrics: every metric, by name.
         episodes: reads the kept episodes; None if there are none.
@@ -43,7 +44,7 @@ class RunRecord:
         self.name = self.folder.path.name
         self.missing: list[str] = []
         recipe = read_recipe(self.folder.recipe)
-        self.recipe = {key: str(value) for key, value in flatten(recipe)}
+        self.recipe = recipe_to_show(recipe)
         self.summary = self._ended()
         self.metrics = self._metrics(recipe)
         self.episodes = self._episodes()
@@ -69,8 +70,11 @@ class RunRecord:
         except RecipeError as error:
             self.missing.append(f"It is shown without metrics: {error}.")
             return {}
-        if not found:
+        if not found and self.summary is None:
             self.missing.append("It has tracked no metrics yet.")
+        elif not found:
+            known = "it has no metrics in MLflow" if self.folder.tracked_as.is_file() else "its file mlflow-run, which names them, is gone"
+            self.missing.append(f"It is shown without metrics: {known}.")
         return found
 
     def _episodes(self) -> EpisodeReader | None:
@@ -85,6 +89,11 @@ def tracking_of(recipe: Mapping[str, Any]) -> TrackingConfig:
     """Return the section ``tracking``, with the keys that this version knows: the run may have been made by another."""
     section = recipe.get("tracking", {})
     return TrackingConfig(**{name: section[name] for name in ("uri", "experiment") if name in section})
+
+
+def recipe_to_show(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Return every key of a resolved recipe with its value as text, in which no address has a password."""
+    return {key: without_passwords(str(value)) for key, value in flatten(recipe)}
 
 
 def read_recipe(file: Path) -> dict[str, Any]:

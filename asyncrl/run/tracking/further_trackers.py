@@ -18,6 +18,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
+from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.declared_metrics import metric_called
 from asyncrl.run.measures.summary import Status
@@ -148,6 +149,7 @@ class WeightsAndBiases:
         import wandb
 
         module: Any = wandb
+        shown = msgspec.structs.replace(recipe.tracking, uri=without_passwords(recipe.tracking.uri))
         mode = os.environ.get("WANDB_MODE") or _mode(str(module.Settings().base_url))
         self._run: Any = module.init(
             project=recipe.tracking.experiment,
@@ -156,7 +158,7 @@ class WeightsAndBiases:
             resume="allow",
             dir=str(folder.path),
             mode=mode,
-            config=msgspec.to_builtins(recipe),
+            config=msgspec.to_builtins(msgspec.structs.replace(recipe, tracking=shown)),
             settings=module.Settings(silent=True, console="off"),
         )
         # Evaluations come after later training steps, so steps are not in order, which W&B's own step would have to be.

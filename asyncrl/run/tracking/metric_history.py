@@ -7,8 +7,9 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import TrackingConfig
+from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.tracking.mlflow_store import keep_mlflow_quiet
+from asyncrl.run.tracking.mlflow_store import errors_of_mlflow, keep_mlflow_quiet
 from asyncrl.run.tracking.tracker import tracking_uri
 from asyncrl.run.tracking.tracking_check import CREDENTIALS, sqlite_file, wants_credentials
 
@@ -39,7 +40,6 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig, wanted: Collecti
         raise RecipeError("tracking.uri", f"the metrics of {folder.path.name} are not in {database}, which is gone", _REMEDY)
     keep_mlflow_quiet()
     from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
 
     try:
         client = MlflowClient(uri)
@@ -47,9 +47,9 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig, wanted: Collecti
         names = client.get_run(run_id).data.metrics
         chosen = [name for name in sorted(names) if wanted is None or name in wanted]
         return {name: _series({m.step: m.value for m in client.get_metric_history(run_id, name)}) for name in chosen}
-    except (MlflowException, OSError) as error:
+    except errors_of_mlflow() as error:
         first_line = str(error).partition("\n")[0]
-        problem = f"cannot read the metrics of {folder.path.name} at {uri}: {first_line}"
+        problem = without_passwords(f"cannot read the metrics of {folder.path.name} at {uri}: {first_line}")
         raise RecipeError("tracking.uri", problem, CREDENTIALS if wants_credentials(first_line) else _REMEDY) from error
 
 

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.storage.address import is_address
+from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.tracking.tracking_check import sqlite_file
 
 if TYPE_CHECKING:
@@ -55,6 +58,34 @@ def nested_in(folder: Path) -> dict[str, str]:
         return {_PARENT: (folder / TRACKED_AS).read_text(encoding="utf-8")}
     except OSError:
         return {}
+
+
+def original_of(folder: RunFolder, recipe: Recipe, tracked: str) -> Path | None:
+    """Return the folder whose copy ``folder`` is: it is another one, and tracked as the same run; None if there is none.
+
+    Of a run in an object store, the same machine may have several folders, one after the other.
+
+    Args:
+        tracked: the name of the run in MLflow, that of the folder in which it began.
+    """
+    if is_address(recipe.run_dir) or recipe.checkpoint.dir is not None:
+        return None
+    began_in = (folder.launched_in or Path()) / recipe.run_dir
+    with contextlib.suppress(OSError, ValueError):
+        for parent in dict.fromkeys((folder.path.parent, began_in)):
+            other = parent / tracked
+            if (other / TRACKED_AS).is_file() and not other.samefile(folder.path):
+                return other if (other / TRACKED_AS).read_bytes() == folder.tracked_as.read_bytes() else None
+    return None
+
+
+def errors_of_mlflow() -> tuple[type[Exception], ...]:
+    """What MLflow raises where it cannot read or write: its own, and those of what it reaches a database by, if that is missing,
+    too. Takes MLflow's import."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError, ImportError, OSError
 
 
 def keep_mlflow_quiet() -> None:

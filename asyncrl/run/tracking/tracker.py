@@ -23,6 +23,7 @@ from asyncrl.core.files.file_errors import explained, naming
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe, TrackingConfig
+from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder.run_folder import RunFolder
@@ -31,7 +32,7 @@ from asyncrl.run.measures.metric_names import parameter_name
 from asyncrl.run.measures.metrics import REWARD
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.tracking.further_trackers import FurtherTracker, make_further_tracker
-from asyncrl.run.tracking.mlflow_store import experiment_of, keep_mlflow_quiet, nested_in, only_one_makes
+from asyncrl.run.tracking.mlflow_store import experiment_of, keep_mlflow_quiet, nested_in, only_one_makes, original_of
 from asyncrl.run.tracking.opentelemetry_spans import NAME as OPENTELEMETRY
 from asyncrl.run.tracking.opentelemetry_spans import OpenTelemetrySpans
 from asyncrl.run.tracking.paced_traces import PacedTraces
@@ -102,6 +103,7 @@ class Tracker:
     def __init__(self, recipe: Recipe, folder: RunFolder) -> None:
         self._recipe, self._folder = recipe, folder
         self.uri = tracking_uri(recipe.tracking, folder)
+        self._shown_uri = without_passwords(self.uri)
         self._records: queue.Queue[_Record] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
         self._further: list[tuple[str, FurtherTracker]] = []
@@ -145,7 +147,7 @@ class Tracker:
         if self._thread.is_alive():
             called, waiting = self._called, self._records.qsize()
             if called == _MLFLOW:
-                remedy = f"{waiting} records are not in {self.uri}; check that it can be reached"
+                remedy = f"{waiting} records are not in {self._shown_uri}; check that it can be reached"
             else:
                 remedy = f"{waiting} records wait behind it; check that it can be reached, or take it out of tracking.also"
             raise DeadlineExceeded("the run", f"{called} to take in the last records", seconds, remedy)
@@ -157,7 +159,7 @@ class Tracker:
             self._records.put_nowait(record)
         except queue.Full:
             raise TrackingFailed(
-                f"{QUEUE_LENGTH} records wait for {self.uri}; check that it can be reached, or leave tracking.uri empty"
+                f"{QUEUE_LENGTH} records wait for {self._shown_uri}; check that it can be reached, or leave tracking.uri empty"
             ) from None
 
     def _raise_failure(self) -> None:
@@ -172,10 +174,10 @@ class Tracker:
             remedy = "check tracking.uri, or leave it empty to track beside the run folder"
             if not self._recipe.tracking.uri:
                 remedy = f"put {self._folder.database} back as it was, or {elsewhere(self._folder)}"
-            said = _first_said(failure)
+            said = without_passwords(_first_said(failure))
             if wants_credentials(said):
                 remedy = CREDENTIALS
-            problem = f"MLflow at {self.uri}: {said}; {remedy}"
+            problem = f"MLflow at {self._shown_uri}: {said}; {remedy}"
         raise TrackingFailed(problem) from failure
 
     def _work(self) -> None:
@@ -258,7 +260,7 @@ class Tracker:
                 if not locked and (self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES)):
                     raise
                 if not failed:
-                    what = f"other users of {self.uri}" if locked else "room on the disk"
+                    what = f"other users of {self._shown_uri}" if locked else "room on the disk"
                     logger.warning("tracking waits for %s: %s", what, str(error).partition("\n")[0])
                 failed += 1
                 time.sleep(POLL_S)
@@ -280,17 +282,21 @@ class Tracker:
         return False
 
     def _has_run(self, client: "MlflowClient") -> bool:
-        """Whether the run is known where it is tracked now; a resume may name another place than before."""
+        """Whether the run is known where it is tracked now, as this run: a resume may name another place than before, and a copy
+        of a run has the id of another."""
         from mlflow.exceptions import MlflowException
 
         try:
-            self._with_room(partial(client.get_run, self._folder.read_tracked_as()))
+            run = self._with_room(partial(client.get_run, self._folder.read_tracked_as()))
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            logger.warning("%s does not know the run that %s names: tracking begins anew", self.uri, self._folder.tracked_as)
+            logger.warning("%s does not know the run that %s names: tracking begins anew", self._shown_uri, self._folder.tracked_as)
             return False
-        return True
+        original = original_of(self._folder, self._recipe, run.info.run_name or "")
+        if original is not None:
+            logger.warning("%s is a copy of %s, which has its metrics so far: tracking begins anew", self._folder.path, original)
+        return original is None
 
     def _go_on(self, client: "MlflowClient") -> str:
         """Go on with the MLflow run that a resumed run had, and return its id."""
@@ -305,11 +311,13 @@ class Tracker:
         experiment = self._with_room(partial(experiment_of, client, self._recipe.tracking.experiment, self.uri))
         tags = nested_in(self._folder.path.parent)
         run = self._with_room(partial(client.create_run, experiment, tags=tags, run_name=self._folder.path.name))
-        parameters = [Param(parameter_name(key), str(value)) for key, value in flatten(msgspec.to_builtins(self._recipe))]
+        values = flatten(msgspec.to_builtins(self._recipe))
+        parameters = [Param(parameter_name(key), without_passwords(str(value))) for key, value in values]
         run_id: str = run.info.run_id
         for chunk in _chunks(parameters, PARAMETERS_A_CALL):
             self._with_room(partial(client.log_batch, run_id, params=chunk))
-        self._with_room(partial(client.log_text, run_id, resolved_yaml(self._recipe), self._folder.recipe.name))
+        recipe = without_passwords(resolved_yaml(self._recipe))
+        self._with_room(partial(client.log_text, run_id, recipe, self._folder.recipe.name))
         self._with_room(partial(_write_text, self._folder.tracked_as, run_id))
         return run_id
 

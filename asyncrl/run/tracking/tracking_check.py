@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
+from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.run_folder import RunFolder
 
 ANSWER_S = 5.0
@@ -159,7 +160,7 @@ def _check_dialect(uri: str) -> None:
         make_url(uri).get_dialect().import_dbapi()
     except (ArgumentError, ImportError) as error:
         remedy = "install the package of that database, or name a server (http://...) or a file (sqlite:///FILE)"
-        raise RecipeError(_URI, f"MLflow cannot use {uri!r}: {error}", remedy) from error
+        raise RecipeError(_URI, without_passwords(f"MLflow cannot use {uri!r}: {error}"), remedy) from error
 
 
 def elsewhere(folder: RunFolder) -> str:

@@ -17,7 +17,7 @@ from asyncrl.core.measures.buffer_statistics import GroupState, LedgerCounts
 from asyncrl.core.measures.units import duration, percent, quantity
 from asyncrl.core.plug_ins.error_counts import CountedError
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.text import listed, pluralize
+from asyncrl.core.text import listed, pluralize, without_passwords
 from asyncrl.episodes.visible import visible
 from asyncrl.run.folder.buffer_folder import journal_of
 from asyncrl.run.folder.run_folder import RunFolder
@@ -78,7 +78,7 @@ def _store(recipe: Recipe, folder: RunFolder) -> str:
     """The address of the metrics; that of a file is relative where its path can be."""
     uri = tracking_uri(recipe.tracking, folder)
     file = uri.removeprefix(_FILE)
-    return uri if file == uri else _FILE + near(Path(file))
+    return without_passwords(uri) if file == uri else _FILE + near(Path(file))
 
 
 def near(path: Path) -> str:

@@ -116,7 +116,16 @@ def test_several_runs_show_the_changed_keys_first(run, tmp_path):
     assert "3e-05" in before
     assert "learner.weight_decay" not in before
     assert f"{other.path.name} failed:" in text
-    assert "It has tracked no metrics yet." in text
+    assert "It is shown without metrics: its file mlflow-run, which names them, is gone." in text
+
+
+def test_metrics_in_a_damaged_database_are_told_as_missing(tmp_path):
+    folder = make_run(tmp_path)
+    folder.tracked_as.write_text("0" * 32)
+    folder.database.write_bytes(b"not a database" * 100)
+    text = Checked(page_of(folder)).text
+    assert f"cannot read the metrics of {folder.path.name}" in text
+    assert "file is not a database" in text
 
 
 def test_a_run_that_has_only_begun_is_reported_with_what_is_missing(tmp_path):
@@ -156,7 +165,7 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(tmp_path, capsys)
     assert main(["report", str(folder.path)]) == ExitCode.COMPLETED
     told = capsys.readouterr().out
     assert f"Report: {folder.path / 'report.html'}" in told
-    assert "It has tracked no metrics yet." in told
+    assert "It is shown without metrics" in told
     assert main(["report", str(folder.path), "--output", str(tmp_path / "a.html")]) == ExitCode.COMPLETED
     assert (tmp_path / "a.html").read_bytes() == (folder.path / "report.html").read_bytes()
 

@@ -1,4 +1,5 @@
 import logging
+import re
 import resource
 import shutil
 import socket
@@ -26,6 +27,7 @@ from asyncrl.run.folder.disk import ROOM_BYTES
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.recipe.compose import compose
+from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.tracking import tracker as tracker_module
 from asyncrl.run.tracking.further_trackers import check_further_trackers
 from asyncrl.run.tracking.metric_history import metric_history
@@ -342,6 +344,48 @@ def test_options_of_any_name_are_parameters(beside_others):
     values = {name: value for name, value in parameters.items() if name.startswith("environment.options.")}
     assert sorted(values.values()) == ["1", "2"]
     assert any(name.startswith("environment.options.f1_5-") for name in values)
+
+
+def test_the_password_of_a_database_is_in_the_recipe_for_a_resume_and_shown_nowhere(beside_others, monkeypatch, caplog):
+    database = f"sqlite:///{beside_others / 'mlflow.db'}"
+    given, shown = "tracking.uri=postgresql://ann:s3cret@host/db", "postgresql://ann:***@host/db"
+    recipe, folder = make(beside_others, given)
+    monkeypatch.setattr(tracker_module, "tracking_uri", lambda config, folder: database)
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    tracker.finish(Status.COMPLETED, seconds=120)
+
+    from mlflow import MlflowClient
+
+    run = MlflowClient(database).get_run(folder.read_tracked_as())
+    assert run.data.params["tracking.uri"] == shown
+    (kept,) = (beside_others / "mlflow-artifacts").rglob("recipe.yaml")
+    assert shown in kept.read_text()
+    assert compose(str(folder.recipe)) == recipe
+    assert RunRecord(folder.path).recipe["tracking.uri"] == shown
+    monkeypatch.undo()
+    broken = Tracker(recipe, folder)  # its package is missing
+    broken.start()
+    with pytest.raises(TrackingFailed, match=re.escape(shown)) as failed:
+        broken.finish(Status.COMPLETED, seconds=60)
+    assert "s3cret" not in f"{failed.value} {caplog.text}"
+    with pytest.raises(RecipeError, match=re.escape(shown)):
+        metric_history(folder, recipe.tracking)
+
+
+def test_a_copy_of_a_run_is_tracked_anew_and_the_metrics_of_both_do_not_mix(beside_others):
+    recipe, folder = make(beside_others, f"tracking.uri=sqlite:///{beside_others / 'mlflow.db'}")
+    assert track(folder, 1) == 0
+    beside = RunFolder(shutil.copytree(folder.path, folder.path.with_name("experiment")))
+    elsewhere = RunFolder(shutil.copytree(folder.path, beside_others / "elsewhere" / folder.path.name))
+    for copy in (beside, elsewhere):
+        assert track(copy, 2, f"{copy.path} is a copy of {folder.path}") == 0
+        assert track(copy, 3) == 0
+        assert metric_history(copy, recipe.tracking)["reward/mean"].steps == (2, 3)
+    assert track(folder, 7) == 0
+    moved = RunFolder(folder.path.rename(beside_others / "moved"))
+    assert track(moved, 8) == 0
+    assert metric_history(moved, recipe.tracking)["reward/mean"].steps == (1, 7, 8)
 
 
 def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):

@@ -26,6 +26,7 @@ def tracked_at(tmp_path, uri: str):
         ("metrics", "'metrics' is a folder"),
         ("file:///tmp/metrics", "is a folder"),
         ("unheard://of", "MLflow cannot use 'unheard://of'"),
+        ("unheard://me:secret@of/db", r"MLflow cannot use 'unheard://me:\*\*\*@of/db'"),
     ],
 )
 def test_an_address_at_which_nothing_can_be_tracked_is_refused(tmp_path, uri, refusal) -> None:
