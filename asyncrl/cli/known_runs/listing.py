@@ -80,12 +80,12 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """List the runs that were asked for."""
     import msgspec
 
-    from asyncrl.run.measures.run_list import has_value, row_of, run_folders, sorted_rows
+    from asyncrl.run.measures.run_list import row_of, run_folders, sorted_rows, with_value
 
     found = (place for folder in arguments.folders or [Path("runs")] for place in run_folders(folder))
     places = list({place.resolve(): place for place in found}.values())  # a folder may be named twice, or be a link
     for key, value in arguments.where:
-        places = [place for place in places if has_value(place, key, value)]
+        places = with_value(places, key, value)
     rows = [row for row in map(row_of, places) if _is_chosen(row, arguments)]
     shown = sorted_rows(rows, arguments.sort)[: arguments.limit]
     if arguments.json:

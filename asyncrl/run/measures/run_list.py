@@ -1,8 +1,9 @@
 """What the run folders below a folder hold, a row for each; read from small files, so that thousands are listed in a moment."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,39 @@ def row_of(place: Path) -> RunRow:
     )
 
 
-def has_value(place: Path, key: str, value: Any) -> bool:
-    """Whether the recipe of the run in a folder has this value at a dotted key."""
+def with_value(places: Sequence[Path], key: str, value: Any) -> list[Path]:
+    """Return the run folders whose recipe has this value at a dotted key; recipes that cannot be read have none.
+
+    Raises:
+        RecipeError: there are recipes, and none has the key.
+    """
+    chosen, keys = list[Path](), set[str]()
+    for place in places:
+        values = dict(_sections_and_values(_recipe(place)))
+        keys |= values.keys()
+        if key in values and values[key] == value:
+            chosen.append(place)
+    if keys and key not in keys:
+        near = get_close_matches(key, keys, n=1)
+        remedy = f"did you mean `{near[0]}`?" if near else "name one that a run's recipe.yaml has, such as learner.lr"
+        raise RecipeError("--where", f"no recipe of these runs has the key {key!r}", remedy)
+    return chosen
+
+
+def _recipe(place: Path) -> Mapping[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         found: Any = yaml.load((place / "recipe.yaml").read_bytes(), Loader=loader)
     except (OSError, yaml.YAMLError):
-        return False
-    for part in key.split("."):
-        if not isinstance(found, dict) or part not in found:
-            return False
-        found = found[part]
-    return bool(found == value)
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _sections_and_values(section: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        yield f"{place}{name}", value
+        if isinstance(value, Mapping):
+            yield from _sections_and_values(value, f"{place}{name}.")
 
 
 def sorted_rows(rows: Sequence[RunRow], by: str) -> list[RunRow]:

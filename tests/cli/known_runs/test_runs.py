@@ -178,6 +178,13 @@ def test_a_value_that_is_none_is_a_usage_error(capsys):
     assert "'[' is no value in YAML" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("key", "remedy"), [("lerner.lr", "did you mean `learner.lr`?"), ("x.y.z", "name one that a run's")])
+def test_a_key_that_no_recipe_has_is_refused_rather_than_found_in_no_run(make, capsys, key, remedy):
+    make("done")
+    assert main(["runs", "--where", f"{key}=1e-4"]) == 2
+    assert f"no recipe of these runs has the key {key!r}; {remedy}" in " ".join(capsys.readouterr().err.split())
+
+
 def test_labels_are_added_taken_away_and_kept(make, capsys):
     run = make("labelled", "steps=3")
     assert main(["tag", str(run.path), "good", "v1.2", "good", "--note", "a baseline"]) == 0
