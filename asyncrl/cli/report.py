@@ -36,12 +36,13 @@ def add_command(commands: Commands) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Read the runs, and write the page."""
     from asyncrl.run.report.page import report_page
-    from asyncrl.run.report.run_record import RunRecord
+    from asyncrl.run.report.run_record import RunRecord, name_apart
     from asyncrl.sweeps.sweep_folder import SweepFolder
 
     if any(map(SweepFolder.is_one, arguments.folders)):
         return _report_sweep(arguments, console)
     runs = list({record.folder.path: record for record in map(RunRecord, arguments.folders)}.values())  # each once
+    name_apart(runs)
     output: Path = arguments.output or runs[0].folder.path / "report.html"
     _write(report_page(runs), output)
     for record in runs:

@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """List the runs that were asked for."""
     import msgspec
 
+    from asyncrl.episodes.visible import visible_json
     from asyncrl.run.measures.run_list import row_of, run_folders, sorted_rows, with_value
 
     found = (place for folder in arguments.folders or [Path("runs")] for place in run_folders(folder))
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     shown = sorted_rows(rows, arguments.sort)[: arguments.limit]
     if arguments.json:
         for row in shown:
-            console.out(msgspec.json.encode(row).decode(), highlight=False)
+            console.out(visible_json(msgspec.json.encode(row).decode()), highlight=False)
     else:
         if not console.is_terminal:
             console = PatientConsole(width=PIPE_WIDTH)
@@ -103,6 +104,7 @@ def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from rich.text import Text
 
     from asyncrl.core.files.file_errors import explained
+    from asyncrl.episodes.visible import visible
     from asyncrl.run.folder.labels import Labels
     from asyncrl.run.folder.run_folder import RunFolder
 
@@ -116,8 +118,8 @@ def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
             labels.write(folder.labels)
         except OSError as error:
             raise RecipeError("", explained(error), "label it as a user who may write there") from error
-    console.print(Text(f"tags: {', '.join(labels.tags) or 'none'}"))
-    console.print(Text(f"note: {labels.note or 'none'}"), soft_wrap=True)
+    console.print(Text(f"tags: {visible(', '.join(labels.tags)) or 'none'}"))
+    console.print(Text(f"note: {visible(labels.note) or 'none'}"), soft_wrap=True)
     return ExitCode.COMPLETED
 
 
@@ -133,6 +135,7 @@ def _table(rows: Sequence[RunRow], narrow: bool) -> Table:
     from rich.text import Text
 
     from asyncrl.core.measures.units import percent
+    from asyncrl.episodes.visible import visible
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", no_wrap=not narrow, overflow="fold")
@@ -147,7 +150,7 @@ def _table(rows: Sequence[RunRow], narrow: bool) -> Table:
         changes = [as_the_program_names(each) for each in (recipe, *row.changed)]
         changed = "  ".join(each for each in changes if each and not each.endswith(_SILENT) and not each.startswith("run_dir="))
         labels = "  ".join((*(f"#{tag}" for tag in row.tags), *filter(None, [row.note])))
-        name, further = Text(row.name), [Text(changed, "dim"), Text(labels)]
+        name, further = Text(visible(row.name)), [Text(visible(changed), "dim"), Text(visible(labels))]
         if narrow:
             name, further = Text("\n").join([name, *filter(None, further)]), []
         figures = (done, _figure(row.reward), _figure(row.evaluation))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class RunRecord:
     """One run.
 
     Attributes:
+        name: that of its folder; see :func:`name_apart`.
         recipe: every key of the resolved recipe, and its value as text; see :func:`recipe_to_show`.
         summary: how it ended; None if it has not, or was killed.
         metrics: every metric, by name.
@@ -83,6 +84,17 @@ class RunRecord:
         except RecipeError as error:
             self.missing.append(f"It is shown without episodes: {error}.")
             return None
+
+
+def name_apart(runs: Sequence[RunRecord]) -> None:
+    """Put as many of the folders above them before the names of runs as tell those of one name apart."""
+    for record in runs:
+        if alike := [each.folder.path for each in runs if each is not record and each.folder.path.name == record.folder.path.name]:
+            parts = record.folder.path.parts
+            record.name = next(
+                name for many in range(2, len(parts) + 1)
+                if not any(each.parts[-many:] == parts[-many:] for each in alike) and (name := "/".join(parts[-many:]))
+            )
 
 
 def tracking_of(recipe: Mapping[str, Any]) -> TrackingConfig:

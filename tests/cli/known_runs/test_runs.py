@@ -195,6 +195,17 @@ def test_labels_are_added_taken_away_and_kept(make, capsys):
     assert "'two words' is no tag" in capsys.readouterr().err
 
 
+def test_whatever_labels_hold_is_shown_and_does_nothing_to_the_terminal(make, capsys):
+    run = make("hostile")
+    Labels("quickstart", ("a=\x1b[31mred",), ("b\x1b[2J",), "c\u202ed [bold]größe").write(run.labels)
+    for command in (["runs"], ["runs", "--json"], ["tag", str(run.path)]):
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert "\x1b" not in said
+        assert "\u202e" not in said
+        assert "[bold]größe" in said
+
+
 @pytest.mark.parametrize("content", [b'{"tags": ["paper",], "note": "by hand"}', b"", b"null", b"\xff"])
 def test_labels_that_cannot_be_read_are_not_overwritten(make, capsys, content):
     run = make("labelled")

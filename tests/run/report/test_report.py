@@ -1,4 +1,5 @@
 import re
+import shutil
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -168,6 +169,18 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(tmp_path, capsys)
     assert "It is shown without metrics" in told
     assert main(["report", str(folder.path), "--output", str(tmp_path / "a.html")]) == ExitCode.COMPLETED
     assert (tmp_path / "a.html").read_bytes() == (folder.path / "report.html").read_bytes()
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folders_above_them(tmp_path, capsys):
+    first = make_run(tmp_path / "a" / "runs")
+    for place in ("b", "c/runs"):
+        shutil.copytree(first.path, tmp_path / place / first.path.name)
+    folders = [str(tmp_path / place / first.path.name) for place in ("a/runs", "b", "c/runs")]
+    assert main(["report", *folders, "--output", str(tmp_path / "page.html")]) == ExitCode.COMPLETED
+    names = [f"a/runs/{first.path.name}", f"b/{first.path.name}", f"c/runs/{first.path.name}"]
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "without metrics" in line] == names
+    text = Checked((tmp_path / "page.html").read_text()).text
+    assert all(name in text for name in names)
 
 
 def test_the_command_refuses_what_is_no_run_and_names_a_damaged_file(tmp_path, capsys):
