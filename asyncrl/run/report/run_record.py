@@ -74,7 +74,11 @@ class RunRecord:
         if not found and self.summary is None:
             self.missing.append("It has tracked no metrics yet.")
         elif not found:
-            known = "it has no metrics in MLflow" if self.folder.tracked_as.is_file() else "its file mlflow-run, which names them, is gone"
+            known = (
+                "it has no metrics in MLflow"
+                if self.folder.tracked_as.is_file()
+                else "its file mlflow-run, which names them, is gone"
+            )
             self.missing.append(f"It is shown without metrics: {known}.")
         return found
 
@@ -89,10 +93,13 @@ class RunRecord:
 def name_apart(runs: Sequence[RunRecord]) -> None:
     """Put as many of the folders above them before the names of runs as tell those of one name apart."""
     for record in runs:
-        if alike := [each.folder.path for each in runs if each is not record and each.folder.path.name == record.folder.path.name]:
+        if alike := [
+            each.folder.path for each in runs if each is not record and each.folder.path.name == record.folder.path.name
+        ]:
             parts = record.folder.path.parts
             record.name = next(
-                name for many in range(2, len(parts) + 1)
+                name
+                for many in range(2, len(parts) + 1)
                 if not any(each.parts[-many:] == parts[-many:] for each in alike) and (name := "/".join(parts[-many:]))
             )
 

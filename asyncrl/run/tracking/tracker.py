@@ -291,7 +291,9 @@ class Tracker:
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            logger.warning("%s does not know the run that %s names: tracking begins anew", self._shown_uri, self._folder.tracked_as)
+            logger.warning(
+                "%s does not know the run that %s names: tracking begins anew", self._shown_uri, self._folder.tracked_as
+            )
             return False
         original = original_of(self._folder, self._recipe, run.info.run_name or "")
         if original is not None:
