@@ -49,7 +49,8 @@ def stored_versions(storage: Storage) -> list[PolicyVersion]:
 def upload(storage: Storage, folder: Path, version: PolicyVersion, meanwhile: Callable[[], None]) -> None:
     """Write the checkpoint of ``version`` in ``folder`` to the store, its manifest last.
 
-    The run may remove the checkpoint meanwhile: its files are held by links of their own.
+    The run may remove the checkpoint meanwhile: its files are held by links of their own. One of this version that is there is of
+    steps that the run has done again, and is replaced.
 
     Args:
         meanwhile: called now and then; it must not raise.
@@ -64,6 +65,7 @@ def upload(storage: Storage, folder: Path, version: PolicyVersion, meanwhile: Ca
     try:
         for part in (checkpoint, journal_copy_of(checkpoint)):
             shutil.copytree(part, held / part.name, copy_function=_hold)
+        storage.remove(f"{FOLDER}/{checkpoint.name}{_MANIFEST}")
         storage.put(f"{FOLDER}/{checkpoint.name}{_TOTALS}", checkpoint.with_suffix(_TOTALS))
         files = sorted(path for path in held.rglob("*") if path.is_file())
         names = (f"{FOLDER}/{path.relative_to(held).as_posix()}" for path in files)
@@ -82,14 +84,18 @@ def _hold(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def prune(storage: Storage, keep: int) -> None:
-    """Remove all but the newest ``keep`` whole checkpoints, and what killed uploads of older ones have left."""
+def prune(storage: Storage, keep: int, newest: PolicyVersion | None = None) -> None:
+    """Remove all but the newest ``keep`` whole checkpoints, and what killed uploads of older ones have left.
+
+    Args:
+        newest: the run's newest checkpoint, if it is whole in the store: those after it are of steps that the run does again.
+    """
     names = storage.listing(FOLDER)
-    whole = sorted(stored_versions(storage))
+    whole = sorted(version for version in stored_versions(storage) if newest is None or version <= newest)
     kept = whole[-keep:]
     there = {version for name in names if (version := _version_in(name)) is not None}
     for version in sorted(there - set(kept)):
-        if kept and version > kept[-1]:
+        if newest is None and kept and version > kept[-1]:
             continue  # it is being uploaded, or will be again
         stem = checkpoints.path_of(Path(FOLDER), version).as_posix()
         storage.remove(f"{stem}{_MANIFEST}")

@@ -21,6 +21,7 @@ from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.storage.errors import StorageError
 from asyncrl.core.storage.storage import Storage
+from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.storage import stored_checkpoints
 from asyncrl.run.storage.driver_mark import BEAT_S, Driver, RunTakenOver
@@ -69,6 +70,8 @@ class Upload:
         self._known: dict[str, tuple[int, int]] = {}
         """Size and time of each file as it was uploaded."""
         self._whole: set[PolicyVersion] = set()
+        self._begun_with = frozenset(checkpoints.versions(folder.checkpoints))
+        """What the run folder has: others in the store are of steps that the run does again."""
         self._listed = False
         self._database_due = 0.0
         self._doing, self._since, self._stuck = "", 0.0, False
@@ -189,7 +192,7 @@ class Upload:
     def _look_at_store(self) -> None:
         """Find out what a run that is resumed has uploaded before."""
         if self._wanted.checkpoints:
-            self._whole = set(stored_checkpoints.stored_versions(self._storage))
+            self._whole = set(self._begun_with).intersection(stored_checkpoints.stored_versions(self._storage))
             stored_checkpoints.prune(self._storage, self._keep)
         there = self._storage.listing(EPISODES)
         for name, file in self._files():
@@ -210,7 +213,7 @@ class Upload:
                 continue
             self._driver.mark()
             self._whole.add(version)
-            stored_checkpoints.prune(self._storage, self._keep)
+            stored_checkpoints.prune(self._storage, self._keep, None if version in self._begun_with else version)
             self._whole = set(sorted(self._whole)[-self._keep :])
             logger.info("the checkpoint of version %d is whole at %s", version, self.address)
         for file in stored_checkpoints.totals_changed(folder, self._whole).values():

@@ -173,6 +173,28 @@ def test_older_checkpoints_are_removed_and_what_a_killed_upload_left(store: Obje
     assert there == {"version-000006"}
 
 
+@pytest.mark.parametrize(("lost", "done_again"), [((8,), 8), ((6, 8), 6)])
+def test_a_checkpoint_of_steps_that_are_done_again_replaces_those_before(
+    store: ObjectStore, bucket: str, lost: tuple[PolicyVersion, ...], done_again: PolicyVersion
+):
+    """A run whose newest checkpoints were moved away, as a refused resume asks for, goes on from an older one."""
+    run = StoredRun(f"{bucket}/runs", steps=8, versions=(2, 4, 6, 8))
+    at = uploaded(run)
+    for version in lost:
+        path = checkpoints.path_of(run.folder.checkpoints, version)
+        shutil.rmtree(path)
+        shutil.rmtree(journal_copy_of(path))
+    assert uploaded(run) == at
+    assert "checkpoints/version-000008.manifest.json" in store.names(at)  # it has no newer one yet
+    uploads = Uploads(run.recipe, run.folder, Notes())
+    run.checkpoint(done_again)
+    (checkpoints.path_of(run.folder.checkpoints, done_again) / "done").write_text("again")
+    uploads.start()
+    uploads.finish(SOON_S)
+    assert store.content(f"{at}/checkpoints/version-{done_again:06d}/done") == b"again"
+    assert max(name for name in store.names(at) if name.endswith(".manifest.json")).endswith(f"{done_again:06d}.manifest.json")
+
+
 def test_a_store_that_is_down_costs_nothing_but_time(store: ObjectStore, bucket: str):
     run, notes = StoredRun(f"{bucket}/runs", steps=4, versions=(2, 4)), Notes()
     uploads = Uploads(run.recipe, run.folder, notes)
