@@ -99,15 +99,13 @@ def _passes(code: types.CodeType, names: dict[str, Any]) -> bool:
 
 def _returns(answer: Answer, call: str, expected: Any) -> bool:
     try:
-        return bool(_as_in_tasks(json.loads(json.dumps(answer.request("evaluate", call)))) == expected)
+        given = json.dumps(answer.request("evaluate", call))
+        return bool(json.loads(given, parse_int=_as_in_tasks) == expected)
     except (Ended, Exception):  # noqa: BLE001 - the answer's, or a value that JSON does not have
         return False
 
 
-def _as_in_tasks(value: Any) -> Any:
-    """Return a value of JSON as tasks have it: integers of more than 64 bits are texts there."""
-    if isinstance(value, int) and not _LEAST <= value <= _MOST:
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _as_in_tasks(each) for key, each in value.items()}
-    return [_as_in_tasks(each) for each in value] if isinstance(value, list) else value
+def _as_in_tasks(digits: str) -> int | str:
+    """Return an integer of JSON as tasks have it: one of more than 64 bits is a text there."""
+    value = int(digits)
+    return value if _LEAST <= value <= _MOST else digits
