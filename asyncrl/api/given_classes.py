@@ -66,7 +66,7 @@ def written(recipe: RecipeLike, overrides: Overrides, changes: Mapping[str, Any]
     Raises:
         RecipeError: something cannot stand in a recipe, or cannot leave this process.
     """
-    given = dict(_given("", recipe)) | dict(_given("", changes)) | dict(_given("", overrides))
+    given = [each for part in (recipe, changes, overrides) for each in _given("", part)]
     with tempfile.TemporaryDirectory(prefix="asyncrl-given-") as folder:
         names = _names(given, Path(folder))
         texts = (*override_texts(changes, names), *override_texts(overrides, names))
@@ -89,19 +89,29 @@ def _given(place: str, value: object) -> Iterator[tuple[str, type | FunctionType
             yield from _given(f"{place}.{name}" if place else name, getattr(value, name))
 
 
-def _names(given: Mapping[str, type | FunctionType], folder: Path) -> dict[int, str]:
-    """Return the names of classes and functions by their ids; a module is written for those that nobody could import."""
+def _names(given: Sequence[tuple[str, type | FunctionType]], folder: Path) -> dict[int, str]:
+    """Return the names of classes and functions by their ids; a module is written for those that nobody could import.
+
+    Raises:
+        RecipeError: one has no name, or two have the same, by which the run would take one for the other.
+    """
     if not given:
         return {}
     from asyncrl.core.plug_ins.given_code import importable_name, module_of, write_module
 
-    names = {id(each): name for each in given.values() if (name := importable_name(each)) is not None}
-    copied = {place: each for place, each in given.items() if id(each) not in names}
+    names = {id(each): name for _, each in given if (name := importable_name(each)) is not None}
+    copied: dict[str, tuple[str, type | FunctionType]] = {}
+    for place, each in given:
+        if id(each) in names:
+            continue
+        if not each.__name__.isidentifier():
+            raise RecipeError(place, "a lambda has no name", "give a function that is made with `def`")
+        other_place, other = copied.setdefault(each.__name__, (place, each))
+        if other is not each:
+            problem = f"{short(each)} is called {each.__name__!r}, as is what {other_place} has"
+            raise RecipeError(place, problem, "give one of them another name; of a function that another one makes, set __name__")
     if copied:
-        for place, each in copied.items():
-            if not each.__name__.isidentifier():
-                raise RecipeError(place, "a lambda has no name", "give a function that is made with `def`")
-        module, text = module_of(copied)
+        module, text = module_of(list(copied.values()))
         write_module(module, text, folder)
-        names |= {id(each): f"{module}:{each.__name__}" for each in copied.values()}
+        names |= {id(each): f"{module}:{name}" for name, (_, each) in copied.items()}
     return names

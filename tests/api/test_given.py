@@ -150,6 +150,39 @@ def test_what_cannot_be_given_is_refused_with_its_key(given: dict[str, object], 
         asyncrl.launch("quickstart", **given)
 
 
+def test_two_of_one_name_are_refused_since_one_would_be_taken_for_the_other():
+    def made(factor):
+        def inner(*arguments):
+            return factor
+
+        return inner
+
+    one, other = made(1), made(2)
+    problem = "learner.schedule.name: .* is called 'inner', as is what algorithm.loss.name has; give one of them another name"
+    with pytest.raises(asyncrl.RecipeError, match=problem):
+        asyncrl.launch("quickstart", loss=one, schedule=other)
+    other.__name__ = "outer"
+    with written("quickstart", {}, changes_for(None, one, other)) as given:
+        (file,) = Path(given.code).iterdir()
+        assert f"algorithm.loss.name='{file.stem}:inner'" in given.overrides
+        assert f"learner.schedule.name='{file.stem}:outer'" in given.overrides
+    with written("quickstart", {}, changes_for(None, one, one)) as given:
+        assert len(given.overrides) == 6
+
+
+def test_a_class_may_take_the_place_of_another_that_the_recipe_has():
+    class Before(Calculator):
+        pass
+
+    class Local(Calculator):
+        pass
+
+    with written({"environment": {"name": Before}}, {}, changes_for(Local, None, None)) as given:
+        (file,) = Path(given.code).iterdir()
+        assert f"name: {file.stem}:Before" in Path(given.recipe).read_text()
+        assert f"environment.name='{file.stem}:Local'" in given.overrides
+
+
 def test_a_loss_takes_the_place_of_all_that_the_recipe_says_of_one(tmp_path: Path):
     base = {"defaults": ["quickstart", "_self_"], "algorithm": {"loss": {"kind": "ppo_clip", "clip_low": 0.1}}}
 

@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar
@@ -52,28 +52,28 @@ def importable_name(given: type | FunctionType) -> str | None:
         return None
 
 
-def module_of(given: Mapping[str, type | FunctionType]) -> tuple[str, str]:
+def module_of(given: Sequence[tuple[str, type | FunctionType]]) -> tuple[str, str]:
     """Return the name and the text of a module that holds what is given.
 
     Args:
-        given: classes and functions, each under the recipe key that is to blame if it cannot be copied.
+        given: classes and functions of different names, each after the recipe key that is to blame if it cannot be copied.
 
     Raises:
         RecipeError: something refers to what cannot leave this process, or to too much.
     """
     try:
-        pickled = _pickled({each.__name__: each for each in given.values()})
+        pickled = _pickled({each.__name__: each for _, each in given})
     except RecipeError:
         raise
     except Exception as error:  # whatever the objects raise that it refers to
-        for place, each in given.items():
+        for place, each in given:
             _refuse_if_stuck(place, each)
         raise RecipeError("", f"what was given cannot be copied: {describe_error(error)}", "give what can be pickled") from error
     if len(pickled) > MOST_BYTES:
         problem = f"what was given refers to {len(pickled) >> 20} MiB of data, and {MOST_BYTES >> 20} MiB are allowed"
-        raise RecipeError(next(iter(given)), problem, "read large data from a file, in share() or __init__")
+        raise RecipeError(given[0][0], problem, "read large data from a file, in share() or __init__")
     return f"{_PREFIX}{hashlib.sha256(pickled).hexdigest()[:12]}", _TEXT.format(
-        names=", ".join(each.__name__ for each in given.values()), pickled=base64.b85encode(pickled).decode()
+        names=", ".join(each.__name__ for _, each in given), pickled=base64.b85encode(pickled).decode()
     )
 
 
