@@ -56,7 +56,7 @@ def add_command(commands: Commands) -> None:
         "--from",
         dest="runs",
         metavar="RUN",
-        type=run_here,
+        type=_run_or_change,
         nargs="+",
         default=[],
         help="folders of runs, and files of episodes: kept trajectories (.parquet) or conversations (.jsonl, .parquet)",
@@ -65,6 +65,11 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("--steps", metavar="A[:B]", type=steps_of, help="only what was trained in these steps of the runs")
     parser.add_argument("--top-reward", metavar="N", type=count, help="only the N best episodes of each group")
     parser.add_argument("--least-reward", metavar="R", type=float, help="only episodes with at least this reward")
+
+
+def _run_or_change(text: str) -> Path | str:
+    """What follows ``--from``: a run, or a change of the recipe, which stays as it was written."""
+    return text if "=" in text and not Path(text).exists() else run_here(text)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -126,8 +131,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Offline, RunFolder | None, Of
     if arguments.recipe is None or not arguments.runs:
         raise RecipeError("--from", "a recipe and what to train from are needed", "name both, or a run to --resume")
     first, last = arguments.steps or (1, None)
-    named = [Path(word) for word in arguments.runs if "=" not in str(word) or Path(word).exists()]
-    overrides = [*arguments.overrides, *(str(word) for word in arguments.runs if word not in named)]
+    named = [word for word in arguments.runs if isinstance(word, Path)]
+    overrides = [*arguments.overrides, *(word for word in arguments.runs if isinstance(word, str))]
     best = Best(arguments.top_reward, arguments.least_reward)
     recipe = compose(arguments.recipe, overrides)
     return Offline(recipe=recipe, runs=tuple(named), first=first, last=last, best=best), None, None

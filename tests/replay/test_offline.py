@@ -11,6 +11,8 @@ from made_run import make_run, small_recipe
 from mlflow import MlflowClient
 from rich.console import Console
 
+from asyncrl.cli.main import command_line
+from asyncrl.cli.train_offline import _asked
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
@@ -197,6 +199,13 @@ def test_one_process_trains_in_a_folder_at_a_time(recorded: RunFolder, tmp_path:
     with folder.driven(), view, pytest.raises(RecipeError, match="is still running"):
         train_offline(asked, groups, folder, view)
     assert not folder.steps.exists()
+
+
+def test_changes_after_the_runs_are_taken_as_they_were_written():
+    words = ["--from", "runs/one", "tracking.uri=sqlite:////a/b.db", "environment.options.note=a/./b/", "runs/other"]
+    asked, *_ = _asked(command_line("train-offline").parse_args(["train-offline", "quickstart", *words]))
+    assert asked.runs == (Path("runs/one"), Path("runs/other"))
+    assert (asked.recipe.tracking.uri, asked.recipe.environment.options["note"]) == ("sqlite:////a/b.db", "a/./b/")
 
 
 def test_what_a_run_was_begun_with_is_kept_and_other_episodes_are_refused(recorded: RunFolder, tmp_path: Path):
