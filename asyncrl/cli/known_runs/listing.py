@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
     found = (place for folder in arguments.folders or [Path("runs")] for place in run_folders(folder))
     places = list({place.resolve(): place for place in found}.values())  # a folder may be named twice, or be a link
-    for key, value in arguments.where:
-        places = with_value(places, key, value)
+    for key, values in arguments.where:
+        places = with_value(places, key, values)
     rows = [row for row in map(row_of, places) if _is_chosen(row, arguments)]
     shown = sorted_rows(rows, arguments.sort)[: arguments.limit]
     if arguments.json:
@@ -162,17 +162,18 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _condition(text: str) -> tuple[str, Any]:
+def _condition(text: str) -> tuple[str, tuple[Any, ...]]:
+    """A key, and the values that are meant: of YAML, which takes more for no text than recipes do, and the text itself."""
     import yaml
 
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} must be a key and its value, such as learner.lr=1e-4")
     try:
-        return key, float(value)  # YAML takes 1e-4 for a text
+        return key, (float(value), value)  # YAML takes 1e-4 for a text
     except ValueError:
         pass
     try:
-        return key, yaml.safe_load(value)
+        return key, (yaml.safe_load(value), value)
     except yaml.YAMLError as error:
         raise argparse.ArgumentTypeError(f"{value!r} is no value in YAML; put it into quotes if it is a text") from error

@@ -96,8 +96,8 @@ def row_of(place: Path) -> RunRow:
     )
 
 
-def with_value(places: Sequence[Path], key: str, value: Any) -> list[Path]:
-    """Return the run folders whose recipe has this value at a dotted key; recipes that cannot be read have none.
+def with_value(places: Sequence[Path], key: str, wanted: Sequence[Any]) -> list[Path]:
+    """Return the run folders whose recipe has one of these values at a dotted key; recipes that cannot be read have none.
 
     Raises:
         RecipeError: there are recipes, and none has the key.
@@ -106,13 +106,18 @@ def with_value(places: Sequence[Path], key: str, value: Any) -> list[Path]:
     for place in places:
         values = dict(_sections_and_values(_recipe(place)))
         keys |= values.keys()
-        if key in values and values[key] == value:
+        if key in values and any(_is(values[key], each) for each in wanted):
             chosen.append(place)
     if keys and key not in keys:
         near = get_close_matches(key, keys, n=1)
         remedy = f"did you mean `{near[0]}`?" if near else "name one that a run's recipe.yaml has, such as learner.lr"
         raise RecipeError("--where", f"no recipe of these runs has the key {key!r}", remedy)
     return chosen
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    """Whether two values are one; Python takes true for 1."""
+    return isinstance(value, bool) is isinstance(wanted, bool) and bool(value == wanted)
 
 
 def _recipe(place: Path) -> Mapping[str, Any]:

@@ -178,6 +178,27 @@ def test_a_value_that_is_none_is_a_usage_error(capsys):
     assert "'[' is no value in YAML" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "asked", "other"),
+    [
+        ("2026-11-28", "2026-11-28", "2026-11-29"),
+        ("on", "on", "off"),
+        ("'1:30'", "1:30", "90.5"),
+        ("'12'", "12", "13"),
+        ("1", "1", "true"),
+        ("1", "1.0", "false"),
+        ("true", "true", "1"),
+        ("1e-5", "1e-5", "1e-4"),
+        ("[1, 2]", "[1, 2]", "[2, 1]"),
+        ("null", "null", "0"),
+    ],
+)
+def test_a_value_is_found_as_it_was_given_to_the_run(make, capsys, given, asked, other):
+    make("done", f"environment.options.note={given}")
+    assert names(capsys, "--where", f"environment.options.note={asked}") == ["done"]
+    assert names(capsys, "--where", f"environment.options.note={other}") == []
+
+
 @pytest.mark.parametrize(("key", "remedy"), [("lerner.lr", "did you mean `learner.lr`?"), ("x.y.z", "name one that a run's")])
 def test_a_key_that_no_recipe_has_is_refused_rather_than_found_in_no_run(make, capsys, key, remedy):
     make("done")
