@@ -99,9 +99,9 @@ def settings_of(axes: Sequence[Axis]) -> tuple[Setting, ...]:
     ends = Counter(key.rpartition(".")[2] for key in keys)
     short = [end if ends[end := key.rpartition(".")[2]] == 1 else key for key in keys]
     found = []
-    for values in product(*(axis.values for axis in axes)):
-        told = " ".join(f"{key}={_unquoted(value)}" for key, value in zip(short, values, strict=True))
-        overrides = tuple(f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True))
+    for values in product(*(zip(axis.values, axis.shown, strict=True) for axis in axes)):
+        told = " ".join(f"{key}={shown}" for key, (_, shown) in zip(short, values, strict=True))
+        overrides = tuple(f"{axis.key}={value}" for axis, (value, _) in zip(axes, values, strict=True))
         found.append(Setting(name=told or "as it is", overrides=overrides))
     return tuple(found)
 
@@ -169,11 +169,7 @@ def _typed(axis: Axis, text: str) -> int | float | str:
             return dict(zip(axis.values, map(kind, axis.values), strict=True))[text]
         except ValueError:
             continue
-    return _unquoted(text)
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value.replace("\\", "")
+    return dict(zip(axis.values, axis.shown, strict=True))[text]
 
 
 def _slug(name: str) -> str:

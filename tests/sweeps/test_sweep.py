@@ -23,6 +23,24 @@ def test_keys_that_end_alike_are_named_in_full():
     assert setting.name == "learner.dtype=float32 generators.dtype=bfloat16"
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (("1", "'1'"), ["1", "'1'"]),
+        (("null", "'null'"), ["null", "'null'"]),
+        (("true", '"true"', "'x'"), ["true", '"true"', "'x'"]),
+        (("[1\\,2]", "[1,2]"), ["[1\\,2]", "[1,2]"]),
+        (("'it\\'s'", '"a\\"b"', "'c\\\\'", "d\\,e", "''"), ["it's", 'a"b', "c\\", "d,e", ""]),
+        (("{a:'b c'}", "[1,'2']"), ["{a:'b c'}", "[1,'2']"]),
+        (("1e-05", "0.5", "2"), [1e-05, 0.5, 2.0]),
+    ],
+)
+def test_values_are_those_that_were_meant_and_no_two_settings_look_alike(values: tuple[str, ...], shown: list[str | float]):
+    sweep = made_sweep(Axis("environment.options.note", values))
+    assert [sweep.values_of(number)["environment.options.note"] for number in range(len(values))] == shown
+    assert len({setting.name for setting in sweep.settings}) == len(values)
+
+
 def test_points_come_seed_by_seed_and_have_names_for_files_of_their_own():
     losses = Axis("algorithm.loss", ("{kind:ppo,clip:" + "0.2" * 40 + "}", "{kind:ppo,clip:" + "0.2" * 40 + "0}"))
     sweep = made_sweep(losses, seeds=(3, 4))

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import cache
 
 import msgspec
 from hydra.core.global_hydra import GlobalHydra
@@ -26,6 +27,12 @@ class Axis(msgspec.Struct, frozen=True):
 
     key: str
     values: tuple[str, ...]
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The values as people read them, texts without quotes; all as they are written where two would look alike."""
+        plain = tuple(map(_plain, self.values))
+        return plain if len(set(plain)) == len(plain) else self.values
 
 
 class RepeatedValue(RecipeError):
@@ -64,6 +71,12 @@ def read_axes(recipe: str, overrides: Sequence[str]) -> Varied:
     return Varied(tuple(axes.values()), tuple(text for texts in fixed.values() for text in texts))
 
 
+@cache
+def _plain(value: str) -> str:
+    meant = OverridesParser.create().parse_override(f"key={value}").value()
+    return meant if isinstance(meant, str) else value
+
+
 def _values(parsed: Override) -> tuple[str, ...]:
     key, text = parsed.key_or_group, str(parsed.input_line)
     if not parsed.is_discrete_sweep():
@@ -71,7 +84,8 @@ def _values(parsed: Override) -> tuple[str, ...]:
     options = group_options(key)
     values: list[str] = []
     swept = parsed.value()
-    for value in _range(key, text, swept) if isinstance(swept, RangeSweep) else parsed.sweep_string_iterator():
+    for given in _range(key, text, swept) if isinstance(swept, RangeSweep) else parsed.sweep_string_iterator():
+        value = given.lower() if given in ("True", "False") else given  # as recipes have it; a text has quotes
         if options and value.startswith("_"):  # Hydra's own option of every group, which glob(*) finds
             continue
         if value in values:

@@ -16,6 +16,7 @@ from asyncrl.run.recipe.sweep_axes import read_axes
         ("learner.lr=range(3e-5,0,-1e-5)", "learner.lr", ("3e-05", "2e-05", "1e-05")),
         ("seed=sort(range(3),reverse=true)", "seed", ("2", "1", "0")),
         ("steps=choice(1,2)", "steps", ("1", "2")),
+        ("environment.keep_traffic=true,False", "environment.keep_traffic", ("true", "false")),
         ("steps=sort(3,1,2)", "steps", ("1", "2", "3")),
         ("+pace=glob(*)", "+pace", ("synchronous",)),
         ("algorithm.loss={kind:ppo},{kind:dppo}", "algorithm.loss", ("{kind:ppo}", "{kind:dppo}")),
