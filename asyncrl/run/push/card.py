@@ -82,7 +82,7 @@ def make_card(model: EvaluatedModel, hub_id: str) -> Card:
     passing = recipe.get("evaluation", {}).get("passing_reward", _PASSING)
     with in_launch_directory(run.folder):
         of_hub = tuple(path for path in _paths(recipe) if is_hub_id(path) and is_commit(parts(path)[1]))
-    beside, after = beside_training(run, passing), afterwards(model)
+    beside, after = beside_training(run, passing), afterwards(model, recipe)
     facts = _Facts(hub_id, model, run, recipe, beside, after, picture is not None, of_hub)
     missing = list(run.missing)
     if after is None and not (beside and beside[-1].version == model.version and beside[-1].scores):

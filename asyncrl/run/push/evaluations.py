@@ -4,11 +4,14 @@ What always holds: an interval is given only where every episode that it is abou
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_formats import UnknownFormat
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind
@@ -17,7 +20,7 @@ from asyncrl.run.evaluation.summary import EvaluationSummary, ModelScores
 from asyncrl.run.measures import metrics
 from asyncrl.run.measures.scores import Scores, score
 from asyncrl.run.measures.summary import Status
-from asyncrl.run.report.run_record import RunRecord
+from asyncrl.run.report.run_record import RunRecord, read_recipe
 
 _SAME = 1e-6
 """Means of the same episodes differ by no more than this."""
@@ -76,11 +79,15 @@ class Afterwards(msgspec.Struct, frozen=True):
     models: tuple[ModelScores, ...]
 
 
-def afterwards(model: EvaluatedModel) -> Afterwards | None:
-    """Return the newest evaluation beside the run's folder that has scored this model; None if there is none.
+def afterwards(model: EvaluatedModel, recipe: Mapping[str, Any]) -> Afterwards | None:
+    """Return the newest evaluation beside the run's folder that has scored this model on the run's own held-out tasks.
 
     Args:
         model: a version of a run.
+        recipe: the run's resolved recipe.
+
+    Returns:
+        None if there is none: that of another environment, or of other tasks, says nothing here.
     """
     assert model.run is not None
     own = _within(model.path, model.run.name)
@@ -93,9 +100,25 @@ def afterwards(model: EvaluatedModel) -> Afterwards | None:
             continue  # it is still being played, or of another release: another one may do
         of_run = tuple(each for each in summary.models if _within(Path(each.path), model.run.name))
         this = [each for each in of_run if _within(Path(each.path), model.run.name) == own and each.version == model.version]
-        if this and summary.status is Status.COMPLETED:
+        if this and summary.status is Status.COMPLETED and _held_out(file.parent / Path(this[0].folder).name) == _tasks(recipe):
             return Afterwards(summary, of_run)
     return None
+
+
+def _held_out(evaluated: Path) -> tuple[object, ...] | None:
+    """What a model of an evaluation has played; None if its folder does not say."""
+    try:
+        return _tasks(read_recipe(evaluated / "recipe.yaml"))
+    except RecipeError:
+        return None
+
+
+def _tasks(recipe: Mapping[str, Any]) -> tuple[object, ...]:
+    """What decides which held-out tasks a recipe has, and how they are played, but for how many an environment makes."""
+    environment, tasks = recipe.get("environment"), recipe.get("tasks", {})
+    if tasks.get("kind") == "files":
+        return environment, tasks.get("evaluation")
+    return environment, recipe.get("seed")
 
 
 def _within(path: Path, run: str) -> tuple[str, ...]:

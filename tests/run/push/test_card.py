@@ -36,15 +36,16 @@ def card_of(run: RunFolder) -> ModelCard:
     return ModelCard(make_card(trained_model(run.path), "me/calc").text)
 
 
-def evaluate(run: RunFolder, *versions: int, at: Path | None = None) -> None:
-    """Leave behind what ``asyncrl evaluate`` would."""
+def evaluate(run: RunFolder, *versions: int, at: Path | None = None, changed: tuple[str, str] = ("", "")) -> None:
+    """Leave behind what ``asyncrl evaluate`` would, with a change of the run's recipe."""
+    folder = run.path.parent / f"evaluation-quickstart-{len(list(run.path.parent.glob('evaluation-*')))}"
     scores = score([[reward] * 4 for reward in REWARDS], 4, 1.0)
     models = tuple(
         ModelScores(
             model=f"version {version}",
             path=str(at or (run.model if version == 60 else run.path)),
             version=PolicyVersion(version),
-            folder="",
+            folder=str(folder / f"{version}-MODEL"),
             scores=scores,
             sources={},
             difference=None,
@@ -58,8 +59,9 @@ def evaluate(run: RunFolder, *versions: int, at: Path | None = None) -> None:
         )
         for version in versions
     )
-    folder = run.path.parent / f"evaluation-quickstart-{len(list(run.path.parent.glob('evaluation-*')))}"
-    folder.mkdir()
+    for model in models:
+        Path(model.folder).mkdir(parents=True)
+        Path(model.folder, "recipe.yaml").write_text(run.recipe.read_text().replace(*changed))
     EvaluationSummary(
         status=Status.COMPLETED,
         recipe="quickstart",
@@ -138,6 +140,20 @@ def test_evaluations_afterwards_come_first(tmp_path):
     assert "| 60 | 10 | 0.900 [" in card.text
     assert "| policy version | tasks | mean@4 | pass@1 | pass@4 |" in card.text
     assert not [each for each in made.missing if "interval" in each]
+
+
+@pytest.mark.parametrize(
+    "changed", [("name: calculator", "name: python"), ("seed: 0\n", "seed: 1\n"), ("max_turns: ", "max_turns: 1")]
+)
+def test_an_evaluation_on_other_tasks_than_the_runs_is_left_out(tmp_path, changed):
+    run = make_run(tmp_path)
+    assert changed[0] in run.recipe.read_text()
+    evaluate(run, 60, changed=changed)
+    made = make_card(trained_model(run.path), "me/calc")
+    assert ModelCard(made.text).data.eval_results[0].metric_name == "mean reward"
+    assert "`asyncrl evaluate` this run, and push again" in " ".join(made.missing)
+    evaluate(run, 60, changed=("  evaluation: 300", "  evaluation: 30"))
+    assert "mean@4" in card_of(run).text
 
 
 def test_an_evaluation_is_found_again_after_the_run_has_moved(tmp_path):
