@@ -27,10 +27,17 @@ _SEGMENT_BYTES = 1 << 30
 
 
 class FileGroups(msgspec.Struct, frozen=True):
-    """Groups in their order, and whether the log-probabilities with which they were sampled are known."""
+    """Groups in their order.
+
+    Attributes:
+        with_logprobs: whether the log-probabilities with which they were sampled are known.
+        kept, lacking: how many are of kept trajectories, and how many of these have fewer episodes than ``batch.group_size``.
+    """
 
     groups: tuple[tuple[BatchEpisode, ...], ...]
     with_logprobs: bool
+    kept: int
+    lacking: int
 
 
 def is_file_of_episodes(path: Path) -> bool:
@@ -87,6 +94,7 @@ def read_files(
             raise RecipeError("--from", f"{kept[0]} and its like hold no whole episode of these steps", "name others")
         _check_sampling(episodes, recipe, kept[0])
         groups += _grouped(episodes)
+    whole, lacking = len(groups), sum(len(group) < recipe.batch.group_size for group in groups)
     if told:
         if recipe.algorithm.uses_behaviour:
             problem = f"uses the log-probabilities with which tokens were sampled, and {told[0]} has none"
@@ -101,7 +109,7 @@ def read_files(
     if recipe.algorithm.teacher is not None and not all(_is_taught(each) for group in groups for each in group):
         problem = f"needs a teacher's log-probabilities, which {(told or kept)[0]} does not have"
         raise RecipeError("algorithm.teacher", problem, "train from what a run with a teacher has recorded, or leave it out")
-    return FileGroups(tuple(_written(groups, recipe, folder, shard)), with_logprobs=not told)
+    return FileGroups(tuple(_written(groups, recipe, folder, shard)), not told, whole, lacking)
 
 
 def _is_taught(episode: Episode) -> bool:

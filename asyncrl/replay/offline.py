@@ -86,6 +86,12 @@ def plan_offline(offline: Offline, made: Path, view: LiveView | None = None) -> 
                 "conversations have no log-probabilities, so that mismatch/*, kl/behaviour_* and correction/* of their steps say "
                 "nothing"
             )
+        if files.lacking and (offline.best.count is not None or not recipe.algorithm.loss.imitates):
+            remarks.append(
+                f"{files.lacking} of {files.kept} groups of kept trajectories have fewer episodes than batch.group_size "
+                f"{recipe.batch.group_size}: unless they were sampled so, a part of each is missing, and the rest is compared with "
+                "itself; tracking.trajectories.keep=all keeps whole groups"
+            )
     chosen = recorded.chosen(recipe, offline.best)
     return chosen, (*remarks, *_remarks(recipe, chosen))
 

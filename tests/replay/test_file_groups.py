@@ -102,6 +102,29 @@ def test_what_a_teacher_said_is_kept_and_trained(model: Path, tmp_path: Path):
         planned([tmp_path / "earlier.parquet"], model, tmp_path, "steps=1", *taught)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "overrides", "told"),
+    [
+        ((4, 4), [], None),
+        ((4, 2), [], "1 of 2 groups of kept trajectories have fewer episodes than batch.group_size 4: unless they were sampled so"),
+        ((2, 2), ["batch.group_size=2"], None),
+        ((4, 2), IMITATE, None),
+    ],
+)
+def test_groups_of_which_a_sample_was_kept_are_told(model: Path, tmp_path: Path, sizes, overrides, told: str | None):
+    files = [
+        kept_file(
+            tmp_path / f"train-{step}.parquet",
+            [make_episode(step, n, 4, 3, (1,), n % 2, temperature=1.0) for n in range(size)],
+            model,
+            step,
+        )
+        for step, size in enumerate(sizes, 1)
+    ]
+    _, remarks = planned(files, model, tmp_path, "steps=1", *overrides)
+    assert [told] * (told is not None) == [each[: len(told or "")] for each in remarks if "groups of kept trajectories" in each]
+
+
 def test_groups_of_two_files_stay_apart_and_are_trained(model: Path, tmp_path: Path):
     steps = [
         kept_file(
