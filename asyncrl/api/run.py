@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -47,6 +46,7 @@ class Run:
         self._address = str(path) if is_address(str(path)) else None
         self._folder = RunFolder.find(Path(path) if self._address is None else self._copy(weights=False))
         self._driver: Popen[str] | None = None
+        self._recipe: tuple[bytes, Recipe] | None = None
 
     def _driven_by(self, driver: Popen[str]) -> Run:
         """Have its events followed until this process ends, which says that it has begun before it drives the run."""
@@ -82,16 +82,19 @@ class Run:
         except (OSError, ValueError, RecursionError) as error:
             raise NotThere(f"{self.path} has no summary ({error}): the run has not ended, or was killed; resume it") from error
 
-    @cached_property
+    @property
     def recipe(self) -> Recipe:
-        """The resolved recipe, every key.
+        """The resolved recipe, every key, as it is now: :meth:`scale`, ``tune`` and a resume change it.
 
         Raises:
             RecipeError: its file was changed and is no valid recipe now.
         """
         from asyncrl.run.recipe.compose import compose
 
-        return compose(str(self._folder.recipe))
+        written = self._folder.recipe.read_bytes() if self._folder.recipe.is_file() else b""
+        if self._recipe is None or self._recipe[0] != written:
+            self._recipe = written, compose(str(self._folder.recipe))
+        return self._recipe[1]
 
     @property
     def model_path(self) -> Path:

@@ -412,6 +412,14 @@ def test_metrics_whose_database_is_gone_are_told_and_no_database_is_made(folder)
     assert not folder.database.exists()
 
 
+def test_the_recipe_is_the_one_that_the_run_has_now(folder):
+    run = asyncrl.Run(folder.path)
+    before = run.recipe
+    assert run.recipe is before
+    folder.keep_recipe(msgspec.structs.replace(before, steps=123))
+    assert run.recipe.steps == 123
+
+
 def test_what_a_run_does_not_have_is_told(folder, tmp_path):
     run = asyncrl.Run(folder.path)
     with pytest.raises(asyncrl.NotThere, match="has no summary"):
