@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -212,12 +213,14 @@ class Run:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Track metrics of your own beside those of a training step, as ``own/NAME``, from the first step to the run's end.
 
+        Letters, digits, spaces and ``_ - . : /`` stay; a name with others, such as ``pass@4``, is respelt.
+
         Raises:
-            RecipeError: the run is starting, has ended, or is driven on another machine.
+            RecipeError: the run is starting, has ended, or is driven on another machine; or there is no such step.
         """
         from asyncrl.run.control import log
 
-        _answered(log(self.path, step, {f"own/{name}": float(value) for name, value in values.items()}))
+        _answered(log(self.path, index(step), {f"own/{name}": float(value) for name, value in values.items()}))
 
 
 Callback = Callable[["RunEvent", Run], object]

@@ -29,6 +29,7 @@ from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint, protocol_of, signatures
 from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.metric_names import metric_name
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ BEGIN_S = 60.0
 _ANSWER_S = 60.0
 """How long a driver may take to answer. Whoever asks it imports no Ray for that, which takes seconds."""
 _LOOK_S = 0.2
+MOST_STEP = 2**31 - 1
+"""The last step that metrics may be of."""
 _ENDING = "is ending already"
 T = TypeVar("T")
 
@@ -136,10 +139,15 @@ class RunControl:
         return "ends after the training step under way" if trains else "is starting, and ends after one training step"
 
     async def log(self, step: int, values: dict[str, float]) -> None:
-        """Track metrics of whoever follows the run, also after the last step, of which they learn when it is over."""
+        """Track metrics of whoever follows the run, also after the last step, of which they learn when it is over.
+
+        Nothing of them ends the run: a name that MLflow does not take is respelt, and a step that it does not is refused.
+        """
+        if not 0 <= step <= MOST_STEP:
+            raise RecipeError("", f"{step} is no training step", f"give a whole number from 0 to {MOST_STEP:,}")
         if self._log is None:
             raise _not_now(self._folder)
-        self._log(step, values)
+        self._log(step, {metric_name(name): value for name, value in values.items()})
 
     def _changeable(self) -> Pools:
         if self._pools is None:

@@ -15,6 +15,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.control import RunControl, controlled, finish, log, scale
 from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.measures.metric_names import metric_name
 from asyncrl.run.recipe.compose import compose
 
 
@@ -152,12 +153,15 @@ async def test_whoever_follows_a_run_ends_it_early_and_adds_metrics(tmp_path: Pa
             for reason in ("good enough", "again"):
                 assert await finish(folder.path, reason) == "ends after the training step under way"
             control.end()  # whoever follows it hears of the last step after that
-            await log(folder.path, 4, {"own/twice": 2.5})
+            await log(folder.path, 4, {"own/twice": 2.5, "own/pass@4": 1.0})
+            for step in (-1, 2**31):
+                with pytest.raises(RecipeError, match="is no training step; give a whole number from 0 to 2,147,483,647"):
+                    await log(folder.path, step, {"own/twice": 2.5})
             assert await finish(folder.path, "too late") == "is ending already"
             with pytest.raises(RecipeError, match="is starting or ending"):
                 await scale(folder.path, "generators", 4)
     assert (early.reason, said) == ("good enough", ["The run ends after this training step: good enough"])
-    assert logged == [(3, {"own/twice": 1.5}), (4, {"own/twice": 2.5})]
+    assert logged == [(3, {"own/twice": 1.5}), (4, {"own/twice": 2.5, metric_name("own/pass@4"): 1.0})]
 
 
 async def test_a_run_that_is_starting_is_told_to_end_and_ends_after_a_step(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ LONGEST = 60
 """Most characters of a name."""
 
 LONGEST_PARAMETER = 250
-"""Most characters of a parameter's name, as MLflow has it."""
+"""Most characters of the name of a parameter or of a metric, as MLflow has it."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_TAKEN = re.compile(r"[\w :.-]+")
+"""What MLflow takes as a part of a metric's name."""
 
 Counts = TypeVar("Counts")
 
@@ -42,6 +44,18 @@ def parameter_name(key: str) -> str:
     if len(name) <= LONGEST_PARAMETER:
         return name
     return f"{name[: LONGEST_PARAMETER - 9]}-{zlib.crc32(key.encode()):08x}"
+
+
+def metric_name(path: str) -> str:
+    """Return the name of a metric, whose parts ``/`` divides, as MLflow takes it.
+
+    Of one that it does not take, such as ``pass@4``, each part is a :func:`safe_name`.
+    """
+    parts = path.split("/")
+    if len(path) <= LONGEST_PARAMETER and all(_TAKEN.fullmatch(part) and part.strip(".") for part in parts):
+        return path
+    name = "/".join(map(safe_name, parts))
+    return name if len(name) <= LONGEST_PARAMETER else f"{name[: LONGEST_PARAMETER - 9]}-{zlib.crc32(path.encode()):08x}"
 
 
 class FrequentNames:

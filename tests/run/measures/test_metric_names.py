@@ -1,11 +1,12 @@
 """Names that users choose become safe parts of metric names, and few."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow.utils.validation import _validate_metric_name, _validate_param_name
+from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name, _validate_param_name
 
 from asyncrl.generators.finished_episodes import OTHER, ReportedMetric
-from asyncrl.run.measures.metric_names import LONGEST, LONGEST_PARAMETER, FrequentNames, parameter_name, safe_name
+from asyncrl.run.measures.metric_names import LONGEST, LONGEST_PARAMETER, FrequentNames, metric_name, parameter_name, safe_name
 
 
 @given(st.text())
@@ -62,3 +63,27 @@ def test_a_key_of_a_recipe_is_a_parameter_s_name_that_mlflow_takes():
         _validate_param_name(name)
         assert len(name) <= LONGEST_PARAMETER
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("path", "stays"),
+    [
+        ("own/a b", True),
+        ("own/a:b/ä.c-d_", True),
+        ("own/pass@4", False),
+        ("own/x (%)", False),
+        ("own/", False),
+        ("own/a//b", False),
+        ("own/../x", False),
+        ("own/line\n", False),
+        ("own/" + "x" * 300, False),
+        ("/".join(["own", *("y" * 50,) * 9]), False),
+    ],
+)
+def test_a_metric_of_the_users_own_has_a_name_that_mlflow_takes(path: str, stays: bool):
+    name = metric_name(path)
+    assert (name == path) is stays
+    assert name.startswith("own/")
+    assert len(name) <= MAX_ENTITY_KEY_LENGTH
+    _validate_metric_name(name)
+    assert metric_name(path + "@") != name
