@@ -38,7 +38,8 @@ def evaluate(
         models: Hugging Face folders, runs or their folders, or ``tiny``.
         recipe: path or name of the recipe, or a dictionary; None for that of the first run among the models.
         overrides: changes of the recipe, e.g. ``["evaluation.temperature=1"]`` or ``{"evaluation": {"temperature": 1}}``.
-        samples: episodes of each task; by default 8, or 1 if ``evaluation.temperature`` is 0.
+        samples: episodes of each task; by default ``evaluation.samples``, and where that is null 8, or 1 if
+            ``evaluation.temperature`` is 0.
         versions: policy versions of each run; by default its newest.
 
     Raises:

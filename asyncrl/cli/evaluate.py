@@ -51,9 +51,8 @@ def add_command(commands: Commands) -> None:
     summary = "score models on held-out tasks"
     parser = command(commands, "evaluate", summary, _DESCRIPTION, run, epilog=_EXAMPLES, usage=usage)
     parser.add_argument("overrides", metavar="MODEL, RECIPE, KEY=VALUE", nargs="+", help="in any order; see above")
-    parser.add_argument(
-        "--samples", metavar="N", type=count, help="episodes of each task (default 8, or 1 if evaluation.temperature is 0)"
-    )
+    samples = "episodes of each task (default evaluation.samples; where that is null 8, or 1 if evaluation.temperature is 0)"
+    parser.add_argument("--samples", metavar="N", type=count, help=samples)
     parser.add_argument("--version", metavar="N[,N...]", type=_versions, default=(), help="policy versions of each run")
     parser.add_argument("--json", metavar="FILE", type=writable_file, help="also write the scores there")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.arguments import command, count
-from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.text import as_the_program_names
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
             console.out(visible_json(msgspec.json.encode(row).decode()), highlight=False)
     else:
         if not console.is_terminal:
-            console = PatientConsole(width=PIPE_WIDTH)
+            console.width = PIPE_WIDTH
         console.print(_table(shown, console.width < NARROW) if shown else "no such runs")
     return ExitCode.COMPLETED
 

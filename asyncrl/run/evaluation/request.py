@@ -13,7 +13,8 @@ class EvaluationRequest(msgspec.Struct, frozen=True, kw_only=True):
         recipe: path or name of the recipe; None for that of the first run among the models.
         overrides: changes of the recipe, as in ``asyncrl launch``.
         tasks: how many tasks to play, the first of each source in turn; None for all.
-        samples: episodes of each task; None for 8, or for 1 where ``evaluation.temperature`` is 0.
+        samples: episodes of each task; None for ``evaluation.samples``, and where that is null for 8, or for 1 where
+            ``evaluation.temperature`` is 0.
         versions: the policy versions of each run; empty for its newest.
     """
 

@@ -146,6 +146,15 @@ def test_runs_are_listed_sorted_and_filtered(make, driven, capsys):
     assert "there is no folder 'nowhere'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_list_that_cannot_be_written_is_a_failure(make, form):
+    make("done")
+    command = [sys.executable, "-m", "asyncrl.cli.main", "runs", *form]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (ended.returncode, "No space left on device" in ended.stderr) == (1, True)
+
+
 def test_what_an_attempt_before_the_last_one_left_is_not_how_a_run_ended(make, capsys):
     killed, stopped, foreign = make("killed"), make("stopped"), make("foreign")
     for folder in (killed, stopped):
