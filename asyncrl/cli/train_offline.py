@@ -120,8 +120,9 @@ def _asked(arguments: argparse.Namespace) -> tuple[Offline, RunFolder | None, Of
     from asyncrl.run.recipe.compose import compose
 
     if arguments.resume is not None:
-        if arguments.recipe is not None or arguments.runs:
-            raise RecipeError("--resume", "goes on with what the run was begun with", "leave recipe, keys and --from out")
+        others = (arguments.recipe, arguments.runs or None, arguments.steps, arguments.top_reward, arguments.least_reward)
+        if any(each is not None for each in others):
+            raise RecipeError("--resume", "goes on with what the run was begun with", "leave all else out")
         folder = RunFolder.find(arguments.resume)
         folder.check_not_driven()
         before = kept_request(folder)

@@ -208,6 +208,15 @@ def test_changes_after_the_runs_are_taken_as_they_were_written():
     assert (asked.recipe.tracking.uri, asked.recipe.environment.options["note"]) == ("sqlite:////a/b.db", "a/./b/")
 
 
+@pytest.mark.parametrize(
+    "further",
+    ["quickstart", "steps=9", "--from=runs/one", "--steps=1:2", "--top-reward=1", "--least-reward=0"],
+)
+def test_nothing_that_would_be_ignored_is_taken_with_a_resume(further: str):
+    with pytest.raises(RecipeError, match="goes on with what the run was begun with; leave all else out"):
+        _asked(command_line("train-offline").parse_args(["train-offline", "--resume", "runs/one", further]))
+
+
 def test_what_a_run_was_begun_with_is_kept_and_other_episodes_are_refused(recorded: RunFolder, tmp_path: Path):
     groups, _ = plan_offline(offline(recorded, tmp_path), tmp_path)
     folder = RunFolder.create(offline(recorded, tmp_path).recipe)
