@@ -99,6 +99,9 @@ def run_chat(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.serving.served_model import served_model
     from asyncrl.run.views.live_view import LiveView
 
+    if arguments.url is not None and arguments.version is not None:
+        problem = f"a server has loaded what it was started with, which need not be version {arguments.version}"
+        raise RecipeError("--version", problem, "leave out --version, or --url")
     with ExitStack() as stack:
         model = None
         if arguments.url is None:  # before there is an event loop: making the model's folder runs one of its own

@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from terminal import terminal
 
+from asyncrl.cli.main import main
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.run.serving.conversation import Conversation, Cut, Said
 from asyncrl.run.serving.server import Address
@@ -63,6 +64,11 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     threading.Thread(target=serving.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{serving.server_port}/v1", asked
     serving.shutdown()
+
+
+def test_a_version_of_a_servers_model_is_refused(capsys):
+    assert main(["chat", "mine", "--url", "http://127.0.0.1:1", "--version", "3"]) == 2
+    assert "which need not be version 3; leave out --version, or --url" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_person_sets_a_task_and_sees_the_model_use_the_tools(server, tmp_path, monkeypatch):
