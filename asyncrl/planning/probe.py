@@ -18,6 +18,7 @@ from asyncrl.core.recipe.advantage import GaeAdvantageConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.recipe.compose import quoted
 
 STEPS = 12
 """Training steps of a probe."""
@@ -48,7 +49,7 @@ def keys_of(recipe: Recipe) -> dict[str, object]:
         _KEPT: "{keep: all}",
         f"{_KEPT}.dir": "null",
         "checkpoint.dir": "null",
-        "run_dir": local_run_dir(recipe.run_dir),
+        "run_dir": quoted(str(local_run_dir(recipe.run_dir))),
     }
     if isinstance(recipe.algorithm.advantage, GaeAdvantageConfig) and recipe.algorithm.advantage.critic_warmup_steps:
         keys["algorithm.advantage.critic_warmup_steps"] = 0  # those train no policy, and so are no usual steps

@@ -18,6 +18,7 @@ from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.measures.units import duration
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.measure_file import last_step
+from asyncrl.run.recipe.compose import quoted
 from asyncrl.sweeps.sweep import Point, Sweep
 from asyncrl.sweeps.sweep_folder import PointState, SweepFolder
 
@@ -103,7 +104,7 @@ class Sweeping:
             self._note(f"{name} cannot be resumed ({self._last_line(point)}), and is run again")
         else:
             self._note(f"{name} begins")
-        await self._process(point, [str(self._folder.recipe_of(point.name)), f"run_dir={_quoted(self._folder.path)}"], device)
+        await self._process(point, [str(self._folder.recipe_of(point.name)), f"run_dir={quoted(str(self._folder.path))}"], device)
 
     async def _until_free(self, run: RunFolder, name: str) -> None:
         """Wait for the end of a run whose sweep was killed: it ends by itself."""
@@ -187,8 +188,3 @@ async def until_over(sweeping: Sweeping, show: Callable[[str], None], every_s: f
 def _interrupt(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):  # it has just ended
         process.send_signal(signal.SIGINT)
-
-
-def _quoted(path: Path) -> str:
-    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

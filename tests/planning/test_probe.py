@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_fit_run import made_run
 
@@ -33,6 +34,11 @@ def test_what_a_probe_changes_keeps_the_rules_of_a_recipe(overrides: tuple[str, 
     assert probed.batch.groups_per_step == max(4, recipe.algorithm.minibatches)
     assert getattr(probed.tracking.trajectories, "dir", "") is None
     assert probed.tune is None
+
+
+def test_a_probe_is_made_beside_the_runs_whatever_their_folder_is_called(tmp_path: Path):
+    recipe = msgspec.structs.replace(compose("quickstart"), run_dir=str(tmp_path / "a,b='c' \\d"))
+    assert compose("quickstart", with_keys((), keys_of(recipe))).run_dir == recipe.run_dir
 
 
 def launching(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

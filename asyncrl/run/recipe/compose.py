@@ -18,7 +18,7 @@ import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import OverrideType, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -83,6 +83,11 @@ def compose_for(
         return decided
 
     return decode_recipe({str(key): value for key, value in mapping.items()}, chosen), choices
+
+
+def quoted(text: str) -> str:
+    """Write a text, such as a path, as the value of an override, which means it whatever it holds."""
+    return QuotedString(text.replace("${", r"\${"), Quote.single).with_quotes()
 
 
 def shipped_recipes() -> list[str]:

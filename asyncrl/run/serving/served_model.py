@@ -13,7 +13,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.evaluation.found_model import EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation.version_export import export_version, model_folder
 from asyncrl.run.nodes.machine import Machine
-from asyncrl.run.recipe.compose import compose_for
+from asyncrl.run.recipe.compose import compose_for, quoted
 from asyncrl.run.views.live_view import LiveView
 
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -88,4 +88,4 @@ def _recipe_of(model: EvaluatedModel, word: str) -> Recipe:
     if model.run is not None:
         return recipe_that_trained(model.run)
     named = str(model.path) if model.weights is Weights.FOLDER else word
-    return compose_for(Machine.here(), "quickstart", [f"model.path='{named}'"])[0]
+    return compose_for(Machine.here(), "quickstart", [f"model.path={quoted(named)}"])[0]

@@ -14,7 +14,7 @@ from asyncrl.core.recipe.trajectories import AllTrajectoriesConfig, SampledTraje
 from asyncrl.learners.tiny.settings import CONTEXT_LENGTH
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.models.model_shape import TINY
-from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose, shipped_recipes
+from asyncrl.run.recipe.compose import SHIPPED_FOLDER, compose, quoted, shipped_recipes
 
 
 @pytest.fixture
@@ -32,6 +32,11 @@ def refused(recipe: str, *overrides: str) -> RecipeError:
     with pytest.raises(RecipeError) as caught:
         compose(recipe, overrides)
     return caught.value
+
+
+@pytest.mark.parametrize("text", ["/a b", "/it's", '/"a"', "/a\\b", "/a\\'b", "/a${x}", "/a$b", "/a,b=c", "/a\\", "/{a}[b](c)", ""])
+def test_a_text_that_is_quoted_is_meant_whatever_it_holds(text: str):
+    assert compose("quickstart", [f"environment.options.note={quoted(text)}"]).environment.options["note"] == text
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
