@@ -51,9 +51,9 @@ def sweep(
         RunInterrupted: a signal to the sweep's own process stopped it.
         ComponentFailed: the process that drives the sweep could not begin.
     """
-    for name, number in (("seeds", seeds), ("parallel", parallel)):
-        if not (number is None and name == "seeds") and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise RecipeError(name, f"{short(number)} is no number of runs", "give a whole number from 1")
+    if seeds is not None:
+        _check_number("seeds", seeds)
+    _check_number("parallel", parallel)
     changes = _varying(values)
     with written(recipe, overrides, {}) as given:
         if given.code is not None:
@@ -153,7 +153,13 @@ class Sweep:
 
     def resume(self, parallel: int = 1) -> Sweep:
         """Go on with what is missing, to the end; raises what ``asyncrl.sweep`` raises."""
+        _check_number("parallel", parallel)
         return _completed(drive(SweepRequest(parallel=parallel, resume=str(self.path))))
+
+
+def _check_number(name: str, number: object) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise RecipeError(name, f"{short(number)} is no number of runs", "give a whole number from 1")
 
 
 def _varying(values: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:

@@ -89,6 +89,8 @@ def test_refusals_of_the_process_that_drives_are_raised(tmp_path, monkeypatch):
     folder = SweepFolder.create(str(tmp_path), sweep := made_sweep(), {point.name: "" for point in sweep.points})
     with folder.driven(), pytest.raises(asyncrl.RecipeError, match="another process is still running the sweep"):
         asyncrl.Sweep(folder.path).resume()
+    with pytest.raises(asyncrl.RecipeError, match="parallel: '2' is no number of runs"):
+        asyncrl.Sweep(folder.path).resume(parallel="2")
 
 
 def test_a_sweep_is_read_from_its_folder_however_far_it_is(tmp_path):
