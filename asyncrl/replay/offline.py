@@ -86,6 +86,8 @@ def plan_offline(offline: Offline, made: Path, view: LiveView | None = None) -> 
                 "conversations have no log-probabilities, so that mismatch/*, kl/behaviour_* and correction/* of their steps say "
                 "nothing"
             )
+        if len(files.groups) > files.kept and (offline.first, offline.last) != (1, None):
+            remarks.append("--steps says nothing of conversations, which have no steps: all of them are trained")
         if files.lacking and (offline.best.count is not None or not recipe.algorithm.loss.imitates):
             remarks.append(
                 f"{files.lacking} of {files.kept} groups of kept trajectories have fewer episodes than batch.group_size "

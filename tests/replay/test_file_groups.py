@@ -58,10 +58,10 @@ def kept_file(file: Path, episodes: list[Episode], model: Path, step: int = 3) -
     return file
 
 
-def planned(files: list[Path], model: Path, parent: Path, *overrides: str):
+def planned(files: list[Path], model: Path, parent: Path, *overrides: str, **options: int):
     recipe = small_recipe(model, parent, *overrides)
     with LiveView(Console(file=io.StringIO()), "offline") as view:
-        return plan_offline(Offline(recipe=recipe, runs=tuple(files)), parent / "made", view)
+        return plan_offline(Offline(recipe=recipe, runs=tuple(files), **options), parent / "made", view)
 
 
 def test_kept_trajectories_come_back_as_they_were_sampled(model: Path, tmp_path: Path):
@@ -123,6 +123,14 @@ def test_groups_of_which_a_sample_was_kept_are_told(model: Path, tmp_path: Path,
     ]
     _, remarks = planned(files, model, tmp_path, "steps=1", *overrides)
     assert [told] * (told is not None) == [each[: len(told or "")] for each in remarks if "groups of kept trajectories" in each]
+
+
+def test_steps_of_conversations_which_have_none_are_told(model: Path, tmp_path: Path):
+    file = lines(tmp_path / "told.jsonl", *({"prompt": "1+1", "completion": "2"},) * 4)
+    told = "--steps says nothing of conversations, which have no steps: all of them are trained"
+    overrides = ("batch.groups_per_step=1", *IMITATE)
+    assert told in planned([file], model, tmp_path, *overrides, first=2, last=3)[1]
+    assert told not in planned([file], model, tmp_path, *overrides)[1]
 
 
 def test_groups_of_two_files_stay_apart_and_are_trained(model: Path, tmp_path: Path):
