@@ -17,7 +17,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
 from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
-from asyncrl.replay.file_groups import is_file_of_episodes, read_files
+from asyncrl.replay.file_groups import FileGroups, is_file_of_episodes, read_files
 from asyncrl.replay.job import Answer, Job, Replayed, record_of
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.replay.rank_group import run_ranks
@@ -75,25 +75,13 @@ def plan_offline(offline: Offline, made: Path, view: LiveView | None = None) -> 
             trained_by(run, version + 1, known=known)
         for each in known.values():  # a resume may have changed the recipe
             _check_fits(recipe, each, run)
-    recorded, remarks = Recorded.of(runs, offline.first, offline.last), []
+    recorded, remarks = Recorded.of(runs, offline.first, offline.last), list[str]()
     if offline.files:
         assert view is not None
         model, shard = asyncio.run(resolve_model(recipe, view)), len(recorded.payload)
         files = read_files(offline.files, recipe, model, (offline.first, offline.last), made, shard)
         recorded = Recorded((*recorded.groups, *files.groups), {**recorded.payload, shard: made})
-        if not files.with_logprobs:
-            remarks.append(
-                "conversations have no log-probabilities, so that mismatch/*, kl/behaviour_* and correction/* of their steps say "
-                "nothing"
-            )
-        if len(files.groups) > files.kept and (offline.first, offline.last) != (1, None):
-            remarks.append("--steps says nothing of conversations, which have no steps: all of them are trained")
-        if files.lacking and (offline.best.count is not None or not recipe.algorithm.loss.imitates):
-            remarks.append(
-                f"{files.lacking} of {files.kept} groups of kept trajectories have fewer episodes than batch.group_size "
-                f"{recipe.batch.group_size}: unless they were sampled so, a part of each is missing, and the rest is compared with "
-                "itself; tracking.trajectories.keep=all keeps whole groups"
-            )
+        remarks += _remarks_on_files(offline, files)
     chosen = recorded.chosen(recipe, offline.best)
     return chosen, (*remarks, *_remarks(recipe, chosen))
 
@@ -166,6 +154,22 @@ def _same_tokenizer(ours: Path | str, theirs: Path | str, run: RunFolder) -> boo
 
     own = tokenizer(ours)
     return own is not None and own in (tokenizer(theirs), tokenizer(run.model))
+
+
+def _remarks_on_files(offline: Offline, files: FileGroups) -> Iterator[str]:
+    if not files.with_logprobs:
+        yield (
+            "conversations have no log-probabilities, so that mismatch/*, kl/behaviour_* and correction/* of their steps say "
+            "nothing"
+        )
+    if len(files.groups) > files.kept and (offline.first, offline.last) != (1, None):
+        yield "--steps says nothing of conversations, which have no steps: all of them are trained"
+    if files.lacking and (offline.best.count is not None or not offline.recipe.algorithm.loss.imitates):
+        yield (
+            f"{files.lacking} of {files.kept} groups of kept trajectories have fewer episodes than batch.group_size "
+            f"{offline.recipe.batch.group_size}: unless they were sampled so, a part of each is missing, and the rest is "
+            "compared with itself; tracking.trajectories.keep=all keeps whole groups"
+        )
 
 
 def _remarks(recipe: Recipe, recorded: Recorded) -> Iterator[str]:

@@ -106,7 +106,11 @@ def test_what_a_teacher_said_is_kept_and_trained(model: Path, tmp_path: Path):
     ("sizes", "overrides", "told"),
     [
         ((4, 4), [], None),
-        ((4, 2), [], "1 of 2 groups of kept trajectories have fewer episodes than batch.group_size 4: unless they were sampled so"),
+        (
+            (4, 2),
+            [],
+            "1 of 2 groups of kept trajectories have fewer episodes than batch.group_size 4: unless they were sampled so",
+        ),
         ((2, 2), ["batch.group_size=2"], None),
         ((4, 2), IMITATE, None),
     ],

@@ -34,7 +34,9 @@ def refused(recipe: str, *overrides: str) -> RecipeError:
     return caught.value
 
 
-@pytest.mark.parametrize("text", ["/a b", "/it's", '/"a"', "/a\\b", "/a\\'b", "/a${x}", "/a$b", "/a,b=c", "/a\\", "/{a}[b](c)", ""])
+@pytest.mark.parametrize(
+    "text", ["/a b", "/it's", '/"a"', "/a\\b", "/a\\'b", "/a${x}", "/a$b", "/a,b=c", "/a\\", "/{a}[b](c)", ""]
+)
 def test_a_text_that_is_quoted_is_meant_whatever_it_holds(text: str):
     assert compose("quickstart", [f"environment.options.note={quoted(text)}"]).environment.options["note"] == text
 
