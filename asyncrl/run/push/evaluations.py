@@ -100,25 +100,23 @@ def afterwards(model: EvaluatedModel, recipe: Mapping[str, Any]) -> Afterwards |
             continue  # it is still being played, or of another release: another one may do
         of_run = tuple(each for each in summary.models if _within(Path(each.path), model.run.name))
         this = [each for each in of_run if _within(Path(each.path), model.run.name) == own and each.version == model.version]
-        if this and summary.status is Status.COMPLETED and _held_out(file.parent / Path(this[0].folder).name) == _tasks(recipe):
+        if this and summary.status is Status.COMPLETED and _on_its_tasks(file.parent / Path(this[0].folder).name, recipe):
             return Afterwards(summary, of_run)
     return None
 
 
-def _held_out(evaluated: Path) -> tuple[object, ...] | None:
-    """What a model of an evaluation has played; None if its folder does not say."""
+def _on_its_tasks(evaluated: Path, recipe: Mapping[str, Any]) -> bool:
+    """Whether a model of an evaluation, with this folder, has played all held-out tasks of a recipe; it may have played more."""
     try:
-        return _tasks(read_recipe(evaluated / "recipe.yaml"))
+        played = read_recipe(evaluated / "recipe.yaml")
     except RecipeError:
-        return None
-
-
-def _tasks(recipe: Mapping[str, Any]) -> tuple[object, ...]:
-    """What decides which held-out tasks a recipe has, and how they are played, but for how many an environment makes."""
-    environment, tasks = recipe.get("environment"), recipe.get("tasks", {})
-    if tasks.get("kind") == "files":
-        return environment, tasks.get("evaluation")
-    return environment, recipe.get("seed")
+        return False
+    theirs, own = (each.get("tasks", {}) for each in (played, recipe))
+    if played.get("environment") != recipe.get("environment") or theirs.get("kind") != own.get("kind"):
+        return False
+    if own.get("kind") == "files":
+        return bool(theirs.get("evaluation") == own.get("evaluation"))
+    return played.get("seed") == recipe.get("seed") and bool(theirs.get("evaluation", 0) >= own.get("evaluation", 0))
 
 
 def _within(path: Path, run: str) -> tuple[str, ...]:

@@ -143,7 +143,13 @@ def test_evaluations_afterwards_come_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed", [("name: calculator", "name: python"), ("seed: 0\n", "seed: 1\n"), ("max_turns: ", "max_turns: 1")]
+    "changed",
+    [
+        ("name: calculator", "name: python"),
+        ("seed: 0\n", "seed: 1\n"),
+        ("max_turns: ", "max_turns: 1"),
+        ("  evaluation: 300", "  evaluation: 30"),
+    ],
 )
 def test_an_evaluation_on_other_tasks_than_the_runs_is_left_out(tmp_path, changed):
     run = make_run(tmp_path)
@@ -152,7 +158,7 @@ def test_an_evaluation_on_other_tasks_than_the_runs_is_left_out(tmp_path, change
     made = make_card(trained_model(run.path), "me/calc")
     assert ModelCard(made.text).data.eval_results[0].metric_name == "mean reward"
     assert "`asyncrl evaluate` this run, and push again" in " ".join(made.missing)
-    evaluate(run, 60, changed=("  evaluation: 300", "  evaluation: 30"))
+    evaluate(run, 60, changed=("  evaluation: 300", "  evaluation: 3000"))
     assert "mean@4" in card_of(run).text
 
 
