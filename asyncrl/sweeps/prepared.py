@@ -23,12 +23,13 @@ from asyncrl.planning.remarks import gathered
 from asyncrl.planning.similar_runs import alike
 from asyncrl.run.dry_run.plan import Plan
 from asyncrl.run.folder.config_yaml import resolved_yaml
-from asyncrl.run.recipe.compose import compose
+from asyncrl.run.nodes.machine import Machine
+from asyncrl.run.recipe.compose import compose, compose_for
 from asyncrl.run.recipe.sweep_axes import read_axes
 from asyncrl.sweeps.dominated_settings import without_dominated
 from asyncrl.sweeps.remarks import notes_of
 from asyncrl.sweeps.side_by_side import check_room, devices, size_of, visible
-from asyncrl.sweeps.sweep import Setting, Sweep, check_asked, seeds_of, settings_of, split_seeds
+from asyncrl.sweeps.sweep import Point, Setting, Sweep, check_asked, seeds_of, settings_of, split_seeds
 
 UNPREDICTED = (
     "nothing was predicted: no run in run_dir fits, and a dry run starts no probe; without --dry-run one is run first, "
@@ -113,8 +114,12 @@ def prepare(asked: Asked, accept: Accept, note: Callable[[str], None]) -> Prepar
         launched_in=os.getcwd(),
         basis="" if made is None else made.name,
     )
+    with visible(devices(parallel)[0]):
+        further = _of_further_seeds(asked.recipe, sweep, recipes, plans[0].machine, accept, note)
     texts = {
-        point.name: resolved_yaml(msgspec.structs.replace(recipes[point.setting], name=point.name, seed=point.seed))
+        point.name: resolved_yaml(
+            msgspec.structs.replace(further.get(point, recipes[point.setting]), name=point.name, seed=point.seed)
+        )
         for point in sweep.points
     }
     remarks += _remarks(settings, recipes, plans, parallel)
@@ -157,6 +162,35 @@ def _accepted(
             refusal.add_note(f"with {setting.name}: {other}")
         raise refusal from first
     return tuple(recipe for recipe, _ in found), tuple(plan for _, plan in found)
+
+
+def _of_further_seeds(
+    recipe: str, sweep: Sweep, recipes: Sequence[Recipe], machine: Machine, accept: Accept, note: Callable[[str], None]
+) -> dict[Point, Recipe]:
+    """Return the recipes of points in which more than the seed itself follows the seed, as what a recipe writes ``${seed}`` does.
+
+    Raises:
+        RecipeError: one of them is refused.
+    """
+    if len(sweep.seeds) < 2:
+        return {}
+
+    def composed(setting: Setting, seed: int) -> Recipe:
+        made, _ = compose_for(machine, recipe, (*sweep.fixed, *setting.overrides, f"seed={seed}"))
+        return msgspec.structs.replace(made, seed=0)
+
+    follow = {
+        number
+        for number, setting in enumerate(sweep.settings)
+        if not setting.dropped and composed(setting, sweep.seeds[0]) != composed(setting, sweep.seeds[1])
+    }
+    points = [point for point in sweep.points if point.setting in follow and point.seed != recipes[point.setting].seed]
+    told = [
+        Setting(name=f"{own.name} seed={point.seed}", overrides=(*sweep.fixed, *own.overrides, f"seed={point.seed}"))
+        for point in points
+        for own in (sweep.settings[point.setting],)
+    ]
+    return dict(zip(points, _accepted(told, accept, note)[0], strict=True))
 
 
 def _named_basis(foresight: Foresight) -> Basis | None:
