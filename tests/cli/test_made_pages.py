@@ -25,7 +25,8 @@ def test_a_committed_page_is_current(module, page, tmp_path):
 def test_the_command_line_is_there_with_ranges_and_examples():
     page = commands.commands_page()
     assert "### `asyncrl env check`" in page
-    assert "| `--samples N` | episodes of each task (default 8, or 1 if evaluation.temperature is 0) |" in page
+    samples = "episodes of each task (default evaluation.samples; where that is null 8, or 1 if evaluation.temperature is 0)"
+    assert f"| `--samples N` | {samples} |" in page
     assert "asyncrl launch --resume runs/NAME-TIME steps=200    and change its recipe" in page
 
 
