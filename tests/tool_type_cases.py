@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Op
 import annotated_types
 import msgspec
 import numpy as np
+import pandas as pd
 import pydantic
 
 from asyncrl.envs import ToolEnvironment, tool
@@ -107,7 +108,7 @@ _CLASSES = (
     ToolEnvironment,
     tool,
 )
-NAMESPACE: dict[str, Any] = {each.__name__: each for each in (*_MODULES, *_CLASSES)} | {"np": np}
+NAMESPACE: dict[str, Any] = {each.__name__: each for each in (*_MODULES, *_CLASSES)} | {"np": np, "pd": pd}
 """What signatures may name."""
 NAMESPACE |= {name: each for name, each in globals().items() if any(each is one for one in _TYPES)}
 
@@ -288,6 +289,13 @@ RESULTS = {
     "float('inf')": "Infinity",
     "[float('nan')]": "[NaN]",
     "np.array([np.nan, -np.inf])": "[NaN,-Infinity]",
+    "pd.Series([3, 2], index=['red', 'blue'])": '{"red":3,"blue":2}',
+    "pd.Series([3, 2], index=[1, 0])": '{"1":3,"0":2}',
+    "pd.Series(['a', 'b'])": '["a","b"]',
+    "pd.Series([True, True, False]).value_counts()": '{"True":2,"False":1}',
+    "pd.Series([1], index=pd.to_datetime(['2026-08-01']))": '{"2026-08-01 00:00:00":1}',
+    "pd.DataFrame({'a': [1], 'b': [2]}).iloc[0]": '{"a":1,"b":2}',
+    "pd.Index(['a'])": '["a"]',
     "range(3)": "[0,1,2]",
     "deque([1, 2])": "[1,2]",
     "{'a': 1}.items()": '[["a",1]]',
@@ -300,6 +308,7 @@ WRONG_RESULTS = {
     "b'ab'": "returned bytes, which are no text; decode them",
     "[bytearray(b'ab')]": "returned bytes, which are no text; decode them",
     "np.array([b'ab'])": "returned bytes, which are no text; decode them",
+    "pd.Series([1, 2], index=['a', 'a'])": "returned a series with two values of one label",
     "object()": "returned an object of class builtins.object, which has no text",
     "[1j]": "returned an object of class builtins.complex, which has no text",
     "int": "returned an object of class builtins.type, which has no text",

@@ -129,6 +129,7 @@ _SHOWN_RESULTS = (
     "decimal.Decimal('1.10')",
     "np.float64(1.5)",
     "np.array([np.nan, -np.inf])",
+    "pd.Series([3, 2], index=['red', 'blue'])",
     "(letter for letter in 'ab')",
 )
 """Of what is tested, what shows something of its own."""

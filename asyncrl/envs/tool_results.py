@@ -73,12 +73,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if callable(getattr(value, "tolist", None)):  # arrays, tensors, and their numbers
-        return value.tolist()
+        labels = getattr(value, "index", None)
+        return _by_label(value, labels) if callable(getattr(labels, "tolist", None)) else value.tolist()
     if callable(getattr(value, "model_dump", None)):  # pydantic
         return value.model_dump()
     if isinstance(value, Iterator | Sequence | Set | ValuesView):
         return list(value)
     return _refuse(value)
+
+
+def _by_label(series: Any, index: Any) -> Any:
+    """Return a series of pandas as a dictionary, as its values mean little without their labels; a list if these only count."""
+    values, labels = series.tolist(), index.tolist()
+    if labels == list(range(len(values))):
+        return values
+    named = {str(label): value for label, value in zip(labels, values, strict=True)}
+    if len(named) < len(values):
+        raise _Unwritable("a series with two values of one label; return its to_string(), or a list of pairs")
+    return named
 
 
 def _refuse(value: object) -> NoReturn:
