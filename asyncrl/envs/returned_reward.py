@@ -21,8 +21,8 @@ async def returned_reward(function: Callable[..., Any], returned: object) -> tup
     """
     value = await returned if inspect.isawaitable(returned) else returned
     try:
-        named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
-        total = float(sum(named.values())) if isinstance(value, Mapping) else float(value)  # type: ignore[arg-type]
+        named = {name: _number(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
+        total = float(sum(named.values())) if isinstance(value, Mapping) else _number(value)
     except (TypeError, ValueError, OverflowError):
         named, total = {}, math.nan
     if not all(map(is_reward, [*named.values(), total])):
@@ -31,3 +31,15 @@ async def returned_reward(function: Callable[..., Any], returned: object) -> tup
         )
         raise WrongResult(function, f"returned {short(value)}; {expected}")
     return named, total
+
+
+def _number(value: Any) -> float:
+    """Return a number of any library as Python's.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is none. A text that reads as a number is none either: it may be the answer
+            that was to be judged.
+    """
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError("a text")
+    return float(value)

@@ -119,10 +119,10 @@ def _require_self(method: Callable[..., Any], name: str) -> None:
     """Refuse a method without ``self``: its first parameter would be hidden from the model, and get the environment.
 
     Raises:
-        TypeError: the method has no parameter, or its first one is typed and not called ``self``.
+        TypeError: the method has no parameter, or its first one is neither ``self`` nor an untyped one marked as unused (``_``).
     """
     first = next(iter(inspect.signature(method).parameters.values()), None)
-    if first is not None and (first.name == "self" or first.annotation is first.empty):
+    if first is not None and (first.name == "self" or (first.name.startswith("_") and first.annotation is first.empty)):
         return
     if first is None or first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise TypeError(f"{name}: its first parameter must be `self`; write it, or make the tool a @staticmethod")

@@ -223,7 +223,8 @@ async def test_turns_with_calls_have_rewards_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "value", [None, float("inf"), 1e300, {"a": 1e300, "b": -1e300}, {"tool_calls": 1.0}, {"a": "b"}, 10**400]
+    "value",
+    [None, float("inf"), 1e300, {"a": 1e300, "b": -1e300}, {"tool_calls": 1.0}, {"a": "b"}, 10**400, "42", b"42", {"a": "42"}],
 )
 async def test_a_wrong_reward_of_a_turn_names_the_method(value: object):
     class Wrong(ToolEnvironment):
@@ -294,7 +295,10 @@ def test_signatures_that_cannot_be_described_are_refused_with_the_class():
     async def without_parameters():
         return 1
 
-    for forgotten in (without_self, without_parameters):
+    async def without_self_or_type(query, most: int = 3):
+        return query
+
+    for forgotten in (without_self, without_parameters, without_self_or_type):
         with pytest.raises(TypeError, match="Mine: tool search: its first parameter must be `self`"):
             define(forgotten)
     with pytest.raises(TypeError, match=r"Mine: tool search: parameter 'query' has no type; write `query: str`"):
