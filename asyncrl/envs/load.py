@@ -34,6 +34,7 @@ from asyncrl.envs.hosting.tool_messages import Load
 from asyncrl.envs.member import Member
 from asyncrl.envs.secrets import Secrets
 from asyncrl.envs.signature import Parameters
+from asyncrl.envs.tool_marks import refuse_late
 from asyncrl.envs.tools import ToolEnvironment
 
 BUILT_IN = {
@@ -116,6 +117,8 @@ class ClassMember(Member):
         problem = f"inspecting environment {spec.name!r} and its options failed with"
         with users_code(problem, f"{place}.name", "fix the class and its constructor"):
             self.environment = environment_class(spec.name, f"{place}.name")
+            if issubclass(self.environment, ToolEnvironment):
+                refuse_late(self.environment, self.environment.tools.keys())
             self._parameters = _fitting_parameters(spec, self.environment, place)
             self._share_takes_secrets = "secrets" in inspect.signature(self.environment.share).parameters
         for tool in getattr(self.environment, "tools", {}).values():

@@ -131,6 +131,18 @@ def marked_methods(environment: type, reserved: Set[str]) -> Iterator[MarkedMeth
             yield MarkedMethod(name, function, marks, isinstance(value, staticmethod))
 
 
+def refuse_late(environment: type, tools: Set[str]) -> None:
+    """Refuse a class that was given a marked method after its body, when its ``tools`` were already known.
+
+    Raises:
+        TypeError: it was.
+    """
+    for name, value in inspect.getmembers_static(environment):
+        if name not in tools and inspect.isfunction(function := _function(value)) and hasattr(function, _MARK):
+            remedy = f"set it in the body of the class, or of a subclass: `{name} = tool(...)`"
+            raise TypeError(f"{name} was marked, but set on {environment.__name__} after its body, so it is no tool; {remedy}")
+
+
 def _function(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod) else value
 

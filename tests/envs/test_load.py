@@ -40,6 +40,9 @@ class Quitting(Plain):
     def make_tasks(cls, split, count, seed):
         exit()
 
+class Tardy(Plain): ...
+Tardy.look_up = tool(lambda self: "late")
+
 class Unfinished(ToolEnvironment): ...
 
 class Stranger: ...
@@ -213,6 +216,13 @@ def test_an_environment_that_exits_while_it_makes_tasks_is_refused(module: str):
 def test_whatever_make_tasks_raises_is_a_refusal_that_names_it(module: str, name: str, problem: str):
     with pytest.raises(RecipeError, match=f"make_tasks of 'my_hostile:{name}' {problem}"):
         make_tasks(spec(f"my_hostile:{name}"), "train", 5, 0)
+
+
+def test_a_tool_that_was_set_after_its_class_is_a_refusal(module: str):
+    with pytest.raises(
+        RecipeError, match="look_up was marked, but set on Tardy after its body, so it is no tool; set it in the body"
+    ):
+        load_member(spec(f"{module}:Tardy"))
 
 
 def test_an_annotation_that_raises_is_a_refusal(module: str):
