@@ -15,11 +15,11 @@ from rich.console import Console
 
 from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, launch_here
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.learners.tiny import TinyProgress, ensure_tiny_model
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.metrics import EVALUATION_REWARD
 from asyncrl.run.measures.summary import Status
 from asyncrl.run.recipe.compose import compose

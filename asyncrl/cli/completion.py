@@ -130,13 +130,13 @@ def _kept(shell: str) -> Path:
 
 
 def _keep(script: str, kept: Path) -> None:
-    draft = kept.with_name(f".{kept.name}.{os.getpid()}")
+    from asyncrl.core.files.whole_file import write_whole
+
     with suppress(OSError):  # the next shell has it made anew then
         kept.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(script, encoding="utf-8")
         for earlier in kept.parent.glob(f"{kept.name.partition('-')[0]}-*"):
             earlier.unlink()
-        draft.replace(kept)
+        write_whole(kept, script.encode())
 
 
 def _script(parser: argparse.ArgumentParser, shell: str) -> str:

@@ -16,6 +16,7 @@ from asyncrl.cli.console import say
 from asyncrl.cli.jobs.options import add_job_options, is_job, run_job
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import remedy_of
 from asyncrl.core.text import as_the_program_names, without_passwords
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequen
     try:
         labels.write(folder.labels)
     except OSError as error:
-        raise RecipeError("run_dir", f"cannot write {str(folder.labels)!r}: {error.strerror}", "make it writable") from error
+        problem = f"cannot write {str(folder.labels)!r}: {error.strerror}"
+        raise RecipeError("run_dir", problem, remedy_of(error, "make it writable")) from error
 
 
 def is_override(word: str) -> bool:

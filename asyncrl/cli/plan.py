@@ -11,6 +11,7 @@ from rich.text import Text
 from asyncrl.cli.arguments import command, count, run_to_read, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_refusal
+from asyncrl.cli.written_file import write_file
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return show_refusal(error)
     console.print(plan_answer_view(found))  # first: a disk that takes no file loses nothing
     if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        write_file(arguments.json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     if arguments.html is not None:
-        arguments.html.write_text(plan_page(found), encoding="utf-8")
+        write_file(arguments.html, plan_page(found).encode())
         console.print(Text.assemble(("Page: ", "dim"), str(arguments.html)), soft_wrap=True)
     return ExitCode.COMPLETED

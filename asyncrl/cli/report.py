@@ -11,7 +11,9 @@ from rich.text import Text
 
 from asyncrl.cli.arguments import command, run_to_read, writable_file
 from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.written_file import write_file
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import remedy_of
 
 if TYPE_CHECKING:
     from asyncrl.cli.arguments import Commands
@@ -66,10 +68,10 @@ def _report_sweep(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def _write(page: str, output: Path) -> None:
     try:
-        output.write_text(page, encoding="utf-8")
+        write_file(output, page.encode())
     except OSError as error:
         problem = f"cannot write {str(output)!r}: {error.strerror}"
-        raise RecipeError("", problem, "name a file that you may write to by --output FILE") from error
+        raise RecipeError("", problem, remedy_of(error, "name a file that you may write to by --output FILE")) from error
 
 
 def _written(output: Path, console: Console) -> ExitCode:

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.replay.recorded_groups import Best, Recorded
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.whole_file import write_whole
 
 _FILE = "offline.json"
 

@@ -15,6 +15,7 @@ import msgspec
 from asyncrl.buffers.journal.journal_copy import copy_journal
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.files.file_errors import cause_and_remedy
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig
 from asyncrl.core.recipe.schema import CheckpointConfig, Recipe
@@ -23,7 +24,6 @@ from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointNotWrit
 from asyncrl.run.folder.buffer_folder import journal_of
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.totals import SavedTotals, Totals
 from asyncrl.run.resume import begin_from, totals_at, totals_file
 from asyncrl.run.storage.stored_checkpoints import journal_copy_of

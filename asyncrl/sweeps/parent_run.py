@@ -1,8 +1,8 @@
 """The run in MLflow that those of a sweep's points are nested in: its parameters say what was swept, its status how it ended."""
 
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.core.text import without_passwords
-from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.metric_names import parameter_name
 from asyncrl.run.tracking.mlflow_store import errors_of_mlflow, experiment_of, keep_mlflow_quiet, only_one_makes
 from asyncrl.run.tracking.tracker import TrackingFailed

@@ -27,10 +27,11 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import remedy_of
 from asyncrl.core.files.file_formats import check_json_format
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.run.folder.run_folder import RunFolder, claim
-from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.event_log import read_end
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.report.run_record import read_recipe, tracking_of
@@ -104,7 +105,8 @@ class SweepFolder:
             if claimed is not None:
                 shutil.rmtree(claimed, ignore_errors=True)
             problem = f"cannot make the folder of a sweep in {run_dir!r}: {error.strerror}"
-            raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
+            remedy = remedy_of(error, "name a folder that you may write to, e.g. with run_dir=runs")
+            raise RecipeError("run_dir", problem, remedy) from error
         return folder
 
     @classmethod
@@ -195,7 +197,7 @@ class SweepFolder:
         try:
             file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            remedy = "make the folder writable for yourself"
+            remedy = remedy_of(error, "make the folder writable for yourself")
             raise RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ from torch import Tensor
 from asyncrl.core.architectures.architecture import EMBEDDING
 from asyncrl.core.architectures.joint_experts import stored_in
 from asyncrl.core.files.file_errors import naming
-from asyncrl.core.files.model_copies import copy_folder, is_licence
+from asyncrl.core.files.model_copies import copy_file, copy_folder, is_licence
 from asyncrl.core.files.weight_files import check_tensor, stored_tensors
 from asyncrl.core.publication import Shard
 
@@ -215,7 +215,7 @@ def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Pat
         _write_json(partial / _INDEX, {"metadata": {}, "weight_map": file_of})
     for path in sorted(source.iterdir()):
         if path.is_file() and _is_kept(path):
-            shutil.copyfile(path, partial / path.name)
+            copy_file(path, partial / path.name)
     if (source / _TEMPLATES).is_dir():
         copy_folder(source / _TEMPLATES, partial / _TEMPLATES)
     config = json.loads((source / "config.json").read_text())

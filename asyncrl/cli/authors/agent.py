@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asyncrl.cli.arguments import command, count, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_refusal
+from asyncrl.cli.written_file import write_file
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for line in agent_check_view(checked):
         console.print(line, soft_wrap=True)
     if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(checked), indent=2) + b"\n")
+        write_file(arguments.json, msgspec.json.format(msgspec.json.encode(checked), indent=2) + b"\n")
     return ExitCode.FAILED if any(one.errors for one in checked) else ExitCode.COMPLETED
 
 

@@ -19,6 +19,8 @@ _REMEDIES = {
     errno.EFBIG: "allow this process larger files (ulimit -f unlimited), or name a folder on another file system",
     errno.ENAMETOOLONG: "name a folder with a shorter path",
 }
+_OF_WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+_OF_DISKS = {*_OF_WRITES, errno.EIO, errno.ESTALE}
 
 
 @contextmanager
@@ -35,7 +37,9 @@ def naming(file: Path) -> Iterator[None]:
 
 def explained(error: OSError) -> str:
     """Return a sentence about the error: the file, what is wrong, and what can be done about it."""
-    name = f"{os.fsdecode(error.filename)}: " if error.strerror and isinstance(error.filename, str | bytes) else ""
+    # Of a copy that the disk refuses, the first file is the one that was read.
+    file = error.filename2 if error.filename2 is not None and error.errno in _OF_WRITES else error.filename
+    name = f"{os.fsdecode(file)}: " if error.strerror and isinstance(file, str | bytes) else ""
     return f"{name}{cause_and_remedy(error)}"
 
 
@@ -45,3 +49,8 @@ def cause_and_remedy(error: OSError) -> str:
         return str(error) or type(error).__name__
     remedy = _REMEDIES.get(error.errno or 0, "")
     return f"{error.strerror}{f'; {remedy}' if remedy else ''}"
+
+
+def remedy_of(error: OSError, otherwise: str) -> str:
+    """Return what can be done about an error: ``otherwise``, unless the disk is full or fails, which that would not help."""
+    return _REMEDIES[error.errno] if error.errno in _OF_DISKS else otherwise

@@ -5,10 +5,11 @@ says under which licence the model is goes with it.
 """
 
 import shutil
-import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+
+from asyncrl.core.files.file_errors import naming
 
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "USE_POLICY*")
 """Names of files that say under which licence a model is."""
@@ -19,12 +20,30 @@ def is_licence(name: str) -> bool:
     return any(fnmatch(name.upper(), pattern) for pattern in LICENCES)
 
 
-def copy_folder(source: Path, target: Path, leave_out: Sequence[str] = ()) -> None:
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the content of a file.
+
+    Raises:
+        OSError: the disk refuses; it names both files, or the new one.
+    """
+    with naming(target):
+        shutil.copyfile(source, target)
+
+
+def copy_folder(
+    source: Path, target: Path, leave_out: Sequence[str] = (), copy: Callable[[Path, Path], object] = copy_file
+) -> None:
     """Copy a folder to the new folder ``target``, without names that match a pattern of ``leave_out``.
 
     Raises:
-        OSError: the disk refuses, or there is something at ``target``.
+        OSError: the disk refuses, or there is something at ``target``. It is that of the first file that could not be copied;
+            ``shutil.copytree`` would bury it in a list.
     """
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*leave_out), copy_function=shutil.copyfile)
-    for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
-        folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
+    target.mkdir(parents=True)
+    for each in sorted(source.iterdir()):
+        if any(fnmatch(each.name, pattern) for pattern in leave_out):
+            continue
+        if each.is_dir():
+            copy_folder(each, target / each.name, leave_out, copy)
+        else:
+            copy(each, target / each.name)

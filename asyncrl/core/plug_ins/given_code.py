@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import io
 import linecache
-import os
 import pickle
 import re
 import sys
@@ -25,6 +24,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.text import describe_error, short
 
 _PREFIX = "given_"
@@ -80,9 +80,7 @@ def module_of(given: Sequence[tuple[str, type | FunctionType]]) -> tuple[str, st
 def write_module(name: str, text: str, folder: Path) -> None:
     """Write a module into a folder, which is made; several processes may write the same at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{name}.{os.getpid()}"
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(folder / f"{name}.py")
+    write_whole(folder / f"{name}.py", text.encode())
 
 
 def given_files(places: Iterable[str]) -> list[Path]:
@@ -134,7 +132,7 @@ def _file_of(name: str) -> str:
         file = cache_folder() / "cells" / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            write_whole(file, text.encode())
     except OSError:  # nobody can open the cell's text then; its name still says which it was
         return name
     return str(file)

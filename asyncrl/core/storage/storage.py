@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import DeadlineExceeded
+from asyncrl.core.files.file_errors import naming
 from asyncrl.core.storage.address import file_system, joined
 from asyncrl.core.storage.errors import NoSuchObject, StorageError, family, translated
 
@@ -126,7 +127,7 @@ class Storage:
         draft = to.with_name(_draft_of(to.name))  # others may fetch the same
         size = checksum = 0
         try:
-            with draft.open("wb") as file:
+            with naming(to), draft.open("wb") as file:
                 with translated(joined(self.address, name)):
                     found = self._files.open_input_stream(self._path(name))
                 with found:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.file_errors import naming, remedy_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
 from asyncrl.run.folder.config_yaml import resolved_yaml
@@ -47,7 +47,8 @@ class EvaluationFolder:
             folder.logs.mkdir()
         except OSError as error:
             problem = f"cannot make a folder in {recipe.run_dir!r}: {error.strerror}"
-            raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
+            remedy = remedy_of(error, "name a folder that you may write to, e.g. with run_dir=runs")
+            raise RecipeError("run_dir", problem, remedy) from error
         return folder
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.folder.whole_file import write_whole
+from asyncrl.core.files.whole_file import write_whole
 
 _TAG = re.compile(r"[\w][\w.:/+-]*")
 

@@ -47,11 +47,11 @@ from itertools import count
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.file_errors import naming, remedy_of
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import is_address, local_run_dir
 from asyncrl.run.folder.config_yaml import resolved_yaml
-from asyncrl.run.folder.whole_file import write_whole
 
 MOST_NAMED = 8
 """The most folders that are named to a user who named the one above them."""
@@ -126,7 +126,8 @@ class RunFolder:
             if claimed is not None:
                 shutil.rmtree(claimed, ignore_errors=True)  # a half-made run folder is of no use
             problem = f"cannot make a run folder in {recipe.run_dir!r}: {error.strerror}"
-            raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
+            remedy = remedy_of(error, "name a folder that you may write to, e.g. with run_dir=runs")
+            raise RecipeError("run_dir", problem, remedy) from error
         return folder
 
     def keep_recipe(self, recipe: Recipe) -> None:
@@ -236,7 +237,7 @@ class RunFolder:
             yield file, before
 
     def _cannot_lock(self, error: OSError) -> RecipeError:
-        remedy = "make the folder writable for yourself, on a file system that has locks"
+        remedy = remedy_of(error, "make the folder writable for yourself, on a file system that has locks")
         return RecipeError("", f"cannot lock {str(self.lock)!r}: {error.strerror}", remedy)
 
     @property

@@ -9,12 +9,12 @@ import msgspec
 
 from asyncrl.core.files.file_errors import cause_and_remedy
 from asyncrl.core.files.file_formats import check_json_format
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import LedgerCounts
 from asyncrl.core.measures.time_split import IdleShares
 from asyncrl.core.plug_ins.error_counts import CountedError, at_least
 from asyncrl.core.text import pluralize
-from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.measures.bottleneck import Bottleneck
 
 NO_GROUPS = LedgerCounts(issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={})

@@ -20,9 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.core.errors import AsyncRLError, NodeLost, ProcessDied, ProcessUnreachable
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.memory_files import free_memory
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.folder.run_memory import free_memory_of, sweep_memory
-from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.run.host.ray_calls import INLINE_BYTES, ask, this_node
 from asyncrl.run.models.model_identity import files_below, model_files
 from asyncrl.run.nodes.model_folder import LARGE, ROOM_BYTES, ModelFolder

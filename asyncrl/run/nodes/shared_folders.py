@@ -19,6 +19,7 @@ import msgspec
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
+from asyncrl.core.files.file_errors import remedy_of
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.files.memory_files import free_memory
 from asyncrl.core.measures.units import memory
@@ -180,7 +181,7 @@ def _mark(path: Path, stack: ExitStack) -> str:
     try:
         return stack.enter_context(tempfile.NamedTemporaryFile(prefix=".asyncrl-seen-", dir=there)).name
     except OSError as error:
-        remedy = "name a folder that you may write to, e.g. with run_dir=runs"
+        remedy = remedy_of(error, "name a folder that you may write to, e.g. with run_dir=runs")
         raise RecipeError("run_dir", f"cannot write to {str(there)!r}: {error.strerror}", remedy) from error
 
 

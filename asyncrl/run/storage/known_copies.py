@@ -2,9 +2,9 @@
 
 import msgspec
 
+from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.whole_file import write_whole
 
 _NAME = ".storage.json"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.model_copies import copy_folder
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.storage.address import joined
 from asyncrl.core.storage.storage import Storage, StoredObject, leads_outside
@@ -64,7 +65,7 @@ def upload(storage: Storage, folder: Path, version: PolicyVersion, meanwhile: Ca
     shutil.rmtree(held, ignore_errors=True)
     try:
         for part in (checkpoint, journal_copy_of(checkpoint)):
-            shutil.copytree(part, held / part.name, copy_function=_hold)
+            copy_folder(part, held / part.name, copy=_hold)
         storage.remove(f"{FOLDER}/{checkpoint.name}{_MANIFEST}")
         storage.put(f"{FOLDER}/{checkpoint.name}{_TOTALS}", checkpoint.with_suffix(_TOTALS))
         files = sorted(path for path in held.rglob("*") if path.is_file())
@@ -75,9 +76,9 @@ def upload(storage: Storage, folder: Path, version: PolicyVersion, meanwhile: Ca
         shutil.rmtree(held, ignore_errors=True)
 
 
-def _hold(source: str, target: str) -> None:
+def _hold(source: Path, target: Path) -> None:
     try:
-        Path(target).hardlink_to(source)
+        target.hardlink_to(source)
     except FileNotFoundError:
         raise
     except OSError:  # a file system without hard links

@@ -31,6 +31,11 @@ def test_the_name_that_an_error_has_already_is_kept():
             OSError(errno.EMFILE, "Too many open files"),
             "Too many open files; allow this process more open files (ulimit -n 65536)",
         ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/read", None, "/full"),
+            "/full: No space left on device; make room there",
+        ),
+        (OSError(errno.EACCES, "Permission denied", "/read", None, "/to"), "/read: Permission denied; give yourself permission"),
         (OSError("this machine cannot connect to itself"), "this machine cannot connect to itself"),
         (TimeoutError(), "TimeoutError"),
     ],

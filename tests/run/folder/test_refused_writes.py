@@ -11,11 +11,15 @@ import pytest
 import torch
 
 from asyncrl.buffers.payload_store import PayloadStore, PayloadWriter
+from asyncrl.cli.written_file import write_file
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import explained
+from asyncrl.core.files.model_copies import copy_folder
+from asyncrl.core.files.whole_file import write_whole
+from asyncrl.core.plug_ins.given_code import write_module
+from asyncrl.core.storage.storage import Storage
 from asyncrl.learners.megatron.hugging_face import save_tensors
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.folder.whole_file import write_whole
 from asyncrl.weights.disk import stored_file
 
 
@@ -37,15 +41,37 @@ def no_writes() -> Iterator[None]:
         ("resumes", lambda file: RunFolder(file.parent).count_resume()),
         ("model.safetensors", lambda file: save_tensors({"norm": torch.zeros(2)}, file)),
         ("weights", lambda file: stored_file.write_whole(file, memoryview(bytes(4096)), [])),
+        ("model/source", lambda file: copy_folder(file.parents[1] / "there", file.parent)),
+        ("given_0.py", lambda file: write_module(file.stem, "text", file.parent)),
+        ("fetched", lambda file: Storage(f"file://{file.parent}/there").fetch("source", file)),
+        ("plan.json", lambda file: write_file(file, b"{}")),
     ],
 )
 def test_a_refused_write_names_its_file(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:
     file = tmp_path / name
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "source").write_bytes(b"content")
     with pytest.raises(OSError, match="File too large") as caught, no_writes():
         write(file)
     told = explained(caught.value)
     assert told.startswith(f"{file}: File too large; ")
     assert "ulimit -f" in told
+    assert not [*tmp_path.glob(".*")]
+
+
+def test_a_file_that_a_user_names_is_whole_or_what_it_was_before(tmp_path: Path) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    write_file(page, b"before")
+    link.symlink_to(page)
+    with pytest.raises(OSError, match="File too large"), no_writes():
+        write_file(page, b"now")
+    assert page.read_bytes() == b"before"
+    write_file(link, b"now")
+    assert link.is_symlink()
+    assert page.read_bytes() == b"now"
+    with page.open("r+b") as open_already:  # what a shell has redirected to is written to, not replaced
+        write_file(Path(f"/dev/fd/{open_already.fileno()}"), b"then")
+        assert open_already.read() == b"then"
 
 
 def test_a_file_that_does_not_reach_the_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

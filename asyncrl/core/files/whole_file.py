@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-from asyncrl.core.files.file_errors import naming
-
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, in place of what is there.
@@ -14,9 +12,8 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with naming(path):
-            draft.write_bytes(content)
+        draft.write_bytes(content)
         draft.replace(path)
-    except OSError:
+    except OSError as error:
         draft.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # nobody knows the draft
