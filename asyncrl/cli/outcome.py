@@ -178,7 +178,7 @@ def logging_to(file: Path) -> Iterator[None]:
         RecipeError: the file cannot be written to.
     """
     try:
-        handler = _LogFile(file, encoding="utf-8")
+        handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         remedy = remedy_of(error, "give yourself permission to write it")
         raise RecipeError("", f"cannot write {str(file)!r}: {error.strerror}", remedy) from error

@@ -4,6 +4,8 @@ import re
 import traceback
 from collections.abc import Sequence
 
+import msgspec
+
 KEPT_CHARACTERS = 4_000
 """Characters kept of an error's text or traceback. Some hold a whole page or table, and they go to logs, journal and summary."""
 
@@ -54,6 +56,22 @@ def writable(text: str) -> str:
     Models write such halves in JSON, and operating systems put them into file names that are not UTF-8.
     """
     return text.encode(errors="backslashreplace").decode()
+
+
+def writable_json(value: object) -> bytes:
+    r"""Return ``value`` as JSON, in whose texts each lone half of a surrogate pair is spelt out, as :func:`writable` does."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_writable(msgspec.to_builtins(value)))
+
+
+def _writable(value: object) -> object:
+    if isinstance(value, str):
+        return writable(value)
+    if isinstance(value, dict):
+        return {_writable(key): _writable(each) for key, each in value.items()}
+    return [_writable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def text_of(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.cli.arguments import command, count
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.text import as_the_program_names
+from asyncrl.core.text import as_the_program_names, writable_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,8 +77,6 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """List the runs that were asked for."""
-    import msgspec
-
     from asyncrl.episodes.visible import visible_json
     from asyncrl.run.measures.run_list import row_of, run_folders, sorted_rows, with_value
 
@@ -90,7 +88,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     shown = sorted_rows(rows, arguments.sort)[: arguments.limit]
     if arguments.json:
         for row in shown:
-            console.out(visible_json(msgspec.json.encode(row).decode()), highlight=False)
+            console.out(visible_json(writable_json(row).decode()), highlight=False)
     else:
         if not console.is_terminal:
             console.width = PIPE_WIDTH

@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.whole_file import write_whole
+from asyncrl.core.text import writable_json
 
 _TAG = re.compile(r"[\w][\w.:/+-]*")
 
@@ -56,7 +57,7 @@ class Labels(msgspec.Struct, frozen=True):
         Raises:
             OSError: the disk refuses.
         """
-        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        write_whole(path, msgspec.json.format(writable_json(self), indent=2) + b"\n")
 
     def with_tags(self, added: Sequence[str], removed: Sequence[str] = ()) -> "Labels":
         """Return the labels with some tags more and some less.

@@ -18,8 +18,9 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.notify import NotifyConfig
-from asyncrl.core.text import short
+from asyncrl.core.text import short, writable_json
 from asyncrl.envs.secrets import read_token
+from asyncrl.episodes.visible import visible
 
 NOTIFY_S = 15.0
 """How long the command, or the server, may take."""
@@ -82,7 +83,7 @@ def notify(config: NotifyConfig, ending: Ending, failed: bool) -> list[str]:
     """Tell whom the recipe names, and return what went wrong."""
     if config.when == "failure" and not failed:
         return []
-    told = msgspec.json.encode(ending)
+    told = writable_json(ending)
     problems = [_command_problem(config.command, told, ending)] if config.command else []
     if config.url is not None:
         problems.append(_url_problem(config.url, config.token_variable, told))
@@ -90,7 +91,7 @@ def notify(config: NotifyConfig, ending: Ending, failed: bool) -> list[str]:
 
 
 def _command_problem(command: tuple[str, ...], told: bytes, ending: Ending) -> str:
-    variables = {"ASYNCRL_RUN": ending.run, "ASYNCRL_STATUS": ending.status, "ASYNCRL_REASON": ending.reason}
+    variables = {"ASYNCRL_RUN": ending.run, "ASYNCRL_STATUS": ending.status, "ASYNCRL_REASON": visible(ending.reason)}
     try:
         done = subprocess.run(command, input=told, env={**os.environ, **variables}, capture_output=True, timeout=NOTIFY_S)
     except subprocess.TimeoutExpired:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from asyncrl.core.files.line_files import append_line, last_lines
+from asyncrl.core.text import writable_json
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.events import Event, PhaseAdvanced, RunEvent
 from asyncrl.run.measures.summary import Summary
@@ -49,7 +50,7 @@ class EventLog:
                     return
                 self._advanced = event.at
             try:
-                append_line(self._path, msgspec.json.encode(event))
+                append_line(self._path, writable_json(event))
             except OSError as error:
                 logger.warning("%s lacks a line, which whoever watches the run does not see: %s", self._path, error)
 

@@ -14,7 +14,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.buffer_statistics import LedgerCounts
 from asyncrl.core.measures.time_split import IdleShares
 from asyncrl.core.plug_ins.error_counts import CountedError, at_least
-from asyncrl.core.text import pluralize
+from asyncrl.core.text import pluralize, writable_json
 from asyncrl.run.measures.bottleneck import Bottleneck
 
 NO_GROUPS = LedgerCounts(issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={})
@@ -121,7 +121,7 @@ class RecordedSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, path: Path) -> None:
         """Write as JSON. A reader finds either the whole file or none."""
-        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        write_whole(path, msgspec.json.format(writable_json(self), indent=2) + b"\n")
 
     def recorded(self, path: Path) -> Self:
         """Write the summary, and return it. If that fails, the one returned is not of a completed run, and says why."""

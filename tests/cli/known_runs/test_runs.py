@@ -250,6 +250,16 @@ def test_labels_that_cannot_be_read_are_not_overwritten(make, capsys, content):
     assert Labels.read(run.labels).tags == ("good",)
 
 
+def test_a_terminal_and_a_disk_that_are_not_utf8_are_listed_and_labelled(make, capsys):
+    latin = make("latin")
+    there = latin.path.rename(latin.path.with_name(os.fsdecode(b"caf\xe9")))
+    assert main(["tag", str(there), "--note", os.fsdecode(b"caf\xe9")]) == 0
+    assert capsys.readouterr().out.endswith("note: caf\\udce9\n")
+    row = json.loads(shown(capsys, "--json"))
+    assert (row["name"], row["note"]) == ("caf\\udce9", "caf\\udce9")
+    assert "caf\\udce9" in shown(capsys)
+
+
 def test_a_run_that_is_named_in_several_ways_is_listed_once(make, capsys, tmp_path: Path):
     run = make("once")
     (tmp_path / "link").symlink_to(tmp_path / "runs")

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from asyncrl.core.errors import RecipeError
@@ -63,6 +64,12 @@ def test_a_command_and_a_url_are_told(server, tmp_path, monkeypatch):
         **{"text": "quick failed", "name": "quick", "run": "/r", "status": "failed", "reason": "no coffee", "steps": 3},
         **{"reward": 0.5, "evaluation": None},
     }
+
+
+def test_a_reason_with_any_characters_reaches_the_command(tmp_path):
+    config = NotifyConfig(command=("python3", "-c", SHOW, str(tmp_path / "told")))
+    assert notify(config, msgspec.structs.replace(ENDING, reason="a\0b \ud800"), failed=True) == []
+    assert (tmp_path / "told").read_text().endswith("faileda␀b \\ud800")
 
 
 def test_a_server_that_wants_a_key_gets_it_and_one_that_redirects_is_not_followed(server, monkeypatch):

@@ -82,6 +82,14 @@ def test_the_last_event_of_a_kind_is_found_in_the_end_of_a_long_file(folder: Run
     assert last_event(folder.path / "nowhere", StepDone) is None
 
 
+def test_names_of_files_that_are_not_utf8_end_nothing(folder: RunFolder):
+    log = EventLog(folder.events)
+    log.tell(NoteSaid(text="caf\udce9 is full", level=logging.INFO))
+    log.tell(RunEnded(status=Status.FAILED, reason="caf\udce9 is full"))
+    note, end = EventReader(folder.events).new()
+    assert note.text == end.reason == "caf\\udce9 is full"
+
+
 def test_a_disk_that_refuses_is_logged_and_ends_nothing(folder: RunFolder, caplog: pytest.LogCaptureFixture):
     folder.events.mkdir()
     with caplog.at_level(logging.WARNING):

@@ -46,6 +46,12 @@ def test_a_disk_that_refuses_the_summary_is_told(tmp_path):
     assert stopped.reason.startswith("stopped by the user; ")
 
 
+def test_a_reason_that_names_a_file_whose_name_is_not_utf8_is_written(tmp_path):
+    path = tmp_path / "summary.json"
+    Summary(status=Status.FAILED, reason="caf\udce9 is full").recorded(path)
+    assert Summary.read(path).reason == "caf\\udce9 is full"
+
+
 def test_tasks_that_were_left_out_are_counted_by_source(folder):
     summary = msgspec.structs.replace(SUMMARY, too_long={"tasks.train (a.jsonl)": 1_200}).leaving_out({"b.jsonl": [3, 4]})
     said = "1,200 of tasks.train (a.jsonl), 2 of tasks.evaluation (b.jsonl): their prompts leave no room"
