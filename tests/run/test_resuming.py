@@ -317,8 +317,10 @@ def tracked(run):
     """The run's MLflow database, as far as it is looked into."""
     run.folder.tracked_as.write_text("0123")
     with closing(sqlite3.connect(run.folder.database)) as database, database:
-        database.execute("CREATE TABLE runs (run_uuid TEXT PRIMARY KEY)")
-        database.execute("INSERT INTO runs VALUES ('0123')")
+        database.execute("CREATE TABLE runs (run_uuid TEXT PRIMARY KEY, lifecycle_stage TEXT, experiment_id INTEGER)")
+        database.execute("INSERT INTO runs VALUES ('0123', 'active', 1)")
+        database.execute("CREATE TABLE experiments (experiment_id INTEGER, lifecycle_stage TEXT)")
+        database.execute("INSERT INTO experiments VALUES (1, 'active')")
         database.execute("CREATE TABLE metrics (value REAL)")
         database.executemany("INSERT INTO metrics VALUES (?)", [(float(step),) for step in range(2000)])
     run.reached()

@@ -10,6 +10,7 @@ from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.tracking.mlflow_store import errors_of_mlflow, keep_mlflow_quiet
+from asyncrl.run.tracking.mlflow_tables import tables_problem
 from asyncrl.run.tracking.tracker import tracking_uri
 from asyncrl.run.tracking.tracking_check import CREDENTIALS, sqlite_file, wants_credentials
 
@@ -38,6 +39,9 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig, wanted: Collecti
     database = sqlite_file(uri)
     if database is not None and not database.is_file():  # MLflow would make one
         raise RecipeError("tracking.uri", f"the metrics of {folder.path.name} are not in {database}, which is gone", _REMEDY)
+    problem, remedy = ("", "") if database is None else tables_problem(database)
+    if problem:
+        raise RecipeError("tracking.uri", f"cannot read the metrics of {folder.path.name} in {database}: {problem}", remedy)
     keep_mlflow_quiet()
     from mlflow import MlflowClient
 

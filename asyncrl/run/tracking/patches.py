@@ -12,6 +12,14 @@ REACHES = (
         needless="MlflowClient logs finished spans",
     ),
     Reach(
+        files=("asyncrl/run/tracking/mlflow_tables.py",),
+        names=("SQL.alembic_version",),
+        why="see before a run starts that MLflow can use its tables, by the revision in the database and those that its files of "
+        "migrations name: MLflow takes seconds to import, and says so only when the run begins to track",
+        test="tests/run/tracking/test_tracking.py::test_tables_of_another_mlflow_are_told_before_anything_starts",
+        needless="MLflow says of a database whether it can be used without changing it",
+    ),
+    Reach(
         files=("asyncrl/run/tracking/tracking_check.py",),
         names=("SQL.experiments", "SQL.runs"),
         why="see before a run starts that its experiment is not deleted and its run is known: MLflow takes seconds to import, "

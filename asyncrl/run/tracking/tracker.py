@@ -37,7 +37,7 @@ from asyncrl.run.tracking.opentelemetry_spans import NAME as OPENTELEMETRY
 from asyncrl.run.tracking.opentelemetry_spans import OpenTelemetrySpans
 from asyncrl.run.tracking.paced_traces import PacedTraces
 from asyncrl.run.tracking.traces import Traces
-from asyncrl.run.tracking.tracking_check import CREDENTIALS, elsewhere, wants_credentials
+from asyncrl.run.tracking.tracking_check import CREDENTIALS, LOCKED, elsewhere, wants_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOCKED = "database is locked"
+_DELETED = "must be in the 'active' state"
+"""What MLflow says of a run, or of an experiment, that somebody has deleted."""
 _MLFLOW = "MLflow"
 
 QUEUE_LENGTH = 10_000
@@ -177,6 +178,8 @@ class Tracker:
             said = without_passwords(_first_said(failure))
             if wants_credentials(said):
                 remedy = CREDENTIALS
+            elif _DELETED in said:
+                remedy = "restore it (mlflow runs restore, or mlflow experiments restore), then resume"
             problem = f"MLflow at {self._shown_uri}: {said}; {remedy}"
         raise TrackingFailed(problem) from failure
 
@@ -187,7 +190,7 @@ class Tracker:
 
             known = self._is_known()  # before the client makes a database where there is none
             with only_one_makes(self.uri):
-                client = MlflowClient(self.uri)
+                client: MlflowClient = self._with_room(partial(MlflowClient, self.uri))
             run_id = self._go_on(client) if known and self._has_run(client) else self._new_run(client)
             for name in self._recipe.tracking.also:
                 if name != OPENTELEMETRY:
@@ -255,7 +258,7 @@ class Tracker:
                 result = write()
                 break
             except Exception as error:
-                locked = _LOCKED in str(error)
+                locked = LOCKED in str(error)
                 # There may be room again by the time we look.
                 if not locked and (self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES)):
                     raise
@@ -295,6 +298,9 @@ class Tracker:
                 "%s does not know the run that %s names: tracking begins anew", self._shown_uri, self._folder.tracked_as
             )
             return False
+        if run.info.lifecycle_stage == "deleted":
+            logger.warning("in %s the run of %s is deleted: tracking begins anew", self._shown_uri, self._folder.tracked_as)
+            return False
         original = original_of(self._folder, self._recipe, run.info.run_name or "")
         if original is not None:
             logger.warning("%s is a copy of %s, which has its metrics so far: tracking begins anew", self._folder.path, original)
@@ -304,7 +310,8 @@ class Tracker:
         """Go on with the MLflow run that a resumed run had, and return its id."""
         run_id = self._folder.read_tracked_as()
         self._with_room(partial(client.update_run, run_id, status="RUNNING"))
-        self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
+        history = self._with_room(partial(client.get_metric_history, run_id, REWARD.name))
+        self._tracked_step = max((m.step for m in history), default=-1)
         return run_id
 
     def _new_run(self, client: "MlflowClient") -> str:

@@ -1,6 +1,7 @@
 """Checks before a run starts that its metrics can be kept where the recipe says. Nothing is made and nothing is written."""
 
 import os
+import shlex
 import socket
 import sqlite3
 from contextlib import closing
@@ -13,12 +14,15 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
 from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.tracking.mlflow_tables import tables_problem
 
 ANSWER_S = 5.0
 """How long a tracking server may take to accept a connection."""
 LONGEST_NAME = 200
 """Most characters of a run's name: file systems take 255, and the time and endings of files come after it."""
 _BUSY_S = 60.0
+LOCKED = "database is locked"
+"""What SQLite says of a database that another process holds."""
 _SERVERS = {"http": 80, "https": 443}
 _ELSEWHERE = ("databricks", "databricks-uc", "uc")
 """What MLflow reaches by settings of its own, as a whole address or as its scheme."""
@@ -114,7 +118,11 @@ def _check_sqlite(file: Path, place: str, recipe: Recipe) -> None:
     if file.exists():
         if problem := database_problem(file, whole=False):
             problem = f"the MLflow database {file} cannot be used: {problem}"
-            raise RecipeError(place, problem, "repair it, put it back, or track elsewhere (tracking.uri, run_dir)")
+            raise RecipeError(place, problem, f"{_mended(problem)}, or track elsewhere (tracking.uri, run_dir)")
+        problem, remedy = tables_problem(file)
+        if problem:
+            problem = f"the MLflow database {file} cannot be used: {problem}"
+            raise RecipeError(place, problem, f"{remedy}, or track elsewhere (tracking.uri, run_dir)")
         if _is_deleted(file, recipe.tracking.experiment):
             problem = f"experiment {recipe.tracking.experiment!r} has been deleted in {file}"
             raise RecipeError("tracking.experiment", problem, "restore it with `mlflow experiments restore`, or name another")
@@ -122,6 +130,12 @@ def _check_sqlite(file: Path, place: str, recipe: Recipe) -> None:
     there = next(parent for parent in file.parents if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise RecipeError(place, f"the MLflow database {file} cannot be made", "name a file in a folder that you may write to")
+
+
+def _mended(problem: str) -> str:
+    """Say what to do about what :func:`database_problem` says."""
+    held = "wait for the process that holds it, or end it (fuser names it)"
+    return held if LOCKED in problem else "repair it or put it back"
 
 
 def _is_deleted(file: Path, experiment: str) -> bool:
@@ -178,22 +192,37 @@ def check_database(folder: RunFolder) -> None:
     """
     if not folder.database.is_file():
         return
-    remedy = f"repair it or put it back, then resume; or {elsewhere(folder)}"
     problem = database_problem(folder.database, whole=True)
+    remedy = f"{_mended(problem)}, then resume; or {elsewhere(folder)}"
+    if not problem:
+        problem, mended = tables_problem(folder.database)
+        remedy = f"{mended}, then resume; or {elsewhere(folder)}"
     if not problem and folder.tracked_as.is_file():
-        run_id = folder.read_tracked_as()
-        found, problem = _finds(folder.database, run_id)
-        if not found and not problem:
-            problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
-            remedy = f"put it back; or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
+        problem, remedy = _run_problem(folder, folder.read_tracked_as())
     if problem:
         raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
 
 
-def _finds(file: Path, run_id: str) -> tuple[bool, str]:
-    """Whether MLflow knows a run, and why it cannot be seen, if so."""
-    with closing(sqlite3.connect(file, timeout=_BUSY_S)) as database:
+def _run_problem(folder: RunFolder, run_id: str) -> tuple[str, str]:
+    """Why MLflow cannot go on with a run, and a remedy; both empty if it can."""
+    anew = f"or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
+    asked = (
+        "SELECT runs.lifecycle_stage, experiments.lifecycle_stage, experiments.experiment_id "
+        "FROM runs JOIN experiments ON runs.experiment_id = experiments.experiment_id WHERE run_uuid = ?"
+    )
+    with closing(sqlite3.connect(folder.database, timeout=_BUSY_S)) as database:
         try:
-            return database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone() is not None, ""
+            found = database.execute(asked, (run_id,)).fetchone()
         except sqlite3.Error as error:
-            return False, str(error)
+            return str(error), f"{_mended(str(error))}, then resume; or {elsewhere(folder)}"
+    if found is None:
+        return f"it has no run {run_id!r}, which {folder.tracked_as.name} names", f"put it back; {anew}"
+    of_run, of_experiment, experiment = found
+    restore = f"restore it (MLFLOW_TRACKING_URI={shlex.quote(f'sqlite:///{folder.database}')} mlflow"
+    if of_experiment == "deleted":
+        problem = "the experiment of this run has been deleted"
+        return problem, f"{restore} experiments restore --experiment-id {experiment}), then resume; or {elsewhere(folder)}"
+    if of_run == "deleted":
+        problem = f"run {run_id!r}, which {folder.tracked_as.name} names, has been deleted"
+        return problem, f"{restore} runs restore --run-id {run_id}); {anew}"
+    return "", ""

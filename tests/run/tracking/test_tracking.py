@@ -1,6 +1,7 @@
 import logging
 import re
 import resource
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -31,8 +32,9 @@ from asyncrl.run.report.run_record import RunRecord
 from asyncrl.run.tracking import tracker as tracker_module
 from asyncrl.run.tracking.further_trackers import check_further_trackers
 from asyncrl.run.tracking.metric_history import metric_history
+from asyncrl.run.tracking.mlflow_tables import _revisions
 from asyncrl.run.tracking.tracker import Tracker, TrackingFailed
-from asyncrl.run.tracking.tracking_check import check_database
+from asyncrl.run.tracking.tracking_check import check_database, check_tracking
 
 
 def make(tmp_path, *overrides: str):
@@ -395,6 +397,96 @@ def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
     assert track(folder, 2, f"put {folder.database} back as it was, or resume with the metrics elsewhere") != 0
     folder.database.unlink()
     assert track(folder, 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("revision", "told"),
+    [
+        (None, r"an earlier MLflow made its tables; copy it, then .* \(mlflow db upgrade sqlite:///.*mlflow\.db\)"),
+        ("f" * 12, r"a later MLflow than the one installed here made its tables; install that one \(pip .*\)"),
+    ],
+)
+def test_tables_of_another_mlflow_are_told_before_anything_starts(beside_others, revision, told):
+    from mlflow import MlflowClient
+
+    recipe, folder = make(beside_others)
+    known, newest = _revisions()
+
+    def have(version):
+        with closing(sqlite3.connect(folder.database)) as database, database:
+            database.execute("UPDATE alembic_version SET version_num = ?", (version,))
+
+    have(revision or min(known - newest))
+    folder.tracked_as.write_text("0123")
+    with pytest.raises(Exception, match="out-of-date database schema"):
+        MlflowClient(tracker_module.tracking_uri(recipe.tracking, folder))
+    with pytest.raises(RecipeError, match=f"cannot be used: {told}, then resume; or resume with the metrics elsewhere"):
+        check_database(folder)
+    with pytest.raises(RecipeError, match=f"cannot be used: {told}, or track elsewhere"):
+        check_tracking(recipe, resumed=False)
+    with pytest.raises(RecipeError, match=f"cannot read the metrics of .*: {told}"):
+        metric_history(folder, recipe.tracking)
+    folder.tracked_as.unlink()
+    have(*newest)
+    check_database(folder)
+    check_tracking(recipe, resumed=False)
+
+
+def test_a_run_that_was_deleted_is_told_before_a_resume_and_can_be_restored_as_that_says(beside_others):
+    from click.testing import CliRunner
+    from mlflow import MlflowClient
+    from mlflow.cli import cli
+
+    def restored_as(told):
+        variable, _, *words = shlex.split(told.partition("restore it (")[2].partition(")")[0])
+        name, _, value = variable.partition("=")
+        assert CliRunner().invoke(cli, words, env={name: value}).exit_code == 0
+        check_database(folder)
+
+    recipe, folder = make(beside_others)
+    assert track(folder, 1) == 0
+    client, run_id = MlflowClient(tracker_module.tracking_uri(recipe.tracking, folder)), folder.read_tracked_as()
+    client.delete_run(run_id)
+    with pytest.raises(RecipeError, match=r"run '\w+', which mlflow-run names, has been deleted; .*; or remove") as told:
+        check_database(folder)
+    restored_as(str(told.value))
+    client.delete_experiment(client.get_run(run_id).info.experiment_id)
+    with pytest.raises(
+        RecipeError, match=r"the experiment of this run has been deleted; .*, then resume; or resume with"
+    ) as told:
+        check_database(folder)
+    restored_as(str(told.value))
+    assert track(folder, 2) == 0
+    assert metric_history(folder, recipe.tracking)["reward/mean"].steps == (1, 2)
+
+
+def test_a_run_that_is_deleted_while_it_is_tracked_is_told_with_a_remedy(beside_others):
+    from mlflow import MlflowClient
+
+    recipe, folder = make(beside_others)
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    wait_for(folder.tracked_as.is_file, "the run to be made")
+    MlflowClient(tracker.uri).delete_run(folder.read_tracked_as())
+    tracker.log(1, {"reward/mean": 0.5})
+    with pytest.raises(TrackingFailed, match=r"Current state is deleted\.; restore it \(mlflow runs restore, or .*, then resume"):
+        tracker.finish(Status.COMPLETED, seconds=120)
+    assert track(folder, 2, "is deleted: tracking begins anew") == 0
+    assert metric_history(folder, recipe.tracking)["reward/mean"].steps == (2,)
+
+
+def test_a_database_that_is_held_when_tracking_begins_is_waited_for(beside_others, monkeypatch, caplog):
+    recipe, folder = make(beside_others)
+    monkeypatch.setattr(tracker_module, "POLL_S", 0.01)
+    tracker = Tracker(recipe, folder)
+    with closing(sqlite3.connect(folder.database)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        tracker.start()
+        wait_for(lambda: "tracking waits for other users of sqlite" in caplog.text, "the lock to be noticed")
+        other.rollback()
+    tracker.log(1, {"reward/mean": 1.0})
+    tracker.finish(Status.COMPLETED, seconds=60)
+    assert metric_history(folder, recipe.tracking)["reward/mean"].steps == (1,)
 
 
 def test_a_database_that_refuses_a_record_is_told_in_a_sentence(beside_others):
