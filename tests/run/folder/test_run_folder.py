@@ -1,7 +1,9 @@
 import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,6 +72,17 @@ with RunFolder(Path({str(folder.path)!r})).driven():
         with folder.driven():
             assert folder.run_id_before == f"{folder.path.name}-{other.pid}"
             assert folder.run_id != folder.run_id_before
+
+
+def test_those_who_look_whether_a_run_is_driven_keep_nobody_from_driving_it(tmp_path):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    with folder.driven():
+        pass
+    looking = os.open(folder.lock, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.1, os.close, [looking]).start()
+    with folder.driven():
+        assert folder.is_driven
 
 
 def test_a_lock_that_may_only_be_read_tells_whether_the_run_is_driven(tmp_path, monkeypatch):
