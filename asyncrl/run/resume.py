@@ -27,7 +27,7 @@ from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.measures.totals import FORMAT, SavedTotals, Totals, summarize
 from asyncrl.run.recipe.compose import compose
-from asyncrl.run.tracking.tracking_check import check_database
+from asyncrl.run.tracking.tracking_check import check_database, check_names
 
 
 class CheckpointOfTheFuture(AsyncRLError):
@@ -59,13 +59,14 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     """Refuse a run that cannot be resumed. Reads journal, checkpoints, totals, summary and tracking; changes nothing.
 
     Raises:
-        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its summary has
-            another format; its trajectories are gone; its newest checkpoint is damaged, of another version than its name says, or
-            does not go with the journal; its MLflow database cannot be used; it has completed and ``steps`` was not raised; or a
-            process is driving it.
+        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its folder's path is not
+            UTF-8; its summary has another format; its trajectories are gone; its newest checkpoint is damaged, of another version
+            than its name says, or does not go with the journal; its MLflow database cannot be used; it has completed and ``steps``
+            was not raised; or a process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
+    check_names(folder.path)
     folder.check_not_driven()
     _check_teacher(recipe, folder)
     ended, unreadable = _how_it_ended(folder)

@@ -27,9 +27,9 @@ from asyncrl.api.driver_process import Ended
 from asyncrl.api.following import completed
 from asyncrl.api.recipes import override_texts
 from asyncrl.cli.driving.messages import Began, LaunchRequest
-from asyncrl.cli.driving.start import Driver
+from asyncrl.cli.driving.start import Driver, start_driver
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.event_log import EventLog
@@ -434,3 +434,8 @@ def test_what_a_run_does_not_have_is_told(folder, tmp_path):
         asyncrl.Run(tmp_path)
     with pytest.raises(asyncrl.NotThere, match="has no scores"):
         asyncrl.Evaluation(tmp_path).summary  # noqa: B018
+
+
+def test_a_run_in_a_folder_whose_name_is_not_utf8_is_refused_with_the_name(tmp_path):
+    with pytest.raises(RecipeError, match=r"caf\\udce9' is not UTF-8; rename the file or folder"):
+        start_driver(LaunchRequest(None, (), resume=f"{tmp_path}/caf\udce9"))

@@ -46,16 +46,20 @@ def start_driver(request: Request, *, detached: bool = False) -> Driver:
     """Start a process that does what is requested. It ends with the thread that calls this, unless it is ``detached``.
 
     Raises:
-        RecipeError: a module that a run imports calls this while it is imported.
+        RecipeError: a module that a run imports calls this while it is imported, or the request names a file that is not UTF-8.
     """
     refuse_while_importing()
+    try:
+        asked = msgspec.json.encode(request).decode()
+    except UnicodeEncodeError as error:
+        raise RecipeError("", f"{error.object!r} is not UTF-8", "rename the file or folder that it names") from error
     reading, writing = os.pipe()
     inherits = detached or is_own(sys.stdout, 1)
     try:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "asyncrl.cli.driving.driver"),
-                *(msgspec.json.encode(request).decode(), str(writing), "0" if detached else str(os.getpid())),
+                *(asked, str(writing), "0" if detached else str(os.getpid())),
             ],
             stdin=subprocess.DEVNULL,
             stdout=None if inherits else subprocess.PIPE,

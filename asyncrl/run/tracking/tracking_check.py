@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
-from asyncrl.core.text import without_passwords
+from asyncrl.core.text import without_passwords, writable
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.tracking.mlflow_tables import tables_problem
 
@@ -36,15 +36,17 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
     """Check the place of the run folder, and that of its metrics. A run that is resumed has both already.
 
     Raises:
-        RecipeError: ``run_dir`` cannot be written to; ``name`` is too long for a folder; MLflow does not know the kind of
-            ``tracking.uri``, or lacks a package for it; there are credentials in it; nothing answers there; or a database is
-            damaged or read-only.
+        RecipeError: the path of the current folder or of ``run_dir`` is not UTF-8, or ``run_dir`` cannot be written to; ``name`` is
+            too long for a folder; MLflow does not know the kind of ``tracking.uri``, or lacks a package for it; there are
+            credentials in it; nothing answers there; or a database is damaged, read-only or another MLflow's.
     """
     uri = recipe.tracking.uri
+    check_names(Path.cwd())
     if not resumed:
         _refuse_home("run_dir", recipe.run_dir, recipe.run_dir)
         _refuse_home(_URI, uri, uri.partition(":///")[2])
         _check_run_dir(str(local_run_dir(recipe.run_dir)))
+        check_names(local_run_dir(recipe.run_dir).resolve())
         _check_name(recipe.name)
     if not uri:
         if not resumed:
@@ -85,6 +87,16 @@ def database_problem(file: Path, *, whole: bool) -> str:
     if problem == "ok" and not os.access(file, os.W_OK):
         return "it is read-only"
     return "" if problem == "ok" else str(problem)
+
+
+def check_names(folder: Path) -> None:
+    """Refuse a folder whose path is not UTF-8.
+
+    Raises:
+        RecipeError: it is not.
+    """
+    if writable(str(folder)) != str(folder):
+        raise RecipeError("", f"{str(folder)!r} is not UTF-8, and neither Ray nor Arrow works there", "rename the folder")
 
 
 def _check_run_dir(run_dir: str) -> None:

@@ -1,3 +1,4 @@
+import os
 from importlib.metadata import EntryPoint, EntryPoints
 
 import msgspec
@@ -63,3 +64,15 @@ def test_a_name_that_is_too_long_for_a_folder_is_refused_and_the_longest_makes_o
     recipe = compose("quickstart", [f"run_dir={tmp_path}", f"name={'n' * LONGEST_NAME}"])
     check_tracking(recipe, resumed=False)
     assert RunFolder.create(recipe).recipe.is_file()
+
+
+def test_folders_whose_names_are_not_utf8_are_refused(tmp_path, monkeypatch):
+    latin = tmp_path / os.fsdecode(b"caf\xe9")
+    latin.mkdir()
+    (tmp_path / "linked").symlink_to(latin)
+    with pytest.raises(RecipeError, match=r"caf\\udce9' is not UTF-8, and neither .*; rename"):
+        check_tracking(compose("quickstart", [f"run_dir={tmp_path}/linked"]), resumed=False)
+    monkeypatch.chdir(latin)
+    for resumed in (False, True):
+        with pytest.raises(RecipeError, match=r"caf\\udce9' is not UTF-8, and neither .*; rename"):
+            check_tracking(compose("quickstart", ["run_dir=/tmp"]), resumed=resumed)
