@@ -159,7 +159,7 @@ def write(episodes: pa.Table, path: Path) -> None:
     Raises:
         OSError: the disk refuses; nothing is left of the attempt.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # nothing above: a run's folder that was moved is not made anew
     unfinished = unfinished_file(path)
     try:
         pq.write_table(episodes, unfinished, compression="zstd", use_dictionary=_REPEATING, write_statistics=False)

@@ -6,7 +6,6 @@ keep more. A run without a journal cannot be resumed, and makes no checkpoint.
 """
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -167,7 +166,7 @@ class Checkpointer:
                 totals.unlink()
         for copy in self._folder.checkpoints.glob("*.journal*"):
             if not copy.with_name(copy.name.partition(".journal")[0]).is_dir():
-                shutil.rmtree(copy)
+                checkpoints.remove(copy)
         return min(checkpoints.versions(self._folder.checkpoints))
 
     def _not_written(self, error: CheckpointNotWritten) -> None:
@@ -192,7 +191,9 @@ class Checkpointer:
 
         Raises:
             RunTakenOver: another process drives the run by now.
+            ComponentFailed: the run's folder was moved or removed.
         """
+        self._folder.check_there()
         if self._uploads is not None:
             self._uploads.check()
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)

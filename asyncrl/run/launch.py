@@ -114,6 +114,8 @@ def launch(
     changed = reached is not None and reached.changed
     running = partial(_run, recipe, folder, view, totals, _Records(tracker, uploads), changed, too_long)
     status, reason = asyncio.run(supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
+    if status is Status.FAILED:
+        reason = cause(folder, reason)
     summary = summarize(totals, status, reason, recipe.buffer).leaving_out(left_out(too_long, "evaluation"))
     if reached is not None:
         summary = summary.going_on_from(reached.summary, totals.seconds)
@@ -128,6 +130,15 @@ def launch(
     summary = _uploaded(summary, recipe, folder, uploads)
     end_descendants(LAST_WORDS_S)
     return summary, totals.now()
+
+
+def cause(folder: RunFolder, reason: str) -> str:
+    """Return why a run failed: whatever failed first, if its folder is gone, that is the cause."""
+    try:
+        folder.check_there()
+    except AsyncRLError as gone:
+        return str(gone)
+    return reason
 
 
 def _uploaded(summary: Summary, recipe: Recipe, folder: RunFolder, uploads: Uploads) -> Summary:

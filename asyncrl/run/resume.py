@@ -59,10 +59,10 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     """Refuse a run that cannot be resumed. Reads journal, checkpoints, totals, summary and tracking; changes nothing.
 
     Raises:
-        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its folder's path is not
-            UTF-8; its summary has another format; its trajectories are gone; its newest checkpoint is damaged, of another version
-            than its name says, or does not go with the journal; its MLflow database cannot be used; it has completed and ``steps``
-            was not raised; or a process is driving it.
+        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its folder's path is
+            not UTF-8; its summary has another format; its trajectories are gone; its newest checkpoint is damaged, of another
+            version than its name says, or does not go with the journal; its MLflow database cannot be used; it has completed
+            and ``steps`` was not raised; or a process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournalConfig):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")

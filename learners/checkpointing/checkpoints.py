@@ -5,10 +5,13 @@ renamed once it is complete; before its first file is removed, it is renamed to 
 a checkpoint's files.
 """
 
+import logging
 import shutil
 from pathlib import Path
 
 from asyncrl.core.ids import PolicyVersion
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "version-"
 _PARTIAL, _DOOMED = ".partial", ".doomed"
@@ -38,15 +41,30 @@ def versions(folder: Path) -> list[PolicyVersion]:
 def prune(folder: Path, keep: int) -> None:
     """Remove all checkpoints except the ``keep`` newest, and finish any removal that was interrupted earlier.
 
+    What cannot be removed, such as files on a network drive that somebody reads just now, is left to the next call.
+
     Raises:
         ValueError: if ``keep`` is below 1.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; a run that keeps no checkpoint cannot be resumed")
     for _, path in sorted(_checkpoints(folder))[:-keep]:
-        path.rename(_hidden(path, _DOOMED))
+        doomed = _hidden(path, _DOOMED)
+        remove(doomed)
+        if not doomed.exists():
+            path.rename(doomed)
     for doomed in folder.glob(f".{_PREFIX}*{_DOOMED}"):
-        shutil.rmtree(doomed)
+        remove(doomed)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, which need not exist; if that fails, the log says so."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s could not be removed, which is tried again with the next checkpoint: %s", folder, error)
 
 
 def partial_of(checkpoint: Path) -> Path:

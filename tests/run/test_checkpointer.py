@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.run.checkpointer import Checkpointer
@@ -150,3 +151,32 @@ def test_totals_that_cannot_be_written_put_a_checkpoint_off(
     monkeypatch.setattr(Path, "write_bytes", real)
     asyncio.run(run(checkpointer, 1))
     assert learner.forgotten == [1]
+
+
+def test_a_run_whose_folder_was_moved_ends_instead_of_going_on_in_another(folder: RunFolder):
+    async def moved() -> None:
+        with folder.driven():
+            await checkpointer.room()
+            folder.path.rename(folder.path.with_name("moved"))
+            folder.path.mkdir()
+            await checkpointer.room()
+
+    checkpointer, *_ = make(folder, Totals())
+    with pytest.raises(ComponentFailed, match="was moved or removed while its run went on"):
+        asyncio.run(moved())
+
+
+def test_a_checkpoint_that_cannot_be_removed_ends_no_run_and_is_removed_later(folder: RunFolder, monkeypatch, caplog):
+    def busy(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    checkpointer, learner, _ = make(folder, Totals(), "checkpoint.keep=1")
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.shutil, "rmtree", busy)
+        asyncio.run(run(checkpointer, 6))
+    assert learner.forgotten == [2, 4, 6]
+    assert ".version-000004.doomed could not be removed, which is tried again" in caplog.text
+    assert sorted(checkpoints.versions(folder.checkpoints)) == [6]
+    assert len(list(folder.checkpoints.glob(".*.doomed"))) == 2
+    checkpoints.prune(folder.checkpoints, 1)
+    assert not list(folder.checkpoints.glob(".*.doomed"))

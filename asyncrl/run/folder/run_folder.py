@@ -47,7 +47,7 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.files.file_errors import naming, remedy_of
 from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.recipe.schema import Recipe
@@ -88,6 +88,8 @@ class RunFolder:
         self.own_database = self.path / "mlflow.db"
         self.run_id_before: str | None = None
         """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
+        self._driven: int | None = None
+        """The folder, held open while this process drives the run."""
         self.lock = self.path / "driver.lock"
         self._launched_in = self.path / "launched-in"
         self._resumes = self.path / "resumes"
@@ -192,7 +194,28 @@ class RunFolder:
             except OSError as error:
                 raise self._cannot_lock(error) from error
             self.run_id_before = None if before is None else self._id_of(before)
-            yield
+            self._driven = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
+            try:
+                yield
+            finally:
+                os.close(self._driven)
+                self._driven = None
+
+    def check_there(self) -> None:
+        """Check that the folder is still where it was when this process began to drive the run.
+
+        Raises:
+            ComponentFailed: it was moved or removed. What is written at its path would be another run's, or nobody's.
+        """
+        if self._driven is None:
+            return
+        try:
+            if os.path.samestat(os.fstat(self._driven), os.stat(self.path)):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        instead = ", in the place of what is there now" if os.path.lexists(self.path) else ""
+        raise ComponentFailed(f"{self.path} was moved or removed while its run went on; put it back{instead}, then resume it")
 
     def check_not_driven(self) -> None:
         """Raise a ``RecipeError`` if a process drives the run, because its files would change while they are read."""

@@ -272,7 +272,7 @@ class _FarNode:
         for name, size in (await self._ask(self._files.sizes.remote(self._folder.trajectories))).items():
             path = self._folder.trajectories / name
             content = b"".join([part async for part in self._content(path, 0, size)])
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             await asyncio.to_thread(write_whole, path, content)
             await self._ask(self._files.remove.remote([path]))
 

@@ -36,8 +36,8 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
     """Check the place of the run folder, and that of its metrics. A run that is resumed has both already.
 
     Raises:
-        RecipeError: the path of the current folder or of ``run_dir`` is not UTF-8, or ``run_dir`` cannot be written to; ``name`` is
-            too long for a folder; MLflow does not know the kind of ``tracking.uri``, or lacks a package for it; there are
+        RecipeError: the path of the current folder or of ``run_dir`` is not UTF-8, or ``run_dir`` cannot be written to; ``name``
+            is too long for a folder; MLflow does not know the kind of ``tracking.uri``, or lacks a package for it; there are
             credentials in it; nothing answers there; or a database is damaged, read-only or another MLflow's.
     """
     uri = recipe.tracking.uri

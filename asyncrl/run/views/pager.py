@@ -72,13 +72,13 @@ def show_pages(console: Console, pages: int, page: Callable[[int], RenderableTyp
     Args:
         page: makes the page of a number from 0 on.
     """
-    place, made = Place(pages), -1
-    content: RenderableType = ""
+    place, made = Place(pages), (-1, 0)
+    lines: list[list[Segment]] = []
     with console.screen(), _single_keys() as key:
         while True:
-            if made != place.page:
-                made, content = place.page, page(place.page)
-            lines = console.render_lines(content, console.options.update(height=None), pad=False)
+            if made != (place.page, console.width):  # a page of a megabyte takes a while
+                made = place.page, console.width
+                lines = console.render_lines(page(place.page), console.options.update(height=None), pad=False)
             height = console.height - 1
             _draw(console, lines[place.top : place.top + height], f"{place.page + 1} of {pages}  {_HELP}", height)
             for action in actions_of(key()):

@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.launch import cause
 from asyncrl.run.recipe.compose import compose
 
 
@@ -83,6 +85,31 @@ def test_those_who_look_whether_a_run_is_driven_keep_nobody_from_driving_it(tmp_
     threading.Timer(0.1, os.close, [looking]).start()
     with folder.driven():
         assert folder.is_driven
+
+
+@pytest.mark.parametrize(
+    ("happens", "told"),
+    [
+        (lambda path: path.rename(path.with_name("moved")), "while its run went on; put it back, then resume"),
+        (lambda path: shutil.rmtree(path), "while its run went on; put it back, then resume"),
+        (
+            lambda path: (path.rename(path.with_name("moved")), path.mkdir()),
+            "put it back, in the place of what is there now, then",
+        ),
+    ],
+    ids=["moved", "removed", "made anew"],
+)
+def test_a_folder_that_goes_while_its_run_lives_is_told_by_whoever_drives_it(tmp_path, happens, told):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    folder.check_there()
+    with folder.driven():
+        folder.check_there()
+        assert cause(folder, "the buffer failed") == "the buffer failed"
+        happens(folder.path)
+        with pytest.raises(ComponentFailed, match=f"{folder.path} was moved or removed .*{told}"):
+            folder.check_there()
+        assert "was moved or removed" in cause(folder, "the buffer failed")
+    folder.check_there()
 
 
 def test_a_lock_that_may_only_be_read_tells_whether_the_run_is_driven(tmp_path, monkeypatch):
