@@ -5,6 +5,7 @@ from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.core.text import without_passwords
 from asyncrl.run.measures.metric_names import parameter_name
 from asyncrl.run.tracking.mlflow_store import errors_of_mlflow, experiment_of, keep_mlflow_quiet, only_one_makes
+from asyncrl.run.tracking.sqlite_address import sqlite_uri
 from asyncrl.run.tracking.tracker import TrackingFailed
 from asyncrl.sweeps.sweep import Sweep
 from asyncrl.sweeps.sweep_folder import SweepFolder
@@ -25,7 +26,7 @@ class TrackedSweep:
 
     def __init__(self, folder: SweepFolder, sweep: Sweep, tracking: TrackingConfig) -> None:
         keep_mlflow_quiet()
-        self._uri = tracking.uri or f"sqlite:///{folder.path / 'mlflow.db'}"
+        self._uri = tracking.uri or sqlite_uri(folder.path / "mlflow.db")
         try:
             self._begin(folder, sweep, tracking.experiment)
         except errors_of_mlflow() as error:

@@ -1,17 +1,22 @@
+import io
 import json
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from made_episodes import PROMPT_TOKENS, row, tree, turn, write
+from rich.console import Console
+from rich.text import Text
 from terminal import terminal
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.episodes.schema import Kind, TokenFate
+from asyncrl.run.views import pager
 from asyncrl.run.views.pager import Place, actions_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "start" / "reading-a-run.md"
@@ -264,3 +269,22 @@ def test_trajectories_are_lines_of_json_with_what_they_are(tmp_path, capsys):
         (2, "solver", 0, 4, "parallel"),
     ]
     assert {line["role_rewards"]["critic"] for line in lines} == {0.25}
+
+
+def test_a_page_is_laid_out_once_however_often_it_is_scrolled(monkeypatch):
+    class Page:
+        def __init__(self):
+            self.laid_out = 0
+
+        def __rich_console__(self, *_):
+            self.laid_out += 1
+            yield Text("line\n" * 1000)
+
+    @contextmanager
+    def keys():
+        yield lambda: next(pressed)
+
+    page, pressed = Page(), iter([b"j", b"j", b" ", b"q"])
+    monkeypatch.setattr(pager, "_single_keys", keys)
+    pager.show_pages(Console(file=io.StringIO(), force_terminal=True), 1, lambda number: page)
+    assert page.laid_out == 1

@@ -46,7 +46,7 @@ class EventLog:
         event = msgspec.structs.replace(event, at=self._clock())
         with self._lock:
             if isinstance(event, PhaseAdvanced):
-                if event.at < self._advanced + ADVANCE_S and event.fraction < 1:
+                if abs(event.at - self._advanced) < ADVANCE_S and event.fraction < 1:  # a clock may be set back
                     return
                 self._advanced = event.at
             try:

@@ -11,8 +11,9 @@ from asyncrl.core.text import without_passwords
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.tracking.mlflow_store import errors_of_mlflow, keep_mlflow_quiet
 from asyncrl.run.tracking.mlflow_tables import tables_problem
+from asyncrl.run.tracking.sqlite_address import sqlite_file
 from asyncrl.run.tracking.tracker import tracking_uri
-from asyncrl.run.tracking.tracking_check import CREDENTIALS, sqlite_file, wants_credentials
+from asyncrl.run.tracking.tracking_check import CREDENTIALS, wants_credentials
 
 _REMEDY = "see that tracking.uri in the run's recipe.yaml can be reached from here, or read the run where it was made"
 

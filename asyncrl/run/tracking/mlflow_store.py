@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import is_address
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.tracking.tracking_check import sqlite_file
+from asyncrl.run.tracking.sqlite_address import sqlite_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

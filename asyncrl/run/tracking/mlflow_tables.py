@@ -11,6 +11,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from asyncrl.run.tracking.sqlite_address import sqlite_uri
+
 _REVISION = re.compile(r"^(down_)?revision = \"(\w+)\"", re.MULTILINE)
 
 
@@ -26,7 +28,7 @@ def tables_problem(file: Path) -> tuple[str, str]:
     if not known or found <= newest:
         return "", ""
     if found <= known:
-        upgrade = f"mlflow db upgrade {shlex.quote(f'sqlite:///{file}')}"
+        upgrade = f"mlflow db upgrade {shlex.quote(sqlite_uri(file))}"
         return "an earlier MLflow made its tables", f"copy it, then have MLflow bring it up to date ({upgrade})"
     return "a later MLflow than the one installed here made its tables", "install that one (pip install --upgrade mlflow)"
 

@@ -36,6 +36,7 @@ from asyncrl.run.tracking.mlflow_store import experiment_of, keep_mlflow_quiet, 
 from asyncrl.run.tracking.opentelemetry_spans import NAME as OPENTELEMETRY
 from asyncrl.run.tracking.opentelemetry_spans import OpenTelemetrySpans
 from asyncrl.run.tracking.paced_traces import PacedTraces
+from asyncrl.run.tracking.sqlite_address import sqlite_uri
 from asyncrl.run.tracking.traces import Traces
 from asyncrl.run.tracking.tracking_check import CREDENTIALS, LOCKED, elsewhere, wants_credentials
 
@@ -355,7 +356,7 @@ class Tracker:
 
 def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
     """Where the run is tracked: ``tracking.uri``, or a SQLite file: :attr:`RunFolder.database`."""
-    return config.uri or f"sqlite:///{folder.database}"
+    return config.uri or sqlite_uri(folder.database)
 
 
 def _write_text(path: Path, text: str) -> None:

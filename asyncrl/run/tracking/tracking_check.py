@@ -15,6 +15,7 @@ from asyncrl.core.storage.address import local_run_dir
 from asyncrl.core.text import without_passwords, writable
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.tracking.mlflow_tables import tables_problem
+from asyncrl.run.tracking.sqlite_address import sqlite_file, sqlite_uri
 
 ANSWER_S = 5.0
 """How long a tracking server may take to accept a connection."""
@@ -63,12 +64,6 @@ def check_tracking(recipe: Recipe, *, resumed: bool) -> None:
         raise RecipeError(_URI, problem, "name a database file as sqlite:///FILE, or leave it empty")
     elif kind not in (*_ELSEWHERE, *entry_points(group="mlflow.tracking_store").names):
         _check_dialect(uri)
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The file of a SQLite database; None if the URI is that of something else."""
-    scheme, separator, path = uri.partition(":///")
-    return Path(path.partition("?")[0]).absolute() if separator and scheme in ("sqlite", "sqlite+pysqlite") else None
 
 
 def database_problem(file: Path, *, whole: bool) -> str:
@@ -230,7 +225,7 @@ def _run_problem(folder: RunFolder, run_id: str) -> tuple[str, str]:
     if found is None:
         return f"it has no run {run_id!r}, which {folder.tracked_as.name} names", f"put it back; {anew}"
     of_run, of_experiment, experiment = found
-    restore = f"restore it (MLFLOW_TRACKING_URI={shlex.quote(f'sqlite:///{folder.database}')} mlflow"
+    restore = f"restore it (MLFLOW_TRACKING_URI={shlex.quote(sqlite_uri(folder.database))} mlflow"
     if of_experiment == "deleted":
         problem = "the experiment of this run has been deleted"
         return problem, f"{restore} experiments restore --experiment-id {experiment}), then resume; or {elsewhere(folder)}"

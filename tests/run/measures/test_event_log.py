@@ -60,6 +60,14 @@ def test_a_phase_that_says_often_how_far_it_is_has_a_line_a_second(folder: RunFo
     assert [event.fraction for event in EventReader(folder.events).new()] == [0.0, 1 / 3, 2 / 3, 1.0]
 
 
+def test_a_clock_that_is_set_back_hides_no_progress(folder: RunFolder):
+    times = iter([5000.0, 1000.0, 1000.5])
+    log = EventLog(folder.events, clock=lambda: next(times))
+    for fraction in (0.25, 0.5, 0.75):
+        log.tell(PhaseAdvanced(fraction=fraction, text=""))
+    assert [event.fraction for event in EventReader(folder.events).new()] == [0.25, 0.5]
+
+
 def test_whoever_follows_sees_everything_until_nobody_drives_the_run(folder: RunFolder):
     log, seen, waited = EventLog(folder.events), [], ["d", "b"]
     with folder.driven():

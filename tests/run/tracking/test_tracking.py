@@ -33,6 +33,7 @@ from asyncrl.run.tracking import tracker as tracker_module
 from asyncrl.run.tracking.further_trackers import check_further_trackers
 from asyncrl.run.tracking.metric_history import metric_history
 from asyncrl.run.tracking.mlflow_tables import _revisions
+from asyncrl.run.tracking.sqlite_address import sqlite_file
 from asyncrl.run.tracking.tracker import Tracker, TrackingFailed
 from asyncrl.run.tracking.tracking_check import check_database, check_tracking
 
@@ -299,6 +300,19 @@ def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(beside_others):
     client = MlflowClient(tracker_module.tracking_uri(recipe.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(), "reward/mean")
     assert [point.step for point in history] == [2, 3]
+
+
+def test_a_folder_whose_name_means_something_in_an_address_is_tracked_in(tmp_path, empty_database):
+    place = tmp_path / "50%20 a?b"
+    place.mkdir()
+    shutil.copy(empty_database, place)
+    recipe, folder = make(tmp_path)
+    folder = RunFolder(folder.path.rename(place / folder.path.name))
+    assert track(folder, 1) == 0
+    assert track(folder, 2) == 0
+    assert metric_history(folder, recipe.tracking)["reward/mean"].steps == (1, 2)
+    assert sqlite_file(tracker_module.tracking_uri(recipe.tracking, folder)) == folder.database
+    assert not list(tmp_path.glob("50 * a"))  # what the name would mean
 
 
 def test_a_run_of_an_earlier_version_keeps_the_database_in_its_folder(beside_others, empty_database):
