@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.host.helper_process import run_helper
+from asyncrl.run.host.helper_process import explaining, run_helper
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -51,4 +51,5 @@ def main(request: Request) -> None:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Request))
+    with explaining():
+        main(msgspec.json.decode(sys.argv[1], type=Request))

@@ -11,12 +11,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.files.file_errors import explained
 from asyncrl.run.host.signals import sigterm_blocked
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,17 @@ logger = logging.getLogger(__name__)
 INTERRUPT_S = 2.0
 """How long an interrupted process may take to remove what it has half made."""
 
-_OWN_ERROR = re.compile(r"^(asyncrl|learners|generators)[\w.]*: ")
-"""How Python begins the last line of an error of ours; its text is meant to stand alone."""
+_OWN_ERROR = re.compile(r"^(\[rank\d+\]: )?(asyncrl|learners|generators)[\w.]*: ")
+"""How Python begins the last line of an error of ours, and torch that of a rank; its text is meant to stand alone."""
+
+
+@contextlib.contextmanager
+def explaining() -> Iterator[None]:
+    """In such a process, tell an error of the system as one of ours: the file, what is wrong, and what can be done about it."""
+    try:
+        yield
+    except OSError as error:
+        raise ComponentFailed(explained(error)) from error
 
 
 async def run_helper(

@@ -20,7 +20,7 @@ from asyncrl.core.files.cache_folder import cache_folder
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.model_copies import copy_folder
 from asyncrl.core.files.weight_files import DTYPES, stored_tensors
-from asyncrl.run.host.helper_process import run_helper
+from asyncrl.run.host.helper_process import explaining, run_helper
 from asyncrl.run.models.model_identity import model_files
 
 if TYPE_CHECKING:
@@ -148,4 +148,5 @@ def _write_weights(folder: Path, new: Path) -> None:
 
 
 if __name__ == "__main__":
-    _write(msgspec.json.decode(sys.argv[1], type=Request))
+    with explaining():
+        _write(msgspec.json.decode(sys.argv[1], type=Request))

@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.core.task import Task
+from asyncrl.run.host.helper_process import explaining
 from asyncrl.run.tiny.player import Player
 
 
@@ -58,4 +59,5 @@ def main(request: Request) -> None:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Request))
+    with explaining():
+        main(msgspec.json.decode(sys.argv[1], type=Request))
