@@ -109,6 +109,8 @@ def fetch_run(address: str, note: Callable[[str], None], parent: Path | None = N
             _forget_how_it_ended(folder)
             if folder.database.parent != folder.path and not _tracked_elsewhere(recipe):
                 folder.tracked_as.unlink(missing_ok=True)  # the database that knows it is on another machine
+                if is_address(str(recipe.get("run_dir", ""))):
+                    folder.own_database.touch()  # none was uploaded yet, and its metrics go where the run goes
             write_known_copies(folder, KnownCopies(name, unsettled=max(versions)))
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)

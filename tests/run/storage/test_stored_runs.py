@@ -115,6 +115,7 @@ def test_a_run_is_gone_on_with_on_another_machine_with_its_ledger(store: ObjectS
     assert (reached.statistics.version, ledger.trained, ledger.committed) == (6, 12, 0)
     assert ledger.issued == ledger.trained + ledger.failed + ledger.running
     assert training_file(folder.trajectories, 4, 0).read_bytes() == b"episodes of 4"
+    assert folder.database == folder.own_database  # none was uploaded yet, and the metrics from here on are to be
     check_resumable(compose(str(folder.recipe)), folder)  # a second look finds the same
     assert settle(compose(str(folder.recipe)), folder) is None
 
