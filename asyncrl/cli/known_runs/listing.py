@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.arguments import command, count
+from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.text import as_the_program_names, writable_json
@@ -90,9 +91,10 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         for row in shown:
             console.out(visible_json(writable_json(row).decode()), highlight=False)
     else:
-        if not console.is_terminal:
-            console.width = PIPE_WIDTH
-        console.print(_table(shown, console.width < NARROW) if shown else "no such runs")
+        wide = console if console.is_terminal else PatientConsole(width=PIPE_WIDTH)
+        wide.print(_table(shown, wide.width < NARROW) if shown else "no such runs")
+        if isinstance(wide, PatientConsole) and wide.failure is not None:
+            raise wide.failure
     return ExitCode.COMPLETED
 
 

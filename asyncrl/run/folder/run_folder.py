@@ -214,6 +214,8 @@ class RunFolder:
                 return
         except (FileNotFoundError, NotADirectoryError):
             pass
+        except OSError:
+            return  # a network drive that does not answer just now: what is written there will say so
         instead = ", in the place of what is there now" if os.path.lexists(self.path) else ""
         raise ComponentFailed(f"{self.path} was moved or removed while its run went on; put it back{instead}, then resume it")
 
