@@ -83,14 +83,16 @@ def _plain(value: Any) -> Any:
 
 
 def _by_label(series: Any, index: Any) -> Any:
-    """Return a series of pandas as a dictionary, as its values mean little without their labels; a list if these only count."""
+    """Return a series of pandas as a dictionary, as its values mean little without their labels.
+
+    Returns:
+        A list of the values if the labels only count them, and of pairs if several have one label, as rows of one key do.
+    """
     values, labels = series.tolist(), index.tolist()
     if labels == list(range(len(values))):
         return values
     named = {str(label): value for label, value in zip(labels, values, strict=True)}
-    if len(named) < len(values):
-        raise _Unwritable("a series with two values of one label; return its to_string(), or a list of pairs")
-    return named
+    return named if len(named) == len(values) else list(zip(labels, values, strict=True))
 
 
 def _refuse(value: object) -> NoReturn:
