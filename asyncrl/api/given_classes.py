@@ -82,8 +82,8 @@ def _given(place: str, value: object) -> Iterator[tuple[str, type | FunctionType
         for key, each in value.items():
             yield from _given(f"{place}.{key}" if place else str(key), each)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for each in value:
-            yield from _given(place, each)
+        for number, each in enumerate(value):
+            yield from _given(f"{place}.{number}" if place else str(number), each)
     elif hasattr(value, "__struct_fields__"):
         for name in value.__struct_fields__:
             yield from _given(f"{place}.{name}" if place else name, getattr(value, name))
@@ -93,7 +93,8 @@ def _names(given: Sequence[tuple[str, type | FunctionType]], folder: Path) -> di
     """Return the names of classes and functions by their ids; a module is written for those that nobody could import.
 
     Raises:
-        RecipeError: one has no name, or two have the same, by which the run would take one for the other.
+        RecipeError: one has no name, or two have the same, by which the run would take one for the other. Of one key, only the
+            last counts, as with a class that a notebook's cell has defined once more.
     """
     if not given:
         return {}
@@ -101,17 +102,18 @@ def _names(given: Sequence[tuple[str, type | FunctionType]], folder: Path) -> di
 
     names = {id(each): name for _, each in given if (name := importable_name(each)) is not None}
     copied: dict[str, tuple[str, type | FunctionType]] = {}
-    for place, each in given:
+    last = dict(given)
+    for place, each in [*last.items(), *given]:
         if id(each) in names:
             continue
         if not each.__name__.isidentifier():
             raise RecipeError(place, "a lambda has no name", "give a function that is made with `def`")
         other_place, other = copied.setdefault(each.__name__, (place, each))
-        if other is not each:
+        if other is not each and last[place] is each:
             problem = f"{short(each)} is called {each.__name__!r}, as is what {other_place} has"
             raise RecipeError(place, problem, "give one of them another name; of a function that another one makes, set __name__")
     if copied:
         module, text = module_of(list(copied.values()))
         write_module(module, text, folder)
-        names |= {id(each): f"{module}:{name}" for name, (_, each) in copied.items()}
+        names = {id(each): f"{module}:{each.__name__}" for _, each in given} | names
     return names

@@ -183,6 +183,30 @@ def test_a_class_may_take_the_place_of_another_that_the_recipe_has():
         assert f"environment.name='{file.stem}:Local'" in given.overrides
 
 
+@pytest.mark.parametrize("by", ["keyword", "override", "section"])
+def test_a_class_that_a_cell_has_defined_once_more_takes_the_place_of_the_one_before(by):
+    def made(hint):
+        class Local(Calculator):
+            system_prompt = hint
+
+        return Local
+
+    before, after = made("before"), made("after")
+    overrides = {"keyword": {}, "override": {"environment.name": after}, "section": {"environment": {"name": after}}}[by]
+    changes = changes_for(after if by == "keyword" else None, None, None)
+    with written({"environment": {"name": before}}, overrides, changes) as given:
+        (file,) = Path(given.code).iterdir()
+        assert f"environment.name='{file.stem}:Local'" in given.overrides
+        namespace = {"__name__": file.stem}
+        exec(file.read_text(), namespace)
+        assert namespace["Local"].system_prompt == "after"
+    with (
+        pytest.raises(asyncrl.RecipeError, match=r"environment.options.both.1: .* is called 'Local', as is what .*both.0 has"),
+        written("quickstart", {"environment.options": {"both": [before, after]}}, {}),
+    ):
+        pass
+
+
 def test_a_loss_takes_the_place_of_all_that_the_recipe_says_of_one(tmp_path: Path):
     base = {"defaults": ["quickstart", "_self_"], "algorithm": {"loss": {"kind": "ppo_clip", "clip_low": 0.1}}}
 
