@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -16,6 +16,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.storage.address import is_address
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from asyncrl.cli.arguments import Commands
@@ -84,7 +86,7 @@ def sort_words(words: list[str], samples: int | None, versions: tuple[int, ...])
     for word in words:
         if is_address(word):
             models.append(str(model_here(word)))
-        elif Path(word).is_dir():
+        elif os.path.isdir(word):
             models.append(word)
         elif "=" in word or word[0] in "~+":
             overrides.append(word)

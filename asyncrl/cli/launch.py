@@ -186,7 +186,7 @@ def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequen
 
 def is_override(word: str) -> bool:
     """Whether a word of the command line changes a recipe instead of naming one."""
-    return not Path(word).exists() and ("=" in word or word[:1] in ("~", "+"))
+    return not os.path.exists(word) and ("=" in word or word[:1] in ("~", "+"))
 
 
 class Accepted(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -69,7 +70,7 @@ def add_command(commands: Commands) -> None:
 
 def _run_or_change(text: str) -> Path | str:
     """What follows ``--from``: a run, or a change of the recipe, which stays as it was written."""
-    return text if "=" in text and not Path(text).exists() else run_here(text)
+    return text if "=" in text and not os.path.exists(text) else run_here(text)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:

@@ -19,6 +19,8 @@ def test_models_recipe_and_overrides_are_told_apart_in_any_order(tmp_path, monke
         versions=(0, 20),
     )
     assert sort_words(["runs/one", "quickstart"], None, ()).recipe == "quickstart"
+    change = f"environment.options.note={300 * 'x'}"  # longer than any file's name
+    assert sort_words(["tiny", change], None, ()).overrides == (change,)
     with pytest.raises(RecipeError, match=r"two recipes are named, a.yaml and quickstart"):
         sort_words(["tiny", "a.yaml", "quickstart"], None, ())
 

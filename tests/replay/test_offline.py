@@ -202,10 +202,11 @@ def test_one_process_trains_in_a_folder_at_a_time(recorded: RunFolder, tmp_path:
 
 
 def test_changes_after_the_runs_are_taken_as_they_were_written():
-    words = ["--from", "runs/one", "tracking.uri=sqlite:////a/b.db", "environment.options.note=a/./b/", "runs/other"]
+    note = "a/./b/" + 300 * "x"  # longer than any file's name
+    words = ["--from", "runs/one", "tracking.uri=sqlite:////a/b.db", f"environment.options.note={note}", "runs/other"]
     asked, *_ = _asked(command_line("train-offline").parse_args(["train-offline", "quickstart", *words]))
     assert asked.runs == (Path("runs/one"), Path("runs/other"))
-    assert (asked.recipe.tracking.uri, asked.recipe.environment.options["note"]) == ("sqlite:////a/b.db", "a/./b/")
+    assert (asked.recipe.tracking.uri, asked.recipe.environment.options["note"]) == ("sqlite:////a/b.db", note)
 
 
 @pytest.mark.parametrize(

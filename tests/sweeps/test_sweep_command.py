@@ -56,6 +56,7 @@ def test_a_dry_run_lists_the_runs_and_starts_nothing(tmp_path, capsys):
         (["--resume", "runs/no", "--seeds", "2"], "only --parallel may be given with it"),
         (["--resume", "runs/no"], "it has no sweep.json"),
         (["steps=1,2"], "give a RECIPE first"),
+        (["name=" + 300 * "x"], "give a RECIPE first"),
         (["nosuch", "steps=1,2"], "no recipe named 'nosuch' is shipped"),
         (["quickstart", "steps=4,5", "--plan", "--from", "runs/no", "--dry-run"], "is not a run folder"),
         (["quickstart", "steps=4,5", "--seeds", "400", "--parallel", "999", "--dry-run"], "800 runs side by side take about"),
