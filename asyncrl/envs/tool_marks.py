@@ -56,8 +56,7 @@ def tool(
     The model is told the method's name, docstring and typed parameters; describe a parameter by ``Annotated[str, "the word"]``.
     docs/reference/tool-types.md has every type. The method returns text, or anything that JSON can carry. An ``async`` method
     runs in an asyncio task of its own, in the event loop of all episodes, and must not block the loop. A plain method runs in
-    a thread of
-    its own; if it misses its deadline, it is interrupted some seconds later, at its next Python instruction.
+    a thread of its own; if it misses its deadline, it is interrupted some seconds later, at its next Python instruction.
 
     The calls of one turn run side by side. Tools that must run in the order of the calls can share an ``asyncio.Lock``, which
     lets them in as they come.

@@ -1,4 +1,4 @@
-"""An MCP server whose schemas are made to harm whoever reads them, written with the SDK alone."""
+"""An MCP server whose schemas are made to harm whoever reads them, written with the SDK alone. An empty cursor ends its list."""
 
 import asyncio
 import sys
@@ -21,7 +21,7 @@ TOOLS = [
 
 
 async def list_tools(context: ServerRequestContext[Any], params: PaginatedRequestParams | None) -> ListToolsResult:
-    return ListToolsResult(tools=TOOLS, next_cursor="more" if "endless" in sys.argv else None)
+    return ListToolsResult(tools=TOOLS, next_cursor="more" if "endless" in sys.argv else "")
 
 
 async def call_tool(context: ServerRequestContext[Any], params: CallToolRequestParams) -> CallToolResult:

@@ -280,7 +280,7 @@ async def _all_tools(client: "Client", server: str) -> tuple[ToolSpec, ...]:
         page = await client.list_tools(cursor=cursor)
         tools += [ToolSpec(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
         cursor = page.next_cursor
-        if cursor is None:
+        if not cursor:  # some servers end with an empty one
             return tuple(tools)
     raise NoSession(
         "tools", f"{server} lists its tools on more than {MOST_PAGES} pages", "correct the server, or list more on a page"
