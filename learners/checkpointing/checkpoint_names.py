@@ -37,6 +37,8 @@ IN_INDEX = {
     *(("torch", kind) for kind in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")),
 }
 """Module and name of everything that Megatron and torch write into an index."""
+MEMBER = ("builtins", "getattr")
+"""By this Python up to 3.11.3 pickles a member of an enumeration: the attribute of a class."""
 _IN_OBJECTS = {
     ("collections", "OrderedDict"),
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -114,6 +116,8 @@ class _HeldIndex(pickle.Unpickler):
         self._folder = folder
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == MEMBER:
+            return _Held
         if (module, name) not in IN_INDEX:
             raise UnknownClass(self._folder, INDEX, f"{module}.{name}")
         return type(name, (_Held,), {})

@@ -4,7 +4,8 @@ A pickle can name any function of any installed package and have it called. Mega
 pickles: the index of where tensors lie (``.metadata``), everything that is not a tensor (``common.pt``, and objects
 among the tensors in ``*.distcp``), the tensors themselves, and, within those objects, the extra state of
 TransformerEngine's layers. What always holds: only the classes and functions that Megatron and torch write there
-(:mod:`asyncrl.learners.checkpointing.checkpoint_names`) are resolved; any other is refused by its name before it is looked up.
+(:mod:`asyncrl.learners.checkpointing.checkpoint_names`) are resolved, and members of enumerations among them; any other is
+refused by its name before it is looked up.
 
 TransformerEngine unpickles its extra state without a check. That state is not needed here, because fp8 scales are
 computed from the tensors as they are. So it is neither saved nor loaded; see :func:`without_extra_state`.
@@ -13,6 +14,7 @@ computed from the tensors as they are. So it is neither saved nor loaded; see :f
 import io
 import pickle
 from collections.abc import Iterable, Mapping
+from enum import EnumType
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +31,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from asyncrl.learners.checkpointing.checkpoint_manifest import CheckpointDamaged, UnknownClass
-from asyncrl.learners.checkpointing.checkpoint_names import COMMON, IN_INDEX, INDEX, NO_PICKLE, check_classes
+from asyncrl.learners.checkpointing.checkpoint_names import COMMON, IN_INDEX, INDEX, MEMBER, NO_PICKLE, check_classes
 
 _EXTRA_STATE = "_extra_state"
 """Part of every name under which layers keep extra state."""
@@ -160,9 +162,18 @@ class _IndexUnpickler(pickle.Unpickler):
         self._folder = folder
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == MEMBER:
+            return _member
         if (module, name) not in IN_INDEX:
             raise UnknownClass(self._folder, INDEX, f"{module}.{name}")
         return super().find_class(module, name)
+
+
+def _member(enumeration: Any, name: Any) -> Any:
+    """Return a member of an enumeration; of nothing else is an attribute read."""
+    if not isinstance(enumeration, EnumType) or name not in enumeration.__members__:
+        raise pickle.UnpicklingError(f"{name!r} is no member of an enumeration")
+    return enumeration[name]
 
 
 def _load_object(data: bytes, folder: Path, name: str) -> Any:
