@@ -20,15 +20,17 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, EnvironmentLost
 from asyncrl.core.messages import ToolSpec
-from asyncrl.core.text import describe_error
+from asyncrl.core.text import describe_error, short
 from asyncrl.envs.hosting.guarded_calls import Raised, contained
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.mcp.errors_log import ErrorsLog
+from asyncrl.envs.mcp.http_answers import FORBIDDING, UNSPOKEN_ERRORS, answers_request, failure
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import SchemaChecks
 
 if TYPE_CHECKING:
+    import httpx2
     from mcp import Client
     from mcp.client._transport import Transport
     from mcp.types import CallToolResult
@@ -48,8 +50,6 @@ MOST_PAGES = 100
 """Pages of a list of tools that are read."""
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 """Names that MCP allows for tools."""
-_LOST_ANSWERS = ("Session terminated", "Server returned an error response")
-"""Texts with which the SDK answers calls over HTTP whose server has forgotten the session, or is failing."""
 
 
 class McpServer(msgspec.Struct, frozen=True):
@@ -111,6 +111,7 @@ class McpSession:
         self._incident = f"{server.name} {secrets.token_hex(8)}"
         self._client: Client
         self._errors: ErrorsLog | None = None
+        self._failure, self._failed_status = "", 0
         self._task: asyncio.Task[Raised | None]
 
     async def start(self) -> None:
@@ -148,7 +149,10 @@ class McpSession:
         try:
             result = await self._client.call_tool(name, dict(arguments))
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED or error.message in _LOST_ANSWERS:
+            unspoken = bool(self.server.url) and error.message.startswith(UNSPOKEN_ERRORS)
+            if unspoken:
+                self._failure = self._failure or f"it gave no answer of MCP: {short(error.message)}"
+            if unspoken or error.code == CONNECTION_CLOSED:
                 self._leave()
                 raise self.lost_error() from error
             raise ToolError(error.message) from error
@@ -159,7 +163,8 @@ class McpSession:
 
     def lost_error(self) -> EnvironmentLost:
         """The error of those who depended on this session."""
-        return EnvironmentLost(f"the session with {self.server.name} has ended{self._said()}", self._incident)
+        why = f": {self._failure}" if self._failure else ""
+        return EnvironmentLost(f"the session with {self.server.name} has ended{why}{self._said()}", self._incident)
 
     async def end(self) -> None:
         """End the session, and its process."""
@@ -199,10 +204,12 @@ class McpSession:
                 headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
                 # A tool has the environment's deadline, and each call in flight needs a connection of its own.
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
+                event_hooks={"response": [self._note_failure]},
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             )
             stack.push_async_callback(client.aclose)  # the SDK only closes clients that it has made itself
-            return streamable_http_client(server.url, http_client=client)
+            # What a tool returns may be as long over HTTP as over standard streams.
+            return streamable_http_client(server.url, http_client=client, max_sse_event_size=None)
         from mcp import StdioServerParameters
         from mcp.client.stdio import stdio_client
 
@@ -214,6 +221,16 @@ class McpSession:
         return stdio_client(
             StdioServerParameters(command=program, args=arguments, env=dict(server.variables)), errlog=errors.file
         )
+
+    async def _note_failure(self, response: "httpx2.Response") -> None:
+        """End the session if the server fails; while it begins, the SDK tries one handshake after the other."""
+        if not answers_request(response):
+            return
+        failed, begun = failure(response), self._begun.is_set()
+        if failed or not begun:
+            self._failure, self._failed_status = failed, response.status_code
+        if failed and begun:
+            raise ConnectionError(failed)
 
     async def _not_begun(self) -> NoSession:
         """Say why the session has not begun."""
@@ -234,8 +251,11 @@ class McpSession:
                 "cannot be executed" if shutil.which(program, mode=0) or isinstance(error, PermissionError) else "does not exist"
             )
             return NoSession("command", f"the program {program!r} {why}", "install it where the run is launched, or correct it")
+        if self._failure and self._failed_status in FORBIDDING:
+            remedy = "name the variable that holds the server's token, or correct the token"
+            return NoSession("token_variable", f"{server.name} refuses us: {self._failure}", remedy)
         what = "ended, or does not speak MCP" if server.command else "cannot be reached, or does not speak MCP"
-        return NoSession(key, f"{server.name} {what}: {describe_error(error)}{self._said()}", remedy)
+        return NoSession(key, f"{server.name} {what}: {self._failure or describe_error(error)}{self._said()}", remedy)
 
     def _said(self) -> str:
         last = self._errors.last if self._errors is not None else ""

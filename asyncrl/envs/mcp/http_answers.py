@@ -1,0 +1,41 @@
+"""Tells the failures of a server over HTTP from those of its tools: the SDK makes the same errors of both."""
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import httpx2
+
+FORBIDDING = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+UNSPOKEN_ERRORS = ("Session terminated", "Server returned an error response", "Not Found", "Failed to parse ", "Redirect to ")
+"""How the errors begin that the SDK makes itself of an answer that holds no message of MCP."""
+_NEVER_OF_TOOLS = (
+    *FORBIDDING,
+    *(HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_ACCEPTABLE, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS),
+    *(HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT),
+)
+"""Statuses of a failing server or of what stands before it, whatever the body says."""
+_JSON, _EVENTS = "application/json", "text/event-stream"
+
+
+def answers_request(response: "httpx2.Response") -> bool:
+    """Whether this is the answer to a request of MCP, and not to a notification or the like."""
+    return response.request.method == "POST" and "id" in msgspec.json.decode(response.request.content)
+
+
+def failure(response: "httpx2.Response") -> str:
+    """Say how the server failed to answer a request of MCP; empty if it answered.
+
+    A server may tell an error of the protocol or a tool by HTTP status 400, 404 or 500 with a message of JSON-RPC. With a
+    session, 404 means that the server has forgotten it.
+    """
+    status, kind = response.status_code, response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    forgotten = status == HTTPStatus.NOT_FOUND and "mcp-session-id" in response.request.headers
+    wordless = status == HTTPStatus.ACCEPTED or (status >= HTTPStatus.BAD_REQUEST and kind != _JSON)
+    if wordless or forgotten or status in _NEVER_OF_TOOLS:
+        return f"it answered with HTTP status {status}"
+    if status == HTTPStatus.OK and kind not in (_JSON, _EVENTS):
+        return f"it answered with content of type {kind or 'unknown'}"
+    return ""

@@ -1,0 +1,130 @@
+"""MCP servers over HTTP that fail, or before which something else answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from asyncrl.core.errors import EnvironmentLost
+from asyncrl.envs import ToolError
+from asyncrl.envs.mcp.schema_checks import SchemaChecks
+from asyncrl.envs.mcp.session import McpServer, McpSession, NoSession
+
+JSON, EVENTS, HTML = "application/json", "text/event-stream", "text/html"
+DEADLINE_S = 60.0
+
+
+def message(number: Any, **content: Any) -> str:
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": number, **content}).decode()
+
+
+def error(text: str, code: int = -32603) -> str:
+    return message(None, error={"code": code, "message": text})
+
+
+def result(text: str) -> str:
+    return message(0, result={"content": [{"type": "text", "text": text}]})
+
+
+@asynccontextmanager
+async def answering(status: int, kind: str, body: str, to: str, headers: dict[str, str], session: str) -> AsyncIterator[str]:
+    """A server that answers requests of one method, ``to``, with this, and all others as it should."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method != "POST":
+            return web.Response(status=405)
+        asked = await request.json()
+        if "id" not in asked:
+            return web.Response(status=202)
+        if asked["method"] == to:
+            return web.Response(
+                status=status, content_type=kind, text=body.replace('"id":0', f'"id":{asked["id"]}'), headers=headers
+            )
+        tool = {"name": "echo", "inputSchema": {"type": "object"}}
+        version = asked.get("params", {}).get("protocolVersion")
+        answers = {
+            "initialize": {"protocolVersion": version, "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}},
+            "tools/list": {"tools": [tool]},
+        }
+        if asked["method"] not in answers:
+            return web.Response(status=400, content_type=JSON, text=error("no such method", -32601))
+        begun = {"mcp-session-id": session} if session else {}
+        return web.Response(content_type=JSON, text=message(asked["id"], result=answers[asked["method"]]), headers=begun)
+
+    application = web.Application()
+    application.router.add_route("*", "/mcp", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+    finally:
+        await runner.cleanup()
+
+
+async def called(
+    status: int, kind: str, body: str, to: str = "tools/call", session: str = "s", headers: dict[str, str] | None = None
+) -> str:
+    async with answering(status, kind, body, to, headers or {}, session) as url, asyncio.timeout(DEADLINE_S):
+        with closing(SchemaChecks("x")) as checks:
+            begun = McpSession(McpServer((), url, (), {}), checks)
+            await begun.start()
+            try:
+                return await begun.call("echo", {})
+            finally:
+                await begun.end()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "session", "said"),
+    [
+        (200, HTML, "<html>", "s", "content of type text/html"),
+        (200, JSON, "", "s", "Failed to parse JSON"),
+        (202, JSON, "", "s", "HTTP status 202"),
+        (302, HTML, "", "s", "Redirect to http://elsewhere/"),
+        (401, JSON, error("Unauthorized"), "s", "HTTP status 401"),
+        (404, JSON, error("Session not found", -32001), "s", "HTTP status 404"),
+        (404, HTML, "no such page", "", "HTTP status 404"),
+        (404, JSON, "{}", "", "Not Found"),
+        (429, JSON, error("slow down"), "", "HTTP status 429"),
+        (500, HTML, "", "s", "HTTP status 500"),
+        (503, JSON, error("overloaded"), "s", "HTTP status 503"),
+    ],
+)
+async def test_a_failing_server_is_no_failing_tool(status: int, kind: str, body: str, session: str, said: str) -> None:
+    headers = {"Location": "http://elsewhere/"} if status == 302 else {}
+    with pytest.raises(EnvironmentLost, match=said):
+        await called(status, kind, body, session=session, headers=headers)
+
+
+@pytest.mark.parametrize(("status", "session"), [(200, "s"), (400, "s"), (400, ""), (404, ""), (500, "s")])
+async def test_what_a_server_says_of_a_call_is_shown(status: int, session: str) -> None:
+    body = message(0, error={"code": -32602, "message": "no such city"})
+    with pytest.raises(ToolError, match="no such city"):
+        await called(status, JSON, body, session=session)
+
+
+@pytest.mark.parametrize("kind", [JSON, EVENTS])
+async def test_a_long_result_is_a_result(kind: str) -> None:
+    long = "x" * 5_000_000
+    body = result(long)
+    assert await called(200, kind, f"event: message\ndata: {body}\n\n" if kind == EVENTS else body) == long
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "key", "said"),
+    [
+        (401, HTML, "", "token_variable", "refuses us: it answered with HTTP status 401; name the variable"),
+        (403, JSON, error("no"), "token_variable", "refuses us: it answered with HTTP status 403; name the variable"),
+        (405, HTML, "", "url", "does not speak MCP: it answered with HTTP status 405; correct the URL"),
+        (200, HTML, "<html>", "url", "does not speak MCP: it answered with content of type text/html; correct the URL"),
+    ],
+)
+async def test_what_keeps_a_session_from_beginning_is_named(status: int, kind: str, body: str, key: str, said: str) -> None:
+    with pytest.raises(NoSession, match=said) as wrong:
+        await called(status, kind, body, to="initialize")
+    assert wrong.value.key == key
