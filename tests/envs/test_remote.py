@@ -232,6 +232,32 @@ async def test_a_server_that_answers_something_else_is_left() -> None:
         await runner.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "final"),
+    [
+        (404, "is no server of environments: it answers with HTTP status 404; name the host and port", True),
+        (429, "takes no connection now: it answers with HTTP status 429; see whether the server runs", False),
+        (503, "takes no connection now: it answers with HTTP status 503; see whether the server runs", False),
+    ],
+)
+async def test_what_a_proxy_answers_is_told(status: int, said: str, final: bool) -> None:
+    async def refuse(_: aiohttp.web.Request) -> aiohttp.web.Response:
+        return aiohttp.web.Response(status=status, text="<html>")
+
+    application = aiohttp.web.Application()
+    application.router.add_get("/", refuse)
+    runner = aiohttp.web.AppRunner(application)
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        with pytest.raises(NotConnected, match=said) as refused:
+            async with connected(f"ws://127.0.0.1:{runner.addresses[0][1]}"):
+                pass
+        assert refused.value.final is final
+    finally:
+        await runner.cleanup()
+
+
 async def test_a_server_that_reads_nothing_is_given_up_at_the_requests_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.envs.remote.connection.SLACK_S", 0.1)
     ends = asyncio.Event()

@@ -110,6 +110,10 @@ class Connection:
         except aiohttp.WSServerHandshakeError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 raise NotConnected(f"{url} refuses the token", "give both sides the same one", final=True) from error
+            if error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                problem = f"{url} takes no connection now: it answers with HTTP status {error.status}"
+                remedy = "see whether the server runs, and what the log of a proxy before it says"
+                raise NotConnected(problem, remedy, final=False) from error
             what = f"{url} is no server of environments: it answers with HTTP status {error.status}"
             raise NotConnected(what, "name the host and port of `asyncrl env serve`", final=True) from error
         except TimeoutError as error:
