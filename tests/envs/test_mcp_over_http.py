@@ -55,8 +55,12 @@ async def answering(status: int, kind: str, body: str, to: str, headers: dict[st
         begun = {"mcp-session-id": session} if session else {}
         return web.Response(content_type=JSON, text=message(asked["id"], result=answers[asked["method"]]), headers=begun)
 
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": "/mcp"})
+
     application = web.Application()
     application.router.add_route("*", "/mcp", answer)
+    application.router.add_route("*", "/mcp/", redirect)
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -67,11 +71,17 @@ async def answering(status: int, kind: str, body: str, to: str, headers: dict[st
 
 
 async def called(
-    status: int, kind: str, body: str, to: str = "tools/call", session: str = "s", headers: dict[str, str] | None = None
+    status: int,
+    kind: str,
+    body: str,
+    to: str = "tools/call",
+    session: str = "s",
+    headers: dict[str, str] | None = None,
+    slash: str = "",
 ) -> str:
     async with answering(status, kind, body, to, headers or {}, session) as url, asyncio.timeout(DEADLINE_S):
         with closing(SchemaChecks("x")) as checks:
-            begun = McpSession(McpServer((), url, (), {}), checks)
+            begun = McpSession(McpServer((), url + slash, (), {}), checks)
             await begun.start()
             try:
                 return await begun.call("echo", {})
@@ -106,6 +116,10 @@ async def test_what_a_server_says_of_a_call_is_shown(status: int, session: str) 
     body = message(0, error={"code": -32602, "message": "no such city"})
     with pytest.raises(ToolError, match="no such city"):
         await called(status, JSON, body, session=session)
+
+
+async def test_a_redirect_of_the_servers_own_is_followed() -> None:
+    assert await called(200, JSON, result("hello"), slash="/") == "hello"
 
 
 @pytest.mark.parametrize("kind", [JSON, EVENTS])

@@ -20,9 +20,9 @@ _NEVER_OF_TOOLS = (
 _JSON, _EVENTS = "application/json", "text/event-stream"
 
 
-def answers_request(response: "httpx2.Response") -> bool:
+async def answers_request(response: "httpx2.Response") -> bool:
     """Whether this is the answer to a request of MCP, and not to a notification or the like."""
-    return response.request.method == "POST" and "id" in msgspec.json.decode(response.request.content)
+    return response.request.method == "POST" and "id" in msgspec.json.decode(await response.request.aread())
 
 
 def failure(response: "httpx2.Response") -> str:

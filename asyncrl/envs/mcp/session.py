@@ -224,7 +224,7 @@ class McpSession:
 
     async def _note_failure(self, response: "httpx2.Response") -> None:
         """End the session if the server fails; while it begins, the SDK tries one handshake after the other."""
-        if not answers_request(response):
+        if not await answers_request(response):
             return
         failed, begun = failure(response), self._begun.is_set()
         if failed or not begun:
