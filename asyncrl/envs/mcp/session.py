@@ -252,8 +252,8 @@ class McpSession:
             )
             return NoSession("command", f"the program {program!r} {why}", "install it where the run is launched, or correct it")
         if self._failure and self._failed_status in FORBIDDING:
-            remedy = "name the variable that holds the server's token, or correct the token"
-            return NoSession("token_variable", f"{server.name} refuses us: {self._failure}", remedy)
+            correct_token = "name the variable that holds the server's token, or correct the token"
+            return NoSession("token_variable", f"{server.name} refuses us: {self._failure}", correct_token)
         what = "ended, or does not speak MCP" if server.command else "cannot be reached, or does not speak MCP"
         return NoSession(key, f"{server.name} {what}: {self._failure or describe_error(error)}{self._said()}", remedy)
 
