@@ -1,6 +1,7 @@
 """MCP servers over HTTP that fail, or before which something else answers."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
@@ -109,6 +110,12 @@ async def test_a_failing_server_is_no_failing_tool(status: int, kind: str, body:
     headers = {"Location": "http://elsewhere/"} if status == 302 else {}
     with pytest.raises(EnvironmentLost, match=said):
         await called(status, kind, body, session=session, headers=headers)
+
+
+@pytest.mark.parametrize("said", ["Failed to parse the date '2026-13-01'", "Not Found", "Redirect to whom?"])
+async def test_what_a_server_says_in_words_like_the_sdks_is_shown(said: str) -> None:
+    with pytest.raises(ToolError, match=re.escape(said)):
+        await called(200, JSON, message(0, error={"code": -32602, "message": said}))
 
 
 @pytest.mark.parametrize(("status", "session"), [(200, "s"), (400, "s"), (400, ""), (404, ""), (500, "s")])

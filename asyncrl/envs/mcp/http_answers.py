@@ -1,5 +1,6 @@
 """Tells the failures of a server over HTTP from those of its tools: the SDK makes the same errors of both."""
 
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,12 @@ if TYPE_CHECKING:
     import httpx2
 
 FORBIDDING = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-UNSPOKEN_ERRORS = ("Session terminated", "Server returned an error response", "Not Found", "Failed to parse ", "Redirect to ")
-"""How the errors begin that the SDK makes itself of an answer that holds no message of MCP."""
+_OF_SDK = re.compile(
+    r"-32600 Session terminated|-32603 Server returned an error response|-32601 Not Found"
+    r"|-32700 Failed to parse (JSON response|SSE message): .*|-\d+ Redirect to \S+ not followed.*",
+    re.DOTALL,
+)
+"""Code and text of the errors that the SDK makes itself of an answer that holds no message of MCP."""
 _NEVER_OF_TOOLS = (
     *FORBIDDING,
     *(HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_ACCEPTABLE, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS),
@@ -18,6 +23,11 @@ _NEVER_OF_TOOLS = (
 )
 """Statuses of a failing server or of what stands before it, whatever the body says."""
 _JSON, _EVENTS = "application/json", "text/event-stream"
+
+
+def is_unspoken(code: int, text: str) -> bool:
+    """Whether the SDK made this error itself. One that a server wrote may begin alike: "Failed to parse the date"."""
+    return _OF_SDK.fullmatch(f"{code} {text}") is not None
 
 
 async def answers_request(response: "httpx2.Response") -> bool:

@@ -25,7 +25,7 @@ from asyncrl.envs.hosting.guarded_calls import Raised, contained
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.mcp.errors_log import ErrorsLog
-from asyncrl.envs.mcp.http_answers import FORBIDDING, UNSPOKEN_ERRORS, answers_request, failure
+from asyncrl.envs.mcp.http_answers import FORBIDDING, answers_request, failure, is_unspoken
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import SchemaChecks
 
@@ -149,7 +149,7 @@ class McpSession:
         try:
             result = await self._client.call_tool(name, dict(arguments))
         except MCPError as error:
-            unspoken = bool(self.server.url) and error.message.startswith(UNSPOKEN_ERRORS)
+            unspoken = bool(self.server.url) and is_unspoken(error.code, error.message)
             if unspoken:
                 self._failure = self._failure or f"it gave no answer of MCP: {short(error.message)}"
             if unspoken or error.code == CONNECTION_CLOSED:
