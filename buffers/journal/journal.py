@@ -12,10 +12,8 @@ What always holds:
 :mod:`asyncrl.buffers.journal.journal_files` reads the files back.
 """
 
-import fcntl
 import logging
 import os
-import time
 from pathlib import Path
 
 from asyncrl.buffers.journal import frames, journal_files
@@ -25,12 +23,11 @@ from asyncrl.buffers.journal.journal_files import DAMAGED, LOG, SNAPSHOT, Found,
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.files.durable import sync
 from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.file_lock import lock_within
 
 logger = logging.getLogger(__name__)
 
 _LOCK = "lock"
-_LOCK_RETRY_S = 0.05
-"""Seconds between attempts to get a held lock; the kernel cannot wait for a lock with a deadline."""
 
 
 class JournalInUse(AsyncRLError):
@@ -219,17 +216,12 @@ class Journal:
 
 def _lock(path: Path, wait_s: float) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                holder = os.pread(file, 32, 0).decode(errors="replace") or "(unknown)"
-                os.close(file)
-                raise JournalInUse(path.parent, holder, wait_s) from None
-            time.sleep(_LOCK_RETRY_S)
+    try:
+        lock_within(file, wait_s)
+    except BlockingIOError:
+        holder = os.pread(file, 32, 0).decode(errors="replace") or "(unknown)"
+        os.close(file)
+        raise JournalInUse(path.parent, holder, wait_s) from None
     with naming(path):
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)

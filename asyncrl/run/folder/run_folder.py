@@ -40,7 +40,6 @@ import secrets
 import shutil
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from datetime import UTC, datetime
@@ -49,6 +48,7 @@ from pathlib import Path
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.files.file_errors import naming, remedy_of
+from asyncrl.core.files.file_lock import lock_within
 from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import is_address, local_run_dir
@@ -58,9 +58,8 @@ MOST_NAMED = 8
 """The most folders that are named to a user who named the one above them."""
 _LOCK_BYTES = 32
 """The size of a lock file, which holds a process id."""
-_LOOKED_AT_S, _LOCK_RETRY_S = 0.5, 0.01
-"""Seconds for which whoever looks may hold a lock, on a network drive too, and between two attempts to get it: the kernel cannot
-wait for a lock with a deadline."""
+_LOOKED_AT_S = 0.5
+"""Seconds for which those may hold a lock who only look whether a run is driven, on a network drive too."""
 
 
 class RunFolder:
@@ -257,7 +256,7 @@ class RunFolder:
                 file = os.open(self.lock, flags, 0o644)
                 held.callback(os.close, file)
                 before = _process_in(os.pread(file, _LOCK_BYTES, 0))
-                _lock(file)
+                lock_within(file, _LOOKED_AT_S)
             except BlockingIOError as error:
                 who = "another process" if before is None else f"process {before}"
                 raise RecipeError("", f"{who} is still running {str(self.path)!r}", "wait for it, or stop it first") from error
@@ -318,23 +317,6 @@ class RunFolder:
 
     def _id_of(self, driver: int) -> str:
         return f"{self.path.name}-{driver}"
-
-
-def _lock(file: int) -> None:
-    """Lock an open file, once those have let go who only look whether it is locked.
-
-    Raises:
-        BlockingIOError: a process has it locked for longer than they do.
-    """
-    until = time.monotonic() + _LOOKED_AT_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise
-            time.sleep(_LOCK_RETRY_S)
 
 
 def _process_in(lock: bytes) -> int | None:
