@@ -6,6 +6,7 @@ or leave things behind; with hostile calls; and with episodes that end in the mi
 
 import asyncio
 import math
+import os
 import random
 import statistics
 import threading
@@ -21,9 +22,9 @@ from asyncrl.authoring.findings import Findings
 from asyncrl.authoring.loop_watch import LoopWatch
 from asyncrl.authoring.scripted_episode import Played, Script, answering, calling, play, saying
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, ToolCall, ToolSpec
+from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
-from asyncrl.core.text import pluralize, short
+from asyncrl.core.text import pluralize, short, without_middle
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosting.hosted import HostedEnvironment
 from asyncrl.generators.episode import EpisodeLimits, checked_reset, checked_step
@@ -44,6 +45,8 @@ CROWD_S = 60.0
 """Seconds that episodes at once may take in another process, or calls of theirs that block the event loop."""
 ENDED_S = 1.0
 """Seconds in which a cancelled episode must end."""
+SHOWN_CHARACTERS, SHOWN_BEFORE = 200, 40
+"""Characters that are quoted of what a tool answered; and how many of them stand before the place where two answers differ."""
 
 Make = Callable[[Task], Environment]
 
@@ -287,14 +290,22 @@ class EpisodeChecks:
                 self._findings.error("cancellation", f"{self._name}, tool {tool.name}", problem, remedy)
 
     def _check_made_calls(self, tools: Sequence[ToolSpec]) -> None:
-        """Tell which tools were never reached, because no call that was made up fitted their parameters."""
+        """Tell which tools gave no result, because no call that was made up fitted their parameters or because all calls raised."""
         for tool in tools:
             calls = [call for call in self._made_calls if call.tool == tool.name]
-            if calls and all(call.outcome is CallOutcome.MALFORMED for call in calls):
+            outcomes = {call.outcome for call in calls}
+            if outcomes not in ({CallOutcome.MALFORMED}, {CallOutcome.ERROR}, {CallOutcome.MALFORMED, CallOutcome.ERROR}):
+                continue
+            remedy = "give an example of the parameter: Annotated[str, msgspec.Meta(examples=[...])]"
+            many = pluralize(len(calls), "call")
+            if CallOutcome.ERROR in outcomes:
+                why = next(call.problem for call in calls if call.outcome is CallOutcome.ERROR)
+                problem = f"none of {many} made up for it had a result: {without_middle(why, SHOWN_CHARACTERS)}"
+                remedy = f"correct the tool; if it is what it was called with that is wrong, {remedy}"
+            else:
                 why = calls[0].problem.partition("; use ")[0]
-                problem = f"none of {pluralize(len(calls), 'call')} made up for it fits, so it was not tried: {why}"
-                remedy = "give an example of the parameter: Annotated[str, msgspec.Meta(examples=[...])]"
-                self._findings.warning("made-up calls", f"{self._name}, tool {tool.name}", problem, remedy)
+                problem = f"none of {many} made up for it fits, so it was not tried: {why}"
+            self._findings.warning("made-up calls", f"{self._name}, tool {tool.name}", problem, remedy)
 
     def _check_rewards(self) -> None:
         if len(self._rewards) == 1:
@@ -338,10 +349,22 @@ class _Held(msgspec.Struct, frozen=True):
 
 def _difference(one: Played, other: Played) -> str:
     if one.prompt != other.prompt:
-        return f"the prompt is {short(one.prompt)}, then {short(other.prompt)}"
+        return "the prompt is {}, then {}".format(*_where_they_differ(one.prompt, other.prompt))
     for number, (first, second) in enumerate(zip(one.answers, other.answers, strict=False)):
         if first != second:
-            return f"turn {number} is answered with {short(first)}, then {short(second)}"
+            return f"turn {number} is answered with " + ", then ".join(_where_they_differ(first, second))
     if one.rewards != other.rewards:
         return f"the rewards are {short(one.rewards)}, then {short(other.rewards)}"
     return f"it ends after {len(one.answers)} turns, then after {len(other.answers)}"
+
+
+def _where_they_differ(one: Sequence[Message], other: Sequence[Message]) -> tuple[str, str]:
+    """Quote both where they begin to differ."""
+    first, second = ("\n".join(map(_text, messages)) for messages in (one, other))
+    begin = max(0, len(os.path.commonprefix([first, second])) - SHOWN_BEFORE)
+    shown = slice(begin, begin + SHOWN_CHARACTERS)
+    return f"{'...' if begin else ''}{first[shown]!r}", f"{'...' if begin else ''}{second[shown]!r}"
+
+
+def _text(message: Message) -> str:
+    return message.content if isinstance(message.content, str) else repr(message)

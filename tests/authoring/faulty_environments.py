@@ -1,6 +1,7 @@
 """Environments with one mistake each, as people make them."""
 
 import asyncio
+import itertools
 import random
 import threading
 import time
@@ -187,6 +188,9 @@ class Breaking(Sound):
 _SECRET = "^(?=.*[0-9])[a-z0-9]{8}$"
 
 
+_times = itertools.count()
+
+
 class Unmade(Sound):
     @tool
     async def open(self, password: Annotated[str, msgspec.Meta(pattern=_SECRET)]) -> str:
@@ -194,11 +198,25 @@ class Unmade(Sound):
         return "open"
 
 
+class Broken(Sound):
+    @tool
+    async def open(self, door: str) -> str:
+        """Open the door."""
+        return self.doors[door]
+
+
 class Exemplary(Sound):
     @tool
     async def open(self, password: Annotated[str, msgspec.Meta(pattern=_SECRET, examples=["abcdefg1"])]) -> str:
         """Open the door."""
         return "open"
+
+
+class Timed(Sound):
+    @tool
+    async def open(self, door: str) -> str:
+        """Open the door."""
+        return f"opened{' again' * 50} at {next(_times)}"
 
 
 class Wordy(Sound):

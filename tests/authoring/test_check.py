@@ -130,6 +130,17 @@ def test_a_tool_that_no_made_up_call_fits_is_told_and_an_example_helps():
     assert checked("Exemplary").findings == ()
 
 
+def test_a_tool_that_raises_in_every_call_is_told():
+    (told,) = checked("Broken").findings
+    assert (told.severity, told.check, told.place) == (Severity.WARNING, "made-up calls", "faulty_environments:Broken, tool open")
+    assert re.search(r"none of \d+ calls made up for it had a result: AttributeError: .* no attribute 'doors'", told.problem)
+
+
+def test_long_answers_that_differ_are_quoted_where_they_differ():
+    (told,) = checked("Timed").findings
+    assert re.search(r"turn 0 is answered with \.\.\.'.* at (\d+)', then \.\.\.'.* at (?!\1')\d+'$", told.problem), told.problem
+
+
 @pytest.fixture(scope="module")
 def once() -> "dict[str, Checked]":
     return {}
