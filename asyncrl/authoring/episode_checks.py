@@ -6,7 +6,6 @@ or leave things behind; with hostile calls; and with episodes that end in the mi
 
 import asyncio
 import math
-import os
 import random
 import statistics
 import threading
@@ -290,7 +289,7 @@ class EpisodeChecks:
                 self._findings.error("cancellation", f"{self._name}, tool {tool.name}", problem, remedy)
 
     def _check_made_calls(self, tools: Sequence[ToolSpec]) -> None:
-        """Tell which tools gave no result, because no call that was made up fitted their parameters or because all calls raised."""
+        """Tell which tools gave no result: no call that was made up fitted their parameters, or all calls raised."""
         for tool in tools:
             calls = [call for call in self._made_calls if call.tool == tool.name]
             outcomes = {call.outcome for call in calls}
@@ -361,7 +360,8 @@ def _difference(one: Played, other: Played) -> str:
 def _where_they_differ(one: Sequence[Message], other: Sequence[Message]) -> tuple[str, str]:
     """Quote both where they begin to differ."""
     first, second = ("\n".join(map(_text, messages)) for messages in (one, other))
-    begin = max(0, len(os.path.commonprefix([first, second])) - SHOWN_BEFORE)
+    pairs = enumerate(zip(first, second, strict=False))
+    begin = max(0, next((place for place, (a, b) in pairs if a != b), min(len(first), len(second))) - SHOWN_BEFORE)
     shown = slice(begin, begin + SHOWN_CHARACTERS)
     return f"{'...' if begin else ''}{first[shown]!r}", f"{'...' if begin else ''}{second[shown]!r}"
 

@@ -85,6 +85,24 @@ def _one_of(values: Iterable[object]) -> str:
     return f"{shown} | ... ({len(several)} values)" if len(several) > _VALUES else shown
 
 
+def text_of_schema(schema: object, depth: int = 0) -> str:
+    """Write the values that a JSON schema lets through, as ``'asc' | 'desc'`` or ``integer or null``."""
+    if not isinstance(schema, dict) or depth == _DEEPEST:
+        return "any"
+    if "const" in schema:
+        return repr(schema["const"])
+    if isinstance(values := schema.get("enum"), list):
+        return _one_of(values)
+    kinds = schema.get("type")
+    if isinstance(alternatives := schema.get("anyOf") or schema.get("oneOf"), list):
+        kinds = dict.fromkeys(text_of_schema(each, depth + 1) for each in alternatives)
+    elif isinstance(reference := schema.get("$ref"), str):
+        kinds = reference.rpartition("/")[2]
+    if not kinds:
+        return "any"
+    return kinds if isinstance(kinds, str) else " or ".join(map(str, kinds))
+
+
 def choices(called: str, usages: Mapping[str, str]) -> str:
     """Write which tools there are, for a model that called another one: all, or the nearest by name if that is much to read.
 

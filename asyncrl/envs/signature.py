@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from asyncrl.core.messages import ToolSpec
-from asyncrl.envs.call_usage import usage_of
+from asyncrl.envs.call_usage import text_of_schema, usage_of
 from asyncrl.envs.parameter_types import parameter_type
 
 Field = tuple[str, Any, Any]
@@ -90,17 +90,12 @@ class SchemaParameters(Parameters):
         properties = spec.parameters.get("properties") or {}
         required = spec.parameters.get("required") or []
         self.names = tuple(properties)
-        shown = (f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items())
+        shown = (f"{name}{'' if name in required else '?'}: {text_of_schema(schema)}" for name, schema in properties.items())
         self.usage = f"{spec.name}({', '.join(shown)})"
 
     def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as they are."""
         return dict(arguments)
-
-
-def _type(schema: object) -> str:
-    kind = (schema.get("type") if isinstance(schema, dict) else None) or "any"
-    return kind if isinstance(kind, str) else " or ".join(map(str, kind))
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

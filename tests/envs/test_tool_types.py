@@ -10,9 +10,10 @@ from tool_type_cases import DEFAULTS, LIMITED, REFUSED, RESULTS, SIMPLE, WRONG_R
 from tool_types_page import PAGE, types_page
 
 from asyncrl.core.ids import TaskId
-from asyncrl.core.messages import CallOutcome, ToolCall
+from asyncrl.core.messages import CallOutcome, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, StepResult, ToolEnvironment
+from asyncrl.envs.signature import SchemaParameters
 
 FORMS = [
     *(pytest.param(form, id=f"{simple.written}, {name}") for simple in SIMPLE for name, form in forms(simple)),
@@ -119,3 +120,24 @@ def test_a_wrong_call_is_told_values_and_fields(signature: str, usage: str):
 def test_an_enum_of_many_values_is_cut():
     named = define("x: enum.Enum('Big', [f'v{n}' for n in range(200)])")
     assert named.tools["take"].parameters.usage.endswith("| 20 | ... (200 values))")
+
+
+@pytest.mark.parametrize(
+    ("schema", "usage"),
+    [
+        ({"type": "string"}, "string"),
+        ({"type": ["integer", "null"]}, "integer or null"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}, "integer or null"),  # Optional[int] of pydantic
+        ({"enum": ["asc", "desc"], "type": "string"}, "'asc' | 'desc'"),
+        ({"anyOf": [{"enum": ["asc", "desc"]}, {"type": "null"}]}, "'asc' | 'desc' or null"),
+        ({"const": "rows"}, "'rows'"),
+        ({"$ref": "#/$defs/Point"}, "Point"),
+        ({"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]}, "Point or null"),
+        ({"anyOf": [{"anyOf": [{"anyOf": []}]}]}, "any"),
+        ({"items": {"minimum": 0}}, "any"),
+        (True, "any"),
+    ],
+)
+def test_how_a_tool_of_others_is_called_is_read_from_its_schema(schema: object, usage: str):
+    spec = ToolSpec("take", "", {"properties": {"x": schema}, "required": ["x"]})
+    assert SchemaParameters(spec).usage == f"take(x: {usage})"
