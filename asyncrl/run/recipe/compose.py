@@ -24,7 +24,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from asyncrl import recipes as shipped
@@ -261,7 +261,12 @@ def _translated_errors(path: Path) -> Iterator[None]:
             "write key=value, or ~key to take a key out; put a value with spaces in quotes, and for the shell the override too",
         ) from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise RecipeError("", f"cannot compose {path.name}: {_one_line(error)}", "correct the recipe or the override") from error
+        cause = error.__cause__ if not str(error) and isinstance(error.__cause__, Exception) else error
+        if isinstance(cause, InterpolationResolutionError | GrammarParseError):
+            problem = f"a `${{...}}` in {path.name} cannot be replaced: {str(cause).partition(chr(10))[0]}"
+            remedy = r"have the recipe set the key that it names; for a literal `${` write `\${`, or `\\${` between double quotes"
+            raise RecipeError(str(cause.full_key or ""), problem, remedy) from error
+        raise RecipeError("", f"cannot compose {path.name}: {_one_line(cause)}", "correct the recipe or the override") from error
     except ValueError as error:
         remedy = "correct the recipe or the override; a defaults list looks like [quickstart, _self_]"
         raise RecipeError("", f"cannot compose {path.name}: {_one_line(error)}", remedy) from error

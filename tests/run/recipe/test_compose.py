@@ -278,13 +278,24 @@ def test_a_syntax_error_in_an_extended_recipe_names_that_file(write):
         ("defaults: [quickstrat, _self_]\n", "'quickstrat'"),
         ("defaults: [quickstart]\nname: mine\n", "end the list with _self_"),
         ("defaults: [mine, _self_]\n", "leads back"),
-        ("defaults: [quickstart, _self_]\nname: ${nothing}\n", "'nothing' not found"),
+        ("defaults: [quickstart, _self_]\nname: ${nothing}\n", "name: a `${...}` in mine.yaml cannot be replaced"),
+        ("defaults: [quickstart, _self_]\nname: ${nothing}\n", "'nothing' not found; have the recipe set the key"),
+        ("defaults: [quickstart, _self_]\nname: ${oc.env:NOTHING}\n", "'NOTHING' not found"),
+        ("defaults: [quickstart, _self_]\nname: a ${b\n", r"for a literal `${` write `\${`"),
         ("defaults: [quickstart, _self_]\ntracking:\n  experiment: ???\n", "tracking.experiment"),
         ("- a\n- b\n", "cannot compose"),
     ],
 )
 def test_what_hydra_refuses_is_a_recipe_error(write, text, told):
     assert told in str(refused(write("mine.yaml", text)))
+
+
+@pytest.mark.parametrize("written", [r"a \${b}", r"'a \${b}'", r'"a \\${b}"'])
+def test_a_literal_is_written_as_the_refusal_says(write, written):
+    assert (
+        compose(write("mine.yaml", f"defaults: [quickstart, _self_]\ntracking:\n  experiment: {written}\n")).tracking.experiment
+        == "a ${b}"
+    )
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
