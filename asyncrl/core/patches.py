@@ -39,6 +39,13 @@ REACHES = (
         needless="multiprocessing takes a folder for its sockets",
     ),
     Reach(
+        files=("asyncrl/run/host/actor_process.py",),
+        names=(".[_args_from_interpreter_flags]",),
+        why="start interpreters with -P, for which there is no call: files of the current folder would hide libraries in them",
+        test="tests/run/host/test_ray.py::test_no_file_of_the_current_folder_hides_a_library",
+        needless="multiprocessing starts all its interpreters with -P",
+    ),
+    Reach(
         files=("generators/vllm/cpu/forked_workers.py",),
         names=("multiprocessing.forkserver._forkserver", "multiprocessing.forkserver._forkserver.ensure_running"),
         why="fork an engine's workers from the server that the engine was forked from; Python would start another one",

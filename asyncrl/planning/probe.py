@@ -76,7 +76,7 @@ def probe(recipe: Recipe, source: str, overrides: Sequence[str], note: Callable[
     """
     keys = keys_of(recipe)
     before = set(local_run_dir(recipe.run_dir).glob(f"{keys['name']}-*"))
-    command = [sys.executable, "-m", "asyncrl.cli.main", "launch", source, *with_keys(overrides, keys)]
+    command = [sys.executable, "-P", "-m", "asyncrl.cli.main", "launch", source, *with_keys(overrides, keys)]
     note(f"Probing: {STEPS} training steps of {keys['batch.groups_per_step']} groups, for at most {MOST_S:.0f} s once they begin")
     launched = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"COLUMNS": "200"}

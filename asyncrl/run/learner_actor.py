@@ -30,8 +30,8 @@ from asyncrl.learners.rank import FileMeeting, RankSpec, TcpMeeting
 from asyncrl.learners.step_report import StepReport
 from asyncrl.run.buffer.payload_shards import PayloadSource
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.host.exactly_once import ExactlyOnce
-from asyncrl.run.host.process_output import route_output
 from asyncrl.run.host.ray_calls import AGAIN, this_node
 from asyncrl.run.kept.trained_episodes import TrainedEpisodes
 from asyncrl.run.nodes.model_folder import ModelFolder
@@ -68,7 +68,7 @@ class LearnerActor:
         run_id: str,
         broadcasts: bool,
     ) -> None:
-        route_output(folder.learner_log(rank))
+        begin_actor(folder.learner_log(rank))
         with long_import():
             from asyncrl.weights.shm.shared_tensors import SharedMemory
 

@@ -27,7 +27,7 @@ from asyncrl.run.buffer.buffer_actor import BufferActor
 from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.payload_shards import PayloadSink, PayloadSource
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ProducerActor:
     """Hands in trajectories of ``tokens`` tokens until it is stopped; it asks for tickets as a generator's worker does."""
 
     def __init__(self, recipe: Recipe, buffer: Any, tokens: int, log_file: Path) -> None:
-        route_output(log_file)
+        begin_actor(log_file)
         self._recipe, self._buffer, self._tokens = recipe, buffer, tokens
         self._worker = WorkerId("producer")
         self._version = PolicyVersion(0)
@@ -187,7 +187,7 @@ class ConsumerActor:
     """Takes batch after batch, and reads, checks and decodes its trajectories."""
 
     def __init__(self, recipe: Recipe, buffer: Any, producer: Any, log_file: Path) -> None:
-        route_output(log_file)
+        begin_actor(log_file)
         self._recipe, self._buffer, self._producer = recipe, buffer, producer
 
     async def run(self, warm_up: int, steps: int) -> tuple[int, float]:

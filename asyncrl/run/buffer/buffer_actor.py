@@ -26,7 +26,7 @@ from asyncrl.run.buffer.client import METHODS
 from asyncrl.run.buffer.payload_shards import SHARD_DEADLINE_S, PayloadShard, RemotePayloadShard, RemoteStore, ShardPlace
 from asyncrl.run.buffer.tasks import make_task_stream
 from asyncrl.run.folder.buffer_folder import BufferFolder
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.host.ray_calls import AGAIN, ask, this_node
 
 
@@ -53,7 +53,7 @@ class BufferActor:
         tls: TlsKeys | None = None,
         too_long: Mapping[str, Sequence[int]] = {},
     ) -> None:
-        route_output(log_file)
+        begin_actor(log_file)
         self._too_long = SetTooLong(recipe.model.max_context, {name: list(places) for name, places in too_long.items()})
         self._recipe, self._log_file, self._tls = recipe, log_file, tls
         self._run_id, self._memory = run_id, MemoryOwner(run_id)

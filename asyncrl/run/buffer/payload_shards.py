@@ -24,7 +24,7 @@ from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.files.own_folder import open_own_folder
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.buffer import AppendOnlyJournalConfig, BufferConfig
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.host.ray_calls import AGAIN, ask, ask_blocking, ask_buffer, this_node
 
 T = TypeVar("T")
@@ -216,7 +216,7 @@ class PayloadShardActor(PayloadShard):
     """A shard of run ``run_id`` in a process of its own, which logs to ``log_file``."""
 
     def __init__(self, buffer: BufferConfig, shard: int, folder: Path, run_id: str, log_file: Path) -> None:
-        route_output(log_file)
+        begin_actor(log_file)
         self._memory = MemoryOwner(run_id)
         super().__init__(buffer, shard, folder)
 

@@ -27,7 +27,7 @@ def stop_with(parent: int) -> None:
 
 def ending_with_this(command: Sequence[str]) -> list[str]:
     """Return the command line of a command that gets SIGTERM when the thread of this process that starts it is gone."""
-    return [sys.executable, "-m", "asyncrl.run.host.parent", str(os.getpid()), *command]
+    return [sys.executable, "-P", "-m", "asyncrl.run.host.parent", str(os.getpid()), *command]
 
 
 if __name__ == "__main__":

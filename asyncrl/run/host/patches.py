@@ -37,6 +37,13 @@ REACHES = (
         needless="ray.shutdown takes how long it waits",
     ),
     Reach(
+        files=("asyncrl/run/host/ray_cluster.py",),
+        names=("ray.job_config.JobConfig._serialize", "._py_driver_sys_path"),
+        why="have actors look for modules in the current folder last: Ray has it first, where the user's random.py hides Python's",
+        test="tests/run/host/test_ray.py::test_no_file_of_the_current_folder_hides_a_library",
+        needless="Ray keeps the order of the driver's sys.path",
+    ),
+    Reach(
         files=("asyncrl/run/host/brought_folder.py",),
         names=("ray._private.runtime_env.packaging",),
         why="know how much a folder holds before Ray packs it: it would read all of it, and then refuse what is too large",

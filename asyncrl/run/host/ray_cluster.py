@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import RuntimeEnvSetupError
+from ray.job_config import JobConfig
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.network.socket_folder import socket_folder
@@ -51,7 +52,8 @@ def start_ray(tell: Callable[[str], None] = logger.warning) -> None:
     worker.print_to_stdstream = _log  # Ray would write its messages in between what the run shows
     try:
         if address:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env(tell))
+            brought = runtime_env(tell)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=brought, job_config=_Job())
         else:
             _check_loopback()
             _start_own_ray(tell)
@@ -110,6 +112,17 @@ def _start_own_ray(tell: Callable[[str], None]) -> None:
         _init_ray(_system_config={"agent_register_timeout_ms": int(AGENT_START_S * 1e3)})
 
 
+class _Job(JobConfig):
+    """Has no process look for modules in the current folder first, as Ray would: a file of a library's name would hide it.
+
+    What imports a module of the user's own (:func:`asyncrl.core.plug_ins.plug_in.import_module`) looks there last.
+    """
+
+    def _serialize(self) -> str:
+        self._py_driver_sys_path = [place for place in self._py_driver_sys_path if place != os.getcwd()]
+        return super()._serialize()
+
+
 def _init_ray(**further: Any) -> None:
     ray.init(
         address="local",
@@ -119,6 +132,7 @@ def _init_ray(**further: Any) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         num_gpus=usable(),
         _temp_dir=_folder(),
+        job_config=_Job(),
         **further,
     )
 

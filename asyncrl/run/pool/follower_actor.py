@@ -13,7 +13,7 @@ from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine_follower import EngineFollower
 from asyncrl.generators.vllm.engine_node import EngineNode, variables_towards_other_nodes
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.nodes.model_folder import ModelFolder
 from asyncrl.run.pool.generator_spec import GeneratorSpec, engine_settings
 
@@ -36,7 +36,7 @@ class FollowerActor:
         self, recipe: Recipe, model: ModelFolder, spec: GeneratorSpec, trains: bool, number: int, folder: RunFolder
     ) -> None:
         self._name = follower_name(spec, number)
-        route_output(folder.generator_log(self._name))
+        begin_actor(folder.generator_log(self._name))
         self._address = str(ray.util.get_node_ip_address())
         # As for a generator: it imports vLLM meanwhile, and must not be forked from where there is a GPU.
         towards = variables_towards_other_nodes(self._address)

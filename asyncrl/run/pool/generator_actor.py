@@ -47,7 +47,7 @@ from asyncrl.run.buffer.client import BufferClient
 from asyncrl.run.buffer.payload_shards import PayloadSink
 from asyncrl.run.buffer.ticket_client import RemoteTicketClient
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.host.signals import on_sigterm
 from asyncrl.run.judge_processes import Judges
 from asyncrl.run.kept.evaluated_episodes import EvaluatedEpisodes
@@ -85,7 +85,7 @@ class GeneratorActor:
         secrets: Secrets,
         folder: RunFolder,
     ) -> None:
-        route_output(folder.generator_log(spec.worker))
+        begin_actor(folder.generator_log(spec.worker))
         clean_logs(secrets, logging.getLogger().handlers)
         # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM.
         on_sigterm(self._end_by_sigterm)

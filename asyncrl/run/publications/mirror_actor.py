@@ -7,7 +7,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.files.memory_owners import MemoryOwner
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.host.ray_calls import this_node
 
 _SIDE_BY_SIDE = 8
@@ -24,7 +24,7 @@ class MirrorActor:
     """
 
     def __init__(self, log_file: Path, run_id: str, before: str | None, kind: Any, *arguments: Any) -> None:
-        route_output(log_file)
+        begin_actor(log_file)
         if before is not None:
             kind.remove_left_behind(before)
         self._memory = MemoryOwner(run_id)

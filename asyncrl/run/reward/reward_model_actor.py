@@ -11,7 +11,7 @@ import ray
 
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.reward import ModelRewardConfig
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.host.ray_calls import AGAIN
 from asyncrl.run.models.further_models import check_vocabulary
 from asyncrl.run.nodes.model_folder import ModelFolder
@@ -29,7 +29,7 @@ class RewardModelActor:
     """
 
     def __init__(self, reward: ModelRewardConfig, folder: ModelFolder, policy: ModelFolder, sharing: int, log_file: Path) -> None:
-        route_output(log_file)
+        begin_actor(log_file)
         self._reward, self._folder, self._policy, self._sharing = reward, folder, policy, sharing
         self._model: RewardModel | None = None
 

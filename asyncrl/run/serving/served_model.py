@@ -51,7 +51,7 @@ class ServedModel(msgspec.Struct, frozen=True):
         engine = self.recipe.generators
         eager = [] if has_gpu else ["--enforce-eager"]
         return [
-            *(sys.executable, "-m", _MODULE, "--model", *self.arguments()[1:], "--host", host, "--port", str(port)),
+            *(sys.executable, "-P", "-m", _MODULE, "--model", *self.arguments()[1:], "--host", host, "--port", str(port)),
             *("--dtype", engine.dtype, "--tensor-parallel-size", str(engine.tensor_parallel)),
             *eager,
         ]

@@ -13,7 +13,7 @@ from asyncrl.core.recipe.teacher import TeacherConfig
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
 from asyncrl.generators.vllm.engine import VllmEngine
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
-from asyncrl.run.host.process_output import route_output
+from asyncrl.run.host.actor_process import begin_actor
 from asyncrl.run.nodes.model_folder import ModelFolder
 
 
@@ -30,7 +30,7 @@ class TeacherActor:
     def __init__(
         self, recipe: Recipe, teacher: TeacherConfig, folder: ModelFolder, name: str, engines_here: int, log_file: Path
     ) -> None:
-        route_output(log_file)
+        begin_actor(log_file)
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
         self._recipe, self._folder, self._name = recipe, folder, name

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -158,6 +159,58 @@ try:
 except ComponentFailed as failure:
     print(failure)
 """
+
+
+SHADOWED = """
+import sys
+import ray
+from asyncrl.run.host.ray_cluster import start_ray, stop_ray
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def __init__(self, log):
+        from asyncrl.run.host.actor_process import begin_actor
+        begin_actor(log)
+
+    def found(self, module):
+        import importlib
+        return importlib.import_module(module).__file__
+
+    def found_by_child(self, method, module):
+        import multiprocessing
+        from asyncrl.core.plug_ins.plug_in import import_module
+        import_module("mine", "", "", "")  # looks in the current folder, too
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            return pool.apply(eval, (f"__import__({module!r}).__file__",))
+
+if __name__ == "__main__":
+    start_ray(print)
+    from pathlib import Path
+    actor = Actor.remote(Path(sys.argv[1]))
+    print(ray.get(actor.found.remote("statistics"), timeout=200))
+    for method in "spawn", "forkserver":
+        print(ray.get(actor.found_by_child.remote(method, "random"), timeout=200))
+    stop_ray()
+"""
+
+
+@pytest.mark.timeout(280)
+def test_no_file_of_the_current_folder_hides_a_library(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("statistics", "random", "queue", "types"):
+        (here / f"{name}.py").write_text(f"raise SystemExit('{name} of the user')")
+    (here / "mine.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SHADOWED, str(tmp_path / "log")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=270,
+    )
+    library = str(Path(statistics.__file__).parent)
+    assert done.stdout.split() == [f"{library}/statistics.py", f"{library}/random.py", f"{library}/random.py"], done.stderr
 
 
 def test_a_machine_that_cannot_reach_itself_is_told_at_once():
