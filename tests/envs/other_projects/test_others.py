@@ -252,6 +252,136 @@ async def test_an_action_of_openenv_that_takes_too_long_is_the_policys(monkeypat
     assert (late.reward, late.done, late.fault, late.calls[0].outcome) == (0.0, True, Fault.TOOL_ERROR, CallOutcome.TIMEOUT)
 
 
+def refusing():
+    """An app of OpenEnv whose action refuses by its types and by a validator, and whose environment raises at 13."""
+    types_of = pytest.importorskip("openenv.core.env_server.types")
+    interfaces = pytest.importorskip("openenv.core.env_server.interfaces")
+    http_server = pytest.importorskip("openenv.core.env_server.http_server")
+    pydantic = pytest.importorskip("pydantic")
+
+    class Guess(types_of.Action):
+        number: int
+
+        @pydantic.field_validator("number")
+        @classmethod
+        def _small(cls, value: int) -> int:
+            if value > 100:
+                raise ValueError("too large")
+            return value
+
+    class Guessing(interfaces.Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def reset(self, seed=None, episode_id=None, **_):
+            return types_of.Observation(done=False, reward=0.0)
+
+        def step(self, action, timeout_s=None, **_):
+            if action.number == 13:
+                raise KeyError("no such room")
+            return types_of.Observation(done=True, reward=1.0)
+
+        @property
+        def state(self):
+            return types_of.State()
+
+    return http_server.create_fastapi_app(Guessing, Guess, types_of.Observation)
+
+
+async def test_an_action_that_openenv_refuses_is_the_policys_and_an_exception_of_its_environment_is_not():
+    async with served_by_openenv(refusing()) as url:
+        guessing = member("openenv", url)
+        task = Task(id="t", prompt="?")
+
+        def turns(*numbers: object) -> list[Action]:
+            return [Action("", (ToolCall("act", {"number": each}),)) for each in numbers]
+
+        seen, (unfit, right) = await play(guessing.make(), task, turns("many", 7))
+        _, (refused,) = await play(guessing.make(), task, turns(101, 7))
+        with pytest.raises(EnvironmentBroken, match=rf"of the OpenEnv server {url} failed at {{'number': 13}}: .*no such room"):
+            await play(guessing.make(), task, turns(13, 7))
+    assert seen == "Begin."
+    assert unfit.observation.messages[0].content == "error: this is no action; its fields are number (integer)"
+    assert (unfit.fault, unfit.done, right.reward) == (Fault.MALFORMED_CALL, False, 1.0)
+    assert (refused.fault, refused.done, refused.reward) == (Fault.MALFORMED_CALL, True, 0.0)
+    assert "the server refused the action, and the episode is over" in refused.observation.messages[0].content
+
+
+def with_tools():
+    """An app of OpenEnv whose actions are calls of tools."""
+    fastmcp = pytest.importorskip("fastmcp")
+    environment = pytest.importorskip("openenv.core.env_server.mcp_environment").MCPEnvironment
+    mcp_types = pytest.importorskip("openenv.core.env_server.mcp_types")
+    types_of = pytest.importorskip("openenv.core.env_server.types")
+    http_server = pytest.importorskip("openenv.core.env_server.http_server")
+
+    class Doubling(environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self):
+            tools = fastmcp.FastMCP("doubling")
+
+            @tools.tool
+            def double(number: int) -> int:
+                """Double a number."""
+                if number > 100:
+                    raise ArithmeticError("too large")
+                return 2 * number
+
+            super().__init__(tools)
+
+        def reset(self, seed=None, episode_id=None, **_):
+            self.calls = 0
+            return types_of.Observation(done=False, reward=0.0)
+
+        async def step_async(self, action, timeout_s=None, **named):
+            seen = await super().step_async(action, timeout_s, **named)
+            self.calls = getattr(self, "calls", 0) + 1
+            return seen.model_copy(update={"done": self.calls == 3, "reward": 1.0})
+
+        def _step_impl(self, action, timeout_s=None, **_):
+            raise NotImplementedError
+
+        @property
+        def state(self):
+            return types_of.State()
+
+    return http_server.create_app(Doubling, mcp_types.CallToolAction, mcp_types.CallToolObservation, max_concurrent_envs=2)
+
+
+async def test_tools_of_an_openenv_environment_are_shown_and_called_as_they_are():
+    async with served_by_openenv(with_tools()) as url:
+        environment = member("openenv", url).make()
+        try:
+            begun = await environment.reset(Task(id="t", prompt="?"))
+            calls = [
+                ToolCall("double", {"number": 4}),
+                ToolCall("double", {"number": 101}),
+                ToolCall("act", {"tool_name": "double"}),
+                ToolCall("double", {"number": 5}),
+            ]
+            told = [await environment.step(Action("", ())), *[await environment.step(Action("", (call,))) for call in calls]]
+        finally:
+            await environment.close()
+    assert [(tool.name, tool.description, set(tool.parameters["properties"])) for tool in begun.tools] == [
+        ("double", "Double a number.", {"number"})
+    ]
+    said = [result.observation.messages[0].content for result in told]
+    assert (said[0], said[1], said[3], said[4]) == (
+        "Act by calling `double`.",
+        "8",
+        "error: there is no tool 'act'",
+        "10",
+    )
+    assert [result.calls[0].outcome for result in told[1:]] == [
+        CallOutcome.OK,
+        CallOutcome.ERROR,
+        CallOutcome.MALFORMED,
+        CallOutcome.OK,
+    ]
+    assert [result.reward for result in told] == [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert told[-1].done
+
+
 async def test_an_openenv_server_that_is_gone_is_no_fault_of_the_task():
     pytest.importorskip("openenv")
     with socket.create_server(("127.0.0.1", 0)) as listening:
