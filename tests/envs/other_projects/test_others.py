@@ -464,6 +464,65 @@ async def test_a_rollout_of_verifiers_that_was_never_scored_has_no_reward(monkey
             await play(environment, task, [Action("4", ())])
 
 
+async def test_what_the_rubric_of_verifiers_counts_as_0_because_it_raised_is_told():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    async def judged(completion):
+        raise ConnectionError("the judge is away")
+
+    def unsaid(completion):
+        return None
+
+    def right(completion, answer, **_):
+        return 1.0
+
+    def load_environment():
+        rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+        rubrics = vf.RubricGroup([vf.Rubric(funcs=[judged, unsaid]), vf.Rubric(funcs=[right])])
+        alone = vf.SingleTurnEnv(dataset=rows, rubric=rubrics)
+        return vf.EnvGroup([alone, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[right]))])
+
+    mixed = member("verifiers", made_module("made_raising", load_environment=load_environment))
+    told = {}
+    async with contextlib.AsyncExitStack() as stack:
+        shared = await stack.enter_async_context(mixed.share({}))
+        for task in mixed.make_tasks("train", 40, 0):
+            environment = mixed.make()
+            environment.shared = shared
+            _, (end,) = await play(environment, task, [Action("4", ())])
+            told[task.data["row"] < 20] = (end.reward, [(error.method, error.kind) for error in end.errors])
+        strange = mixed.make()
+        strange.shared = shared
+        with pytest.raises(EnvironmentBroken, match="task 't' is no row of the environment's own"):
+            await strange.reset(Task(id="t", prompt="?"))
+    assert told == {True: (1.0, [("judged", "ConnectionError"), ("unsaid", "TypeError")]), False: (1.0, [])}
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (
+            lambda vf, rows: vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[lambda completions: [1.0]])),
+            "scores the rollouts",
+        ),
+        (lambda vf, rows: vf.SingleTurnEnv(eval_dataset=rows), "'made_refused_1' has no rows for training: dataset is not set"),
+    ],
+)
+def test_what_verifiers_cannot_be_trained_on_is_refused_before_the_run(made, problem: str):
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+    name = made_module(f"made_refused_{int('training' in problem)}", load_environment=lambda: made(vf, rows))
+    with pytest.raises(RecipeError, match=problem):
+        member("verifiers", name).make_tasks("train", 1, 0)
+
+
 def made_module(name: str, **contents: object) -> str:
     sys.modules[name] = types.ModuleType(name)
     vars(sys.modules[name]).update(contents)
