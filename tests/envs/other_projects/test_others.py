@@ -68,6 +68,8 @@ async def test_gym_acts_by_names_and_shows_what_it_renders():
     ("name", "options", "problem"),
     [
         ("NoSuchGame-v1", {}, "gymnasium cannot make 'NoSuchGame-v1'"),
+        ("NoSuchGame-v1", {}, "; gymnasium.pprint_registry"),
+        ("FrozenLake-v1", {"arguments": {"nope": 1}}, "unexpected keyword argument 'nope'.*; correct its arguments"),
         ("FrozenLake-v1", {"actions": ["left"]}, "1 names are given, and there are 4 actions"),
     ],
 )
@@ -155,6 +157,8 @@ async def test_textarena_plays_a_game_of_words_to_its_end_and_alike_with_the_sam
         member("textarena", "Go-v9").make_tasks("train", 1, 0)
     with pytest.raises(RecipeError, match="TicTacToe-v0 cannot be played by one player"):
         member("textarena", "TicTacToe-v0").make_tasks("train", 1, 0)
+    with pytest.raises(RecipeError, match=r"TowerOfHanoi-v0 cannot be made: .*'nope'; correct its arguments \({'nope': 1}\)"):
+        member("textarena", "TowerOfHanoi-v0", arguments={"nope": 1}).make_tasks("train", 1, 0)
     monkeypatch.setattr("nltk.data.path", [])
     with pytest.raises(
         RecipeError, match=r"Wordle-v0 lacks something: .* bring its words where the server runs: `python -m nltk"
@@ -179,6 +183,42 @@ async def test_skyrl_gym_gets_the_tasks_data_as_its_extras():
     assert (seen, right.reward, right.done) == ("6*7?", 1.0, True)
     _, (wrong,) = await play(sums.make(), task, [Action("#### 41", ())])
     assert (wrong.reward, wrong.done) == (0.0, True)
+
+
+async def test_skyrl_gym_gets_its_configuration_as_skyrl_has_it():
+    pytest.importorskip("skyrl_gym")
+
+    class Configured:
+        def __init__(self, env_config, extras):
+            self.reward = env_config.right
+
+        def init(self, prompt):
+            return prompt, {}
+
+        def step(self, text):
+            return {"observations": [], "reward": self.reward, "done": True}
+
+        def get_metrics(self):
+            return {}
+
+        def close(self):
+            pass
+
+    made_module("made_configured", Configured=Configured)
+    configured = member("skyrl-gym", "made_configured:Configured", env_config={"right": 0.5})
+    _, (end,) = await play(configured.make(), Task(id="t", prompt="?"), [Action("", ())])
+    assert end.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("nope", "No registered env"), ("made_none:Sums", "has no class 'Sums'"), ("no_module:Sums", "no_module")],
+)
+def test_what_skyrl_gym_does_not_have_is_refused_before_it_is_served(name: str, problem: str):
+    pytest.importorskip("skyrl_gym")
+    made_module("made_none")
+    with pytest.raises(RecipeError, match=f"skyrl-gym has no environment '{name}': .*{problem}"):
+        source_named("skyrl-gym").get_ready({"name": name})
 
 
 @contextlib.asynccontextmanager
