@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from openenv.core.generic_client import GenericEnvClient
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosedOK, WebSocketException
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall, ToolSpec
@@ -70,11 +70,14 @@ class OpenEnv(Seeded):
             await self._client.connect()
             tools = await self._listed() if _calls_tools(schema) else (ToolSpec(ACT, _ACT, schema),)
             begun = await self._client.reset(seed=task.data.get("seed"))
-        except (*_NO_ANSWER, OSError, WebSocketException) as error:
-            raise self._lost(error) from error
-        except RuntimeError as error:  # such as for want of room, which is for one session unless it is made larger
+        except (
+            RuntimeError,
+            ConnectionClosedOK,
+        ) as error:  # such as for want of room, which is for one session unless made larger
             remedy = "give it room for as many sessions as there are episodes at once (max_concurrent_envs)"
             raise EnvironmentBroken(f"the OpenEnv server {self._url} begins no episode: {error}; {remedy}") from error
+        except (*_NO_ANSWER, OSError, WebSocketException) as error:
+            raise self._lost(error) from error
         system = (Message("system", self._system_prompt),) if self._system_prompt else ()
         opening = Message("user", "\n".join(filter(None, (self._prompt, _shown(begun.observation)))))
         self._tools = {tool.name: tool for tool in tools}

@@ -292,6 +292,17 @@ async def test_an_action_of_openenv_that_takes_too_long_is_the_policys(monkeypat
     assert (late.reward, late.done, late.fault, late.calls[0].outcome) == (0.0, True, Fault.TOOL_ERROR, CallOutcome.TIMEOUT)
 
 
+async def test_a_session_for_which_openenv_has_no_room_says_so():
+    async with served_by_openenv(adding_up_to_ten([])) as url:
+        ten, task = member("openenv", url), Task(id="t", prompt="?")
+        first = ten.make()
+        await first.reset(task)
+        for _ in range(20):  # now it refuses, now it has closed the connection before it was asked
+            with pytest.raises(EnvironmentBroken, match=r"begins no episode: .*; give it room .*max_concurrent_envs"):
+                await play(ten.make(), task, [])
+        await first.close()
+
+
 def refusing():
     """An app of OpenEnv whose action refuses by its types and by a validator, and whose environment raises at 13."""
     types_of = pytest.importorskip("openenv.core.env_server.types")
