@@ -184,14 +184,19 @@ class _Loaded:
         return Task(id=TaskId(f"{self._name}-{split}-{number}"), prompt=text or self._name, data={"split": split, "row": number})
 
     async def play(self, task: Task, url: str) -> Scored:
+        from verifiers.clients import resolve_client
         from verifiers.types import ClientConfig
 
         split, number = task.data["split"], task.data["row"]
         rows = self._environment.get_dataset() if split == "train" else self._environment.get_eval_dataset()
         row = {"example_id": number, **rows[number]}
         _raised.set(raised := [])
-        client = ClientConfig(api_base_url=url, api_key_var="ASYNCRL_NO_KEY", max_retries=0, connect_timeout=CONNECT_S)
-        output = dict(await self._environment.run_rollout(row, client, POLICY, {}))
+        config = ClientConfig(api_base_url=url, api_key_var="ASYNCRL_NO_KEY", max_retries=0, connect_timeout=CONNECT_S)
+        client = resolve_client(config)
+        try:
+            output = dict(await self._environment.run_rollout(row, client, POLICY, {}))
+        finally:
+            await client.close()  # which the library leaves to the garbage collector, with its connections
         if error := output.get("error"):
             raise EnvironmentBroken(f"the rollout of {task.id} failed: {short(error)}")
         reward, metrics = output.get("reward"), numbers(output.get("metrics") or {})

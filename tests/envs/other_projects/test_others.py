@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import os
 import socket
 import sys
 import time
@@ -513,6 +515,31 @@ async def test_a_rollout_of_verifiers_that_was_never_scored_has_no_reward(monkey
         environment.shared = await stack.enter_async_context(sums.share({}))
         with pytest.raises(EnvironmentBroken, match=f"the rollout of {task.id} was not scored"):
             await play(environment, task, [Action("4", ())])
+
+
+async def test_a_rollout_of_verifiers_leaves_no_connection_behind():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+    rubric = vf.Rubric(funcs=[lambda completion: 1.0])
+    made = made_module("made_alone", load_environment=lambda: vf.SingleTurnEnv(dataset=rows, rubric=rubric))
+    alone = member("verifiers", made)
+    held = []
+    gc.disable()  # it closes some, some time
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            shared = await stack.enter_async_context(alone.share({}))
+            for task in alone.make_tasks("train", 8, 0):
+                environment = alone.make()
+                environment.shared = shared
+                await play(environment, task, [Action("4", ())])
+                held.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        gc.enable()
+    assert held[-1] <= held[0] + 2  # one that the endpoint is about to close
 
 
 async def test_what_the_rubric_of_verifiers_counts_as_0_because_it_raised_is_told():
