@@ -155,10 +155,10 @@ class OpenEnv(Seeded):
             raise EnvironmentBroken(f"{problem}; have its environment set `reward`")
         if done:
             metrics = numbers(result.observation.get("metadata") or {})
-        error = result.observation.get("error") if called else None
-        if error:
-            outcome = _OUTCOMES.get(error["error_type"], CallOutcome.MALFORMED)
-            return _failed(call, began, error["message"], outcome, float(result.reward or 0.0), done, metrics)
+        failure = result.observation.get("error") if called else None
+        if failure:
+            outcome = _OUTCOMES.get(failure["error_type"], CallOutcome.MALFORMED)
+            return _failed(call, began, failure["message"], outcome, float(result.reward or 0.0), done, metrics)
         message, record = answered(call, _returned(result.observation) if called else _shown(result.observation), began)
         return StepResult(Observation((message,)), float(result.reward or 0.0), done, metrics, calls=(record,))
 
@@ -208,7 +208,7 @@ def _failed(
     """Return the result of an action that was not taken, or whose tool failed."""
     fault = Fault.MALFORMED_CALL if outcome is CallOutcome.MALFORMED else Fault.TOOL_ERROR
     message, record = answered(call, "", began, problem, outcome)
-    return StepResult(Observation((message,)), reward, done, metrics, fault, (record,))
+    return StepResult(Observation((message,)), reward, done, dict(metrics), fault, (record,))
 
 
 def _no_actions(url: str, error: Exception) -> RecipeError:

@@ -190,7 +190,8 @@ class _Loaded:
         split, number = task.data["split"], task.data["row"]
         rows = self._environment.get_dataset() if split == "train" else self._environment.get_eval_dataset()
         row = {"example_id": number, **rows[number]}
-        _raised.set(raised := [])
+        raised: list[UsersError] = []
+        _raised.set(raised)
         config = ClientConfig(api_base_url=url, api_key_var="ASYNCRL_NO_KEY", max_retries=0, connect_timeout=CONNECT_S)
         client = resolve_client(config)
         try:
