@@ -22,6 +22,7 @@ from asyncrl.authoring.loop_watch import LoopWatch
 from asyncrl.authoring.scripted_episode import Played, Script, answering, calling, play, saying
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.plug_ins.error_counts import CountedError, merged
 from asyncrl.core.task import Task
 from asyncrl.core.text import pluralize, short, without_middle
 from asyncrl.envs.base import Action, Environment
@@ -95,6 +96,7 @@ class EpisodeChecks:
         self._watch, self._begin, self._elsewhere = watch, begin, elsewhere
         self._rewards: set[float] = set()
         self._made_calls: list[CallRecord] = []
+        self._errors: list[CountedError] = []
         self._at = "the first episode"
 
     async def run(self) -> EpisodeFigures | None:
@@ -111,6 +113,7 @@ class EpisodeChecks:
         await self._hostile(first.tools)
         await self._cancelled(first.tools)
         self._check_made_calls(first.tools)
+        self._check_errors(first.tools)
         self._check_rewards()
         self._check_blocking()
         return figures and msgspec.structs.replace(figures, rewards=tuple(sorted(self._rewards)[:10]))
@@ -129,6 +132,7 @@ class EpisodeChecks:
             return None
         self._rewards |= set(played.rewards[-1:])
         self._made_calls += played.calls
+        self._errors += (CountedError(**msgspec.structs.asdict(each)) for each in played.errors)
         return played
 
     async def _compared(self) -> dict[str, Played]:
@@ -305,6 +309,12 @@ class EpisodeChecks:
                 why = calls[0].problem.partition("; use ")[0]
                 problem = f"none of {many} made up for it fits, so it was not tried: {why}"
             self._findings.warning("made-up calls", f"{self._name}, tool {tool.name}", problem, remedy)
+
+    def _check_errors(self, tools: Sequence[ToolSpec]) -> None:
+        """Tell what the environment's code raised that neither broke an episode nor was a tool's."""
+        for error in merged(self._errors):
+            if error.method not in {tool.name for tool in tools}:
+                self._findings.warning("errors", self._name, str(error), "correct it: until then it counts as nothing, or as 0")
 
     def _check_rewards(self) -> None:
         if len(self._rewards) == 1:

@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.authoring.calls import made_call
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment
 from asyncrl.envs.hosting.hosted import HostedEnvironment
@@ -28,6 +29,7 @@ class Played(msgspec.Struct):
         metrics: names of the metrics that were reported.
         reset_s, step_s: seconds that reset, and each step, took.
         calls: the records of its calls.
+        errors: those of the environment's own code that did not break it.
         done: whether the environment ended the episode.
     """
 
@@ -39,6 +41,7 @@ class Played(msgspec.Struct):
     reset_s: float = 0.0
     step_s: list[float] = []
     calls: list[CallRecord] = []
+    errors: list[UsersError] = []
     done: bool = False
 
     @property
@@ -74,6 +77,7 @@ async def play(make: Callable[[Task], Environment], task: Task, script: Script, 
             played.rewards.append(result.reward)
             played.metrics.update(result.metrics)
             played.calls += result.calls
+            played.errors += result.errors
             if result.done:
                 played.done = True
                 break

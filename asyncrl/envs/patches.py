@@ -24,3 +24,14 @@ REASONING_GYM = (
     ),
 )
 """What is reached in reasoning-gym 0.1.25."""
+
+VERIFIERS = (
+    Reach(
+        files=("asyncrl/envs/other_projects/verifiers.py",),
+        names=(".funcs",),
+        why="hear what a rubric's function raises: the library counts it as 0, and only its log says so",
+        test="tests/envs/other_projects/test_others.py::test_what_the_rubric_of_verifiers_counts_as_0_because_it_raised_is_told",
+        needless="a rollout's output says which functions raised",
+    ),
+)
+"""What is reached in verifiers 0.1.14."""

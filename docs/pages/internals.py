@@ -22,6 +22,7 @@ REGISTERS: dict[str, tuple[Reach, ...]] = {
     "MLflow": mlflow.REACHES,
     "MCP": environments.MCP,
     "reasoning-gym": environments.REASONING_GYM,
+    "verifiers": environments.VERIFIERS,
     "rich": rich.REACHES,
     "Python": python.REACHES,
 }

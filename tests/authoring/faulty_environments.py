@@ -10,8 +10,10 @@ from typing import Annotated
 
 import msgspec
 
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
-from asyncrl.envs import ToolEnvironment, tool
+from asyncrl.envs import Action, ToolEnvironment, tool
+from asyncrl.envs.base import StepResult
 
 
 class Sound(ToolEnvironment):
@@ -203,6 +205,14 @@ class Broken(Sound):
     async def open(self, door: str) -> str:
         """Open the door."""
         return self.doors[door]
+
+
+class Unscored(Sound):
+    async def step(self, action: Action) -> StepResult:
+        try:
+            raise ConnectionError("the judge is away")
+        except ConnectionError as error:
+            return msgspec.structs.replace(await super().step(action), errors=(UsersError.of(error),))
 
 
 class Exemplary(Sound):

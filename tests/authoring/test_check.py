@@ -136,6 +136,12 @@ def test_a_tool_that_raises_in_every_call_is_told():
     assert re.search(r"none of \d+ calls made up for it had a result: AttributeError: .* no attribute 'doors'", told.problem)
 
 
+def test_an_error_that_breaks_no_episode_is_told():
+    (told,) = checked("Unscored").findings
+    assert (told.severity, told.check, told.place) == (Severity.WARNING, "errors", "faulty_environments:Unscored")
+    assert re.search(r"faulty_environments.py:\d+ raised ConnectionError: the judge is away \(\d+ times\)", told.problem)
+
+
 def test_long_answers_that_differ_are_quoted_where_they_differ():
     (told,) = checked("Timed").findings
     assert re.search(r"turn 0 is answered with \.\.\.'.* at (\d+)', then \.\.\.'.* at (?!\1')\d+'$", told.problem), told.problem

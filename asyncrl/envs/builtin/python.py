@@ -4,6 +4,7 @@ Tasks come from files, or are made here for the tiny model: small computations w
 model runs in the sandbox only, and what it does wrong is told to the model or costs the reward, never breaks the episode.
 """
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,8 +44,19 @@ class PythonData(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.tests is None):
             raise ValueError("give the task either `answer` or `tests`")
+        if self.tests is not None and _is_json(self.tests):
+            remedy = "have them judged by the reward CodeTests in an environment of your own (docs/how-to/rewards.md)"
+            raise ValueError(f"its `tests` are JSON, and here they are Python code; {remedy}")
         if self.answer is not None and says_nothing(self.answer):
             raise ValueError(f"its `answer` is {self.answer!r}; give a text or a number")
+
+
+def _is_json(tests: str) -> bool:
+    """Whether tests are a list or an object of JSON, as data sets have them, and no code."""
+    try:
+        return isinstance(json.loads(tests), list | dict)
+    except ValueError:
+        return False
 
 
 class Python(SandboxedEnvironment):

@@ -56,11 +56,16 @@ class Judge:
         Raises:
             EnvironmentBroken: the tests are no Python code, or do what cannot be done with an answer in another process.
         """
-        return await self._judge(task, {"code": code, "tests": tests, "calls": []}) == [True]
+        return await self._judge(task, {"before": "", "code": code, "tests": tests, "calls": []}) == [True]
 
-    async def returned(self, task: Task, code: str, calls: Sequence[tuple[str, Any]]) -> int:
-        """How many of the calls, which are expressions, return what they must, as JSON has it."""
-        return sum(await self._judge(task, {"code": code, "tests": None, "calls": calls})) if calls else 0
+    async def returned(self, task: Task, code: str, calls: Sequence[tuple[str, Sequence[Any]]], before: str = "") -> int:
+        """How many of the calls, which are expressions, return one of the values that they may, as JSON has them.
+
+        Args:
+            before: code that is run before the answer's, in its process.
+        """
+        asked = {"before": before, "code": code, "tests": None, "calls": calls}
+        return sum(await self._judge(task, asked)) if calls else 0
 
     async def _judge(self, task: Task, asked: dict[str, Any]) -> list[bool]:
         """Whether each test passed, of those that were judged before a limit ended the run."""

@@ -25,7 +25,7 @@ def main() -> None:
     """Judge what is described on standard input; print the verdict."""
     channel = _start()
     ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)  # so that no process of this user can look into this one
-    asked = json.load(sys.stdin)
+    asked = json.load(sys.stdin, parse_int=_as_in_tasks)
     verdict = os.fdopen(os.dup(1), "w")
     _silence(1, 2)
 
@@ -40,11 +40,12 @@ def main() -> None:
             raise Unjudgeable(problem)
         for call, _ in asked["calls"]:
             _compiled(call, "eval")
+        answer.request("run", asked["before"])
         names = _under_test(answer.request("run", asked["code"]))
         if tests is not None:
             tell(passed=_passes(tests, names))
-        for call, expected in asked["calls"]:
-            tell(passed=_returns(answer, call, expected))
+        for call, accepted in asked["calls"]:
+            tell(passed=_returns(answer, call, accepted))
     except Unjudgeable as error:
         tell(problem=str(error))
     except (Ended, Exception):  # noqa: BLE001 - the answer's, which has ended or raised
@@ -97,10 +98,10 @@ def _passes(code: types.CodeType, names: dict[str, Any]) -> bool:
     return True
 
 
-def _returns(answer: Answer, call: str, expected: Any) -> bool:
+def _returns(answer: Answer, call: str, accepted: list[Any]) -> bool:
     try:
         given = json.dumps(answer.request("evaluate", call))
-        return bool(json.loads(given, parse_int=_as_in_tasks) == expected)
+        return json.loads(given, parse_int=_as_in_tasks) in accepted
     except (Ended, Exception):  # noqa: BLE001 - the answer's, or a value that JSON does not have
         return False
 

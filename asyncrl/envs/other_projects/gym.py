@@ -132,7 +132,11 @@ def _made(name: str, arguments: Mapping[str, Any]) -> Any:
         return gymnasium.make(name, **text, **arguments)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         problem = f"gymnasium cannot make {name!r}: {error}"
-        raise RecipeError("environment.options.name", problem, "gymnasium.pprint_registry() lists what there is") from error
+        unknown = isinstance(error, gymnasium.error.UnregisteredEnv)
+        remedy = (
+            "gymnasium.pprint_registry() lists what there is" if unknown else "correct its arguments, or install what it needs"
+        )
+        raise RecipeError("environment.options.name", problem, remedy) from error
 
 
 def _class_of(name: str) -> Any:
@@ -159,7 +163,8 @@ def _schema(space: Any, actions: list[str]) -> dict[str, Any]:
         case spaces.MultiDiscrete() | spaces.MultiBinary() | spaces.Box() if len(space.shape) == 1:
             kind = "number" if isinstance(space, spaces.Box) else "integer"
             size = int(space.shape[0])
-            return {"action": {"type": "array", "items": {"type": kind}, "minItems": size, "maxItems": size}}
+            items = {"items": {"type": kind}, "minItems": size, "maxItems": size}
+            return {"action": {"type": "array", **items, "description": f"one of {space}"}}
     problem = f"its actions are of {space}, which nobody can write"
     raise RecipeError("environment.options.name", problem, "wrap the environment so that its actions are numbers, a list or text")
 

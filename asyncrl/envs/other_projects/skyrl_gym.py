@@ -8,6 +8,7 @@ import importlib
 from typing import Any
 
 import skyrl_gym
+from omegaconf import DictConfig, OmegaConf
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
@@ -21,12 +22,12 @@ class SkyRLGym(Played):
 
     Args:
         name: its id, such as ``gsm8k``, or ``module:Class`` for one that is not registered.
-        env_config: what its constructor gets as ``env_config``.
+        env_config: what its constructor gets as ``env_config``, which is a ``DictConfig`` as in SkyRL.
         extras: what its constructor gets as ``extras``, beside the task's data.
     """
 
     def __init__(self, name: str, env_config: dict[str, Any] = {}, extras: dict[str, Any] = {}) -> None:  # noqa: B006 - never changed
-        self._name, self._config, self._extras = name, env_config, extras
+        self._name, self._config, self._extras = name, OmegaConf.create(env_config), extras
         self._played: Any = None
 
     async def reset(self, task: Task) -> Observation:
@@ -58,20 +59,32 @@ class SkyRLGym(Played):
             await self.blocking(self._played.close)
 
 
-def _made(name: str, config: dict[str, Any], extras: dict[str, Any]) -> Any:
-    """Make an environment.
+def prepare(name: str, **_: Any) -> None:
+    """See that there is an environment of this name.
 
     Raises:
-        RecipeError: there is none of this name.
+        RecipeError: there is none.
     """
+    module, separator, kind = name.partition(":")
+    try:
+        if not separator:
+            skyrl_gym.spec(name)
+        elif not callable(getattr(importlib.import_module(module), kind, None)):
+            raise ImportError(f"it has no class {kind!r}")
+    except (skyrl_gym.error.Error, ImportError) as error:
+        problem = f"skyrl-gym has no environment {name!r}: {error}"
+        remedy = (
+            f"it has {', '.join(sorted(skyrl_gym.registry))}; for one of your own, set PYTHONPATH to the folder of its module"
+        )
+        raise RecipeError("environment.options.name", problem, remedy) from error
+
+
+def _made(name: str, config: DictConfig, extras: dict[str, Any]) -> Any:
+    prepare(name)
     module, separator, kind = name.partition(":")
     if separator:
         return getattr(importlib.import_module(module), kind)(env_config=config, extras=extras)
-    try:
-        return skyrl_gym.make(name, env_config=config, extras=extras)
-    except skyrl_gym.error.Error as error:
-        problem = f"skyrl-gym has no environment {name!r}: {error}"
-        raise RecipeError("environment.options.name", problem, f"it has {', '.join(sorted(skyrl_gym.registry))}") from error
+    return skyrl_gym.make(name, env_config=config, extras=extras)
 
 
 def _messages(given: list[dict[str, str]]) -> tuple[Message, ...]:

@@ -37,7 +37,7 @@ class Source(msgspec.Struct, frozen=True):
 SOURCES = {
     "gym": Source("asyncrl.envs.other_projects.gym:Gym", "name", "gymnasium", "gymnasium"),
     "openenv": Source("asyncrl.envs.other_projects.openenv:OpenEnv", "name", "openenv", "openenv-core"),
-    "skyrl-gym": Source("asyncrl.envs.other_projects.skyrl_gym:SkyRLGym", "name", "skyrl_gym", "skyrl-gym"),
+    "skyrl-gym": Source("asyncrl.envs.other_projects.skyrl_gym:SkyRLGym", "name", "skyrl_gym", "skyrl-gym", "prepare"),
     "textarena": Source("asyncrl.envs.other_projects.textarena:TextArena", "name", "textarena", "textarena"),
     "verifiers": Source("asyncrl.envs.other_projects.verifiers:Verifiers", "name", "verifiers", "verifiers", "prepare"),
 }

@@ -49,8 +49,11 @@ class TextArena(Seeded):
             raise RecipeError(
                 "environment.options.name", f"TextArena has no game {name!r}", "see textarena.pprint_registry_detailed()"
             )
+        arguments, made = options.get("arguments", {}), False
         try:
-            _made(name, options.get("arguments", {})).reset(num_players=1, seed=0)
+            game = _made(name, arguments)
+            made = True
+            game.reset(num_players=1, seed=0)
         except LookupError as error:  # of nltk, with a page of folders
             remedy = "bring its words where the server runs: `python -m nltk.downloader words averaged_perceptron_tagger_eng`"
             if "nltk" not in str(error):
@@ -58,10 +61,9 @@ class TextArena(Seeded):
             problem = f"{name} lacks something: {' '.join(str(error).replace('*', '').split())[:_SHOWN]}"
             raise RecipeError("environment.options.name", problem, remedy) from error
         except Exception as error:  # each game refuses in its own way
-            problem = f"{name} cannot be played by one player: {type(error).__name__}: {error}"
-            raise RecipeError(
-                "environment.options.name", problem, "name a game for one, such as Wordle-v0 or Sudoku-v0"
-            ) from error
+            problem = f"{name} cannot be {'played by one player' if made else 'made'}: {type(error).__name__}: {error}"
+            remedy = "name a game for one, such as Wordle-v0 or Sudoku-v0" if made else f"correct its arguments ({arguments})"
+            raise RecipeError("environment.options.name", problem, remedy) from error
 
     async def reset(self, task: Task) -> Observation:
         """Begin a game with the task's seed."""

@@ -7,10 +7,13 @@ library are known: environments that a module's ``load_environment`` makes, and 
 
 import asyncio
 import importlib
+import inspect
 import random
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -19,6 +22,7 @@ import verifiers
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall
+from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
@@ -36,13 +40,17 @@ would block it for a minute, and a server that is blocked for so long ends."""
 HELD_OUT = 8
 """One of so many tasks of an environment without held-out ones of its own is for evaluation."""
 CLOSE_S = 5.0
+_raised: ContextVar[list[UsersError]] = ContextVar("raised")
+"""What functions of the rubric raised in the rollout of this context, which the library counts as 0."""
 
 
 class Scored:
-    """How a rollout ended: its reward, the parts of it that have names, and metrics."""
+    """How a rollout ended: its reward, the parts of it that have names, metrics, and errors that were counted as 0."""
 
-    def __init__(self, reward: float, rewards: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        self.reward, self.rewards, self.metrics = reward, dict(rewards), dict(metrics)
+    def __init__(
+        self, reward: float, rewards: Mapping[str, float], metrics: Mapping[str, float], errors: Sequence[UsersError] = ()
+    ) -> None:
+        self.reward, self.rewards, self.metrics, self.errors = reward, dict(rewards), dict(metrics), tuple(errors)
 
 
 class Rollouts(Protocol):
@@ -89,6 +97,10 @@ class Verifiers(Environment):
     async def reset(self, task: Task) -> Observation:
         """Begin a rollout; the observation is what it asks first."""
         rollouts, endpoint, beginning = self.shared
+        if "row" not in task.data:
+            raise EnvironmentBroken(
+                f"task {short(task.id)} is no row of the environment's own; leave out tasks.kind, or name none"
+            )
         self._line = endpoint.open()
         async with beginning:
             self._playing = asyncio.create_task(rollouts.play(task, self._line.url), name=f"rollout {task.id}")
@@ -115,7 +127,8 @@ class Verifiers(Environment):
         if isinstance(asked, Scored):
             left = tuple(Message("tool", "The episode is over.") for _ in action.calls)
             metrics = asked.metrics | asked.rewards
-            return StepResult(Observation(left), asked.reward, True, metrics, calls=ran, rewards=asked.rewards)
+            ended = Observation(left)
+            return StepResult(ended, asked.reward, True, metrics, calls=ran, errors=asked.errors, rewards=asked.rewards)
         return StepResult(Observation(asked), 0.0, False, calls=ran)
 
     async def close(self) -> None:
@@ -144,6 +157,11 @@ class _Loaded:
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         self._environment: Any = verifiers.load_environment(name, **arguments)
         self._name = name
+        for rubric in _rubrics(self._environment.rubric):
+            if rubric.has_group_rewards:
+                problem = f"the rubric of {name!r} scores the rollouts of a task together, and here each is scored alone"
+                raise RecipeError("environment.options.name", problem, "give its rubric functions of one rollout only")
+            rubric.funcs = [_noticed(function) for function in rubric.funcs]
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["_Loaded"]:
@@ -152,7 +170,11 @@ class _Loaded:
     def tasks(self, split: str, count: int, seed: int) -> list[Task]:
         held_out = self._environment.get_eval_dataset()  # the rows for training, where it has no others
         own = self._environment.eval_dataset is not None  # known now: some environments make it when it is asked for
-        rows = self._environment.get_dataset() if split == "train" else held_out
+        try:
+            rows = self._environment.get_dataset() if split == "train" else held_out
+        except ValueError as error:
+            problem = f"{self._name!r} has no rows for training: {error}"
+            raise RecipeError("environment.options.name", problem, "give it a `dataset`, or name another one") from error
         chosen = [n for n in range(len(rows)) if own or _is_held_out(n) == (split == "evaluation")]
         return [self._task(split, n, rows[n]) for n in _some(chosen, count, seed)]
 
@@ -162,19 +184,48 @@ class _Loaded:
         return Task(id=TaskId(f"{self._name}-{split}-{number}"), prompt=text or self._name, data={"split": split, "row": number})
 
     async def play(self, task: Task, url: str) -> Scored:
+        from verifiers.clients import resolve_client
         from verifiers.types import ClientConfig
 
         split, number = task.data["split"], task.data["row"]
         rows = self._environment.get_dataset() if split == "train" else self._environment.get_eval_dataset()
         row = {"example_id": number, **rows[number]}
-        client = ClientConfig(api_base_url=url, api_key_var="ASYNCRL_NO_KEY", max_retries=0, connect_timeout=CONNECT_S)
-        output = dict(await self._environment.run_rollout(row, client, POLICY, {}))
+        raised: list[UsersError] = []
+        _raised.set(raised)
+        config = ClientConfig(api_base_url=url, api_key_var="ASYNCRL_NO_KEY", max_retries=0, connect_timeout=CONNECT_S)
+        client = resolve_client(config)
+        try:
+            output = dict(await self._environment.run_rollout(row, client, POLICY, {}))
+        finally:
+            await client.close()  # which the library leaves to the garbage collector, with its connections
         if error := output.get("error"):
             raise EnvironmentBroken(f"the rollout of {task.id} failed: {short(error)}")
         reward, metrics = output.get("reward"), numbers(output.get("metrics") or {})
         if reward is None:
             raise _not_scored(task, "its reward is None")
-        return Scored(float(reward), {}, metrics)
+        return Scored(float(reward), {}, metrics, raised)
+
+
+def _rubrics(rubric: Any) -> Iterator[Any]:
+    """The rubric and those that it consists of, or that it has for each environment of a group."""
+    yield rubric
+    for part in (*getattr(rubric, "rubrics", ()), *(each.rubric for each in getattr(rubric, "env_map", {}).values())):
+        yield from _rubrics(part)
+
+
+def _noticed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a rubric of which we hear what it raises."""
+
+    @wraps(function)
+    async def called(*arguments: Any, **named: Any) -> float:
+        try:
+            value = function(*arguments, **named)
+            return float(await value if inspect.isawaitable(value) else value)
+        except Exception as error:
+            _raised.get().append(UsersError.of(error, function))
+            raise
+
+    return called
 
 
 class _Taskset:

@@ -5,17 +5,27 @@ What always holds: the process that runs the program is never told the expected 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from math import isclose
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken, first_error
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.code_judging.judge import Judge
 from asyncrl.envs.rewards.base import Reward, expected
+from asyncrl.envs.rewards.code_test_shapes import (
+    IMPORTED,
+    SHAPES,
+    CallTest,
+    CodeTest,
+    FunctionTest,
+    LooseOutputTest,
+    OutputTest,
+    read_tests,
+)
 from asyncrl.envs.sandbox.fenced_code import code_in
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
@@ -23,20 +33,10 @@ from asyncrl.envs.sandbox.python_programs import RUN_ANSWER, python_command, pyt
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
 _USUAL = Limits()
-
-
-class CallTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An expression in the names of the program, such as ``add(1, 2)``, and its value as JSON has it."""
-
-    call: str
-    returns: Any
-
-
-class OutputTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the program reads, and what it must print. White space at the ends of lines does not count."""
-
-    stdin: str
-    stdout: str
+RUNS_AT_ONCE = 4
+"""Runs of one answer at one moment."""
+CLOSE = 1e-6
+"""How far a fraction may be from the expected one, of it or in all, where a data set's judges allow for it."""
 
 
 class CodeTests(Reward):
@@ -44,7 +44,9 @@ class CodeTests(Reward):
 
     The program is the last fenced block of Python in the answer, else the last without a tag, or else the whole answer; what the
     model thought, until ``</think>``, is none of it.
-    ``task.data[key]`` is a list of ``{"call": "add(1, 2)", "returns": 3}`` or ``{"stdin": "1 2", "stdout": "3"}``.
+    ``task.data[key]`` is a list of ``{"call": "add(1, 2)", "returns": 3}`` or ``{"stdin": "1 2", "stdout": "3"}``, or the column
+    ``input_output`` of APPS and TACO, or ``public_test_cases`` or ``private_test_cases`` of LiveCodeBench, whose ``metadata``
+    the task's data keep. These call a function, or a method of the answer's class ``Solution``.
 
     Args:
         sandbox: where programs run; enter it in the environment's ``share``.
@@ -61,41 +63,52 @@ class CodeTests(Reward):
         """Run the tests."""
         tests = self._tests(task)
         code = code_in(answer)
-        calls = [(test.call, test.returns) for test in tests if isinstance(test, CallTest)]
-        printing = [(test, self._limits_of(task, test)) for test in tests if isinstance(test, OutputTest)]
-        with first_error():
-            async with asyncio.TaskGroup() as group:
-                called = group.create_task(Judge(self._run, self._limits).returned(task, code, calls))
-                printed = [group.create_task(self._prints(code, test, each)) for test, each in printing]
-        passed = called.result() + sum(each.result() for each in printed)
+        calls = [(test.call, _accepted(test)) for test in tests if isinstance(test, CallTest | FunctionTest)]
+        before = IMPORTED if any(isinstance(test, FunctionTest) for test in tests) else ""
+        printing = [(test, self._limits_of(task, test)) for test in tests if isinstance(test, OutputTest | LooseOutputTest)]
+        passed = await Judge(self._run, self._limits).returned(task, code, calls, before)
+        if not self._all_or_nothing or passed == len(calls):
+            passed += await self._printed(code, printing)
         return float(passed == len(tests)) if self._all_or_nothing else passed / len(tests)
 
-    def _tests(self, task: Task) -> list[CallTest | OutputTest]:
+    def _tests(self, task: Task) -> list[CodeTest]:
         found = expected(task, self._key, "code tests")
-        if isinstance(found, str):
-            said = f"if it is JSON, say so with the source of its task: json: [{self._key}]"
-            raise EnvironmentBroken(f"task {short(task.id)}: data[{self._key!r}] is the text {short(found)} and no list; {said}")
-        kinds: Mapping[bool, type] = {True: CallTest, False: OutputTest}
         try:
-            tests: list[CallTest | OutputTest] = [msgspec.convert(test, kinds["call" in test]) for test in found]
-        except (msgspec.ValidationError, TypeError) as error:
-            shapes = '{"call": ..., "returns": ...} or {"stdin": ..., "stdout": ...}'
-            raise EnvironmentBroken(f"task {short(task.id)}: a test cannot be read ({error}); write {shapes}") from error
+            tests = read_tests(found, task.data.get("metadata"))
+        except (ValueError, TypeError) as error:
+            problem = f"data[{self._key!r}] cannot be read as tests ({error})"
+            raise EnvironmentBroken(f"task {short(task.id)}: {problem}; {SHAPES}") from error
         if not tests:
             raise EnvironmentBroken(f"task {short(task.id)}: data[{self._key!r}] holds no test; give at least one")
         return tests
 
-    def _limits_of(self, task: Task, test: OutputTest) -> Limits:
+    def _limits_of(self, task: Task, test: OutputTest | LooseOutputTest) -> Limits:
         try:
             return self._limits.with_room_for(test.stdout)
         except ValueError as error:
             raise EnvironmentBroken(f"task {short(task.id)}: a test cannot be run: {error}") from error
 
-    async def _prints(self, code: str, test: OutputTest, limits: Limits) -> bool:
+    async def _printed(self, code: str, printing: Sequence[tuple[OutputTest | LooseOutputTest, Limits]]) -> int:
+        """How many tests of what is printed pass; with ``all_or_nothing``, of those up to the first that do not.
+
+        A few are run at once: hundreds, of a program that never ends, would keep all others from the sandbox.
+        """
+        passed = 0
+        for begin in range(0, len(printing), RUNS_AT_ONCE):
+            some = printing[begin : begin + RUNS_AT_ONCE]
+            with first_error():
+                async with asyncio.TaskGroup() as group:
+                    runs = [group.create_task(self._prints(code, test, limits)) for test, limits in some]
+            passed += sum(each.result() for each in runs)
+            if self._all_or_nothing and not all(each.result() for each in runs):
+                break
+        return passed
+
+    async def _prints(self, code: str, test: OutputTest | LooseOutputTest, limits: Limits) -> bool:
         command, readable = python_command(RUN_ANSWER, packages=False), python_folders(packages=False)
         finished = await self._run(command, test.stdin.encode(), readable, limits, {"answer.py": code})
-        printed = finished.stdout.decode(errors="replace")
-        return finished.exit_code == 0 and _stripped(printed) == _stripped(test.stdout)
+        same = _is_alike if isinstance(test, LooseOutputTest) else _is_same
+        return finished.exit_code == 0 and same(finished.stdout.decode(errors="replace"), test.stdout)
 
     async def _run(
         self,
@@ -112,5 +125,28 @@ class CodeTests(Reward):
             return await self._sandbox.run(command, folder, limits, stdin, readable)
 
 
-def _stripped(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+def _accepted(test: CallTest | FunctionTest) -> tuple[Any, ...]:
+    return test.accepted if isinstance(test, FunctionTest) else (test.returns,)
+
+
+def _is_same(printed: str, wanted: str) -> bool:
+    """Whether the lines are the same, but for white space at their ends."""
+    mine, theirs = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, wanted))
+    return mine == theirs
+
+
+def _is_alike(printed: str, wanted: str) -> bool:
+    """Whether the lines are the same, but for white space, blank lines and the last digits of fractions."""
+    mine, theirs = ([words for line in text.splitlines() if (words := line.split())] for text in (printed, wanted))
+    return [len(words) for words in mine] == [len(words) for words in theirs] and all(
+        map(_is_close, chain.from_iterable(mine), chain.from_iterable(theirs))
+    )
+
+
+def _is_close(word: str, wanted: str) -> bool:
+    if word == wanted:
+        return True
+    try:
+        return "." in wanted and isclose(float(word), float(wanted), rel_tol=CLOSE, abs_tol=CLOSE)
+    except ValueError:  # one of them is no number
+        return False

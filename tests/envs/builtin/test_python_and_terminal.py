@@ -123,6 +123,9 @@ async def test_a_task_that_says_nothing_of_its_answer_breaks_the_environment() -
     for data in ({}, {"answer": 1, "tests": "assert True"}, {"answer": [1]}):
         with pytest.raises(ValueError, match="task t: its data do not fit"):
             await Python(ANY).reset(Task(id=TaskId("t"), prompt="?", data=data))
+    for tests in ('{"inputs": [[true]], "outputs": [1], "fn_name": "f"}', '[{"input": "1", "output": "1", "testtype": "stdin"}]'):
+        with pytest.raises(ValueError, match=r"its `tests` are JSON, and here they are Python code; .*CodeTests"):
+            await Python(ANY).reset(Task(id=TaskId("t"), prompt="?", data={"tests": tests}))
     for answer in ("", " \n", float("nan")):
         for environment in (Python(ANY), Terminal(ANY)):
             with pytest.raises(ValueError, match=r"its `answer` is .*; give a text or a number"):

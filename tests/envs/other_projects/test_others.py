@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import os
 import socket
 import sys
 import time
@@ -68,6 +70,8 @@ async def test_gym_acts_by_names_and_shows_what_it_renders():
     ("name", "options", "problem"),
     [
         ("NoSuchGame-v1", {}, "gymnasium cannot make 'NoSuchGame-v1'"),
+        ("NoSuchGame-v1", {}, "; gymnasium.pprint_registry"),
+        ("FrozenLake-v1", {"arguments": {"nope": 1}}, "unexpected keyword argument 'nope'.*; correct its arguments"),
         ("FrozenLake-v1", {"actions": ["left"]}, "1 names are given, and there are 4 actions"),
     ],
 )
@@ -155,6 +159,8 @@ async def test_textarena_plays_a_game_of_words_to_its_end_and_alike_with_the_sam
         member("textarena", "Go-v9").make_tasks("train", 1, 0)
     with pytest.raises(RecipeError, match="TicTacToe-v0 cannot be played by one player"):
         member("textarena", "TicTacToe-v0").make_tasks("train", 1, 0)
+    with pytest.raises(RecipeError, match=r"TowerOfHanoi-v0 cannot be made: .*'nope'; correct its arguments \({'nope': 1}\)"):
+        member("textarena", "TowerOfHanoi-v0", arguments={"nope": 1}).make_tasks("train", 1, 0)
     monkeypatch.setattr("nltk.data.path", [])
     with pytest.raises(
         RecipeError, match=r"Wordle-v0 lacks something: .* bring its words where the server runs: `python -m nltk"
@@ -179,6 +185,42 @@ async def test_skyrl_gym_gets_the_tasks_data_as_its_extras():
     assert (seen, right.reward, right.done) == ("6*7?", 1.0, True)
     _, (wrong,) = await play(sums.make(), task, [Action("#### 41", ())])
     assert (wrong.reward, wrong.done) == (0.0, True)
+
+
+async def test_skyrl_gym_gets_its_configuration_as_skyrl_has_it():
+    pytest.importorskip("skyrl_gym")
+
+    class Configured:
+        def __init__(self, env_config, extras):
+            self.reward = env_config.right
+
+        def init(self, prompt):
+            return prompt, {}
+
+        def step(self, text):
+            return {"observations": [], "reward": self.reward, "done": True}
+
+        def get_metrics(self):
+            return {}
+
+        def close(self):
+            pass
+
+    made_module("made_configured", Configured=Configured)
+    configured = member("skyrl-gym", "made_configured:Configured", env_config={"right": 0.5})
+    _, (end,) = await play(configured.make(), Task(id="t", prompt="?"), [Action("", ())])
+    assert end.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("nope", "No registered env"), ("made_none:Sums", "has no class 'Sums'"), ("no_module:Sums", "no_module")],
+)
+def test_what_skyrl_gym_does_not_have_is_refused_before_it_is_served(name: str, problem: str):
+    pytest.importorskip("skyrl_gym")
+    made_module("made_none")
+    with pytest.raises(RecipeError, match=f"skyrl-gym has no environment '{name}': .*{problem}"):
+        source_named("skyrl-gym").get_ready({"name": name})
 
 
 @contextlib.asynccontextmanager
@@ -250,6 +292,147 @@ async def test_an_action_of_openenv_that_takes_too_long_is_the_policys(monkeypat
         ten = member("openenv", url)
         _, (late,) = await play(ten.make(), Task(id="t", prompt="?"), FOUR_AND_SIX)
     assert (late.reward, late.done, late.fault, late.calls[0].outcome) == (0.0, True, Fault.TOOL_ERROR, CallOutcome.TIMEOUT)
+
+
+async def test_a_session_for_which_openenv_has_no_room_says_so():
+    async with served_by_openenv(adding_up_to_ten([])) as url:
+        ten, task = member("openenv", url), Task(id="t", prompt="?")
+        first = ten.make()
+        await first.reset(task)
+        for _ in range(20):  # now it refuses, now it has closed the connection before it was asked
+            with pytest.raises(EnvironmentBroken, match=r"begins no episode: .*; give it room .*max_concurrent_envs"):
+                await play(ten.make(), task, [])
+        await first.close()
+
+
+def refusing():
+    """An app of OpenEnv whose action refuses by its types and by a validator, and whose environment raises at 13."""
+    types_of = pytest.importorskip("openenv.core.env_server.types")
+    interfaces = pytest.importorskip("openenv.core.env_server.interfaces")
+    http_server = pytest.importorskip("openenv.core.env_server.http_server")
+    pydantic = pytest.importorskip("pydantic")
+
+    class Guess(types_of.Action):
+        number: int
+
+        @pydantic.field_validator("number")
+        @classmethod
+        def _small(cls, value: int) -> int:
+            if value > 100:
+                raise ValueError("too large")
+            return value
+
+    class Guessing(interfaces.Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def reset(self, seed=None, episode_id=None, **_):
+            return types_of.Observation(done=False, reward=0.0)
+
+        def step(self, action, timeout_s=None, **_):
+            if action.number == 13:
+                raise KeyError("no such room")
+            return types_of.Observation(done=True, reward=1.0)
+
+        @property
+        def state(self):
+            return types_of.State()
+
+    return http_server.create_fastapi_app(Guessing, Guess, types_of.Observation)
+
+
+async def test_an_action_that_openenv_refuses_is_the_policys_and_an_exception_of_its_environment_is_not():
+    async with served_by_openenv(refusing()) as url:
+        guessing = member("openenv", url)
+        task = Task(id="t", prompt="?")
+
+        def turns(*numbers: object) -> list[Action]:
+            return [Action("", (ToolCall("act", {"number": each}),)) for each in numbers]
+
+        seen, (unfit, right) = await play(guessing.make(), task, turns("many", 7))
+        _, (refused,) = await play(guessing.make(), task, turns(101, 7))
+        with pytest.raises(EnvironmentBroken, match=rf"of the OpenEnv server {url} failed at {{'number': 13}}: .*no such room"):
+            await play(guessing.make(), task, turns(13, 7))
+    assert seen == "Begin."
+    assert unfit.observation.messages[0].content == "error: this is no action; its fields are number (integer)"
+    assert (unfit.fault, unfit.done, right.reward) == (Fault.MALFORMED_CALL, False, 1.0)
+    assert (refused.fault, refused.done, refused.reward) == (Fault.MALFORMED_CALL, True, 0.0)
+    assert "the server refused the action, and the episode is over" in refused.observation.messages[0].content
+
+
+def with_tools():
+    """An app of OpenEnv whose actions are calls of tools."""
+    fastmcp = pytest.importorskip("fastmcp")
+    environment = pytest.importorskip("openenv.core.env_server.mcp_environment").MCPEnvironment
+    mcp_types = pytest.importorskip("openenv.core.env_server.mcp_types")
+    types_of = pytest.importorskip("openenv.core.env_server.types")
+    http_server = pytest.importorskip("openenv.core.env_server.http_server")
+
+    class Doubling(environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self):
+            tools = fastmcp.FastMCP("doubling")
+
+            @tools.tool
+            def double(number: int) -> int:
+                """Double a number."""
+                if number > 100:
+                    raise ArithmeticError("too large")
+                return 2 * number
+
+            super().__init__(tools)
+
+        def reset(self, seed=None, episode_id=None, **_):
+            self.calls = 0
+            return types_of.Observation(done=False, reward=0.0)
+
+        async def step_async(self, action, timeout_s=None, **named):
+            seen = await super().step_async(action, timeout_s, **named)
+            self.calls = getattr(self, "calls", 0) + 1
+            return seen.model_copy(update={"done": self.calls == 3, "reward": 1.0})
+
+        def _step_impl(self, action, timeout_s=None, **_):
+            raise NotImplementedError
+
+        @property
+        def state(self):
+            return types_of.State()
+
+    return http_server.create_app(Doubling, mcp_types.CallToolAction, mcp_types.CallToolObservation, max_concurrent_envs=2)
+
+
+async def test_tools_of_an_openenv_environment_are_shown_and_called_as_they_are():
+    async with served_by_openenv(with_tools()) as url:
+        environment = member("openenv", url).make()
+        try:
+            begun = await environment.reset(Task(id="t", prompt="?"))
+            calls = [
+                ToolCall("double", {"number": 4}),
+                ToolCall("double", {"number": 101}),
+                ToolCall("act", {"tool_name": "double"}),
+                ToolCall("double", {"number": 5}),
+            ]
+            told = [await environment.step(Action("", ())), *[await environment.step(Action("", (call,))) for call in calls]]
+        finally:
+            await environment.close()
+    assert [(tool.name, tool.description, set(tool.parameters["properties"])) for tool in begun.tools] == [
+        ("double", "Double a number.", {"number"})
+    ]
+    said = [result.observation.messages[0].content for result in told]
+    assert (said[0], said[1], said[3], said[4]) == (
+        "Act by calling `double`.",
+        "8",
+        "error: there is no tool 'act'",
+        "10",
+    )
+    assert [result.calls[0].outcome for result in told[1:]] == [
+        CallOutcome.OK,
+        CallOutcome.ERROR,
+        CallOutcome.MALFORMED,
+        CallOutcome.OK,
+    ]
+    assert [result.reward for result in told] == [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert told[-1].done
 
 
 async def test_an_openenv_server_that_is_gone_is_no_fault_of_the_task():
@@ -332,6 +515,90 @@ async def test_a_rollout_of_verifiers_that_was_never_scored_has_no_reward(monkey
         environment.shared = await stack.enter_async_context(sums.share({}))
         with pytest.raises(EnvironmentBroken, match=f"the rollout of {task.id} was not scored"):
             await play(environment, task, [Action("4", ())])
+
+
+async def test_a_rollout_of_verifiers_leaves_no_connection_behind():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+    rubric = vf.Rubric(funcs=[lambda completion: 1.0])
+    made = made_module("made_alone", load_environment=lambda: vf.SingleTurnEnv(dataset=rows, rubric=rubric))
+    alone = member("verifiers", made)
+    held = []
+    gc.disable()  # it closes some, some time
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            shared = await stack.enter_async_context(alone.share({}))
+            for task in alone.make_tasks("train", 8, 0):
+                environment = alone.make()
+                environment.shared = shared
+                await play(environment, task, [Action("4", ())])
+                held.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        gc.enable()
+    assert held[-1] <= held[0] + 2  # one that the endpoint is about to close
+
+
+async def test_what_the_rubric_of_verifiers_counts_as_0_because_it_raised_is_told():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    async def judged(completion):
+        raise ConnectionError("the judge is away")
+
+    def unsaid(completion):
+        return None
+
+    def right(completion, answer, **_):
+        return 1.0
+
+    def load_environment():
+        rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+        rubrics = vf.RubricGroup([vf.Rubric(funcs=[judged, unsaid]), vf.Rubric(funcs=[right])])
+        alone = vf.SingleTurnEnv(dataset=rows, rubric=rubrics)
+        return vf.EnvGroup([alone, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[right]))])
+
+    mixed = member("verifiers", made_module("made_raising", load_environment=load_environment))
+    told = {}
+    async with contextlib.AsyncExitStack() as stack:
+        shared = await stack.enter_async_context(mixed.share({}))
+        for task in mixed.make_tasks("train", 40, 0):
+            environment = mixed.make()
+            environment.shared = shared
+            _, (end,) = await play(environment, task, [Action("4", ())])
+            told[task.data["row"] < 20] = (end.reward, [(error.method, error.kind) for error in end.errors])
+        strange = mixed.make()
+        strange.shared = shared
+        with pytest.raises(EnvironmentBroken, match="task 't' is no row of the environment's own"):
+            await strange.reset(Task(id="t", prompt="?"))
+    assert told == {True: (1.0, [("judged", "ConnectionError"), ("unsaid", "TypeError")]), False: (1.0, [])}
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (
+            lambda vf, rows: vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[lambda completions: [1.0]])),
+            "scores the rollouts",
+        ),
+        (lambda vf, rows: vf.SingleTurnEnv(eval_dataset=rows), "'made_refused_1' has no rows for training: dataset is not set"),
+    ],
+)
+def test_what_verifiers_cannot_be_trained_on_is_refused_before_the_run(made, problem: str):
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+    name = made_module(f"made_refused_{int('training' in problem)}", load_environment=lambda: made(vf, rows))
+    with pytest.raises(RecipeError, match=problem):
+        member("verifiers", name).make_tasks("train", 1, 0)
 
 
 def made_module(name: str, **contents: object) -> str:

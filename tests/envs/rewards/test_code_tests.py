@@ -1,10 +1,15 @@
 """Programs are run in the real sandbox, where there is one."""
 
 import asyncio
+import base64
+import json
 import os
+import pickle
 import time
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -13,7 +18,9 @@ from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import CodeTests
+from asyncrl.envs.rewards.code_tests import RUNS_AT_ONCE
 from asyncrl.envs.sandbox.limits import Limits
+from asyncrl.envs.sandbox.messages import Finished
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
 CALLS = [{"call": "add(1, 2)", "returns": 3}, {"call": "add(-1, 1)", "returns": 0}, {"call": "add([1], [2])", "returns": [1, 2]}]
@@ -112,10 +119,84 @@ async def test_a_huge_result_holds_nobody_up(sandbox: Sandbox):
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
-    for tests in ([], ["add(1, 2) == 3"], [{"call": 1, "returns": 2}], [{"stdin": ""}], 3):
-        with pytest.raises(EnvironmentBroken, match="task 't'"):
-            await CodeTests(sandbox)(task(tests), "pass")
-    with pytest.raises(
-        EnvironmentBroken, match=r"and no list; if it is JSON, say so with the source of its task: json: \[tests\]"
+    for tests, problem in (
+        ([], "holds no test"),
+        (["add(1, 2) == 3"], "cannot be read as tests"),
+        ([{"call": 1, "returns": 2}], "Expected `str`, got `int`"),
+        ([{"stdin": ""}], "missing required field `stdout`"),
+        (3, "'int' object is not iterable"),
+        ("assert add(1, 2) == 3", "the text is no JSON"),
+        (private(os.getcwd), "the text is no JSON"),  # nothing but text is unpickled
+        ("9" * 5000, "Exceeds the limit"),
+        ({"inputs": ["1"], "outputs": []}, "it has 1 inputs and 0 outputs"),
+        ({"inputs": [[1]], "outputs": [1], "fn_name": "f(1) or g"}, r"'f\(1\) or g' is no name of a function"),
+        ({"inputs": [3], "outputs": [1], "fn_name": "f"}, "its arguments are no list, but int"),
+        ([{"input": "1", "output": "1", "testtype": "functional"}], "does not name as `func_name`"),
+        ([{"input": "1", "output": "1", "testtype": "interactive"}], "Invalid enum value 'interactive'"),
     ):
-        await CodeTests(sandbox)(task('[{"stdin": "", "stdout": ""}]'), "pass")
+        with pytest.raises(EnvironmentBroken, match=f"task 't': .*{problem}"):
+            await CodeTests(sandbox)(task(tests), "pass")
+
+
+def private(value: object) -> str:
+    """``private_test_cases`` of LiveCodeBench."""
+    packed = pickle.dumps(value if not isinstance(value, list) else json.dumps(value))
+    return base64.b64encode(zlib.compress(packed)).decode()
+
+
+SOLUTION = "class Solution:\n    def total(self, values: List[int], start: int = 0) -> int:\n        return sum(values, start)"
+PROGRAM = "n = int(input())\nprint(sum(map(int, input().split())) / n)"
+TOTALS = [
+    {"input": "[1, 2]\n3", "output": "6", "testtype": "functional"},
+    {"input": "[]", "output": "0", "testtype": "functional"},
+]
+MEANS = [{"input": "3\n1 0 0\n", "output": "0.3333333\n", "testtype": "stdin"}]
+NAMED = {"metadata": '{"func_name": "total"}'}
+
+
+def input_output(**given: object) -> dict[str, object]:
+    return {"tests": json.dumps(given)}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("data", "answer", "share"),
+    [
+        (input_output(inputs=[[[1, 2]], [[1], 2]], outputs=[3, [3]], fn_name="total"), SOLUTION, 1.0),
+        (input_output(inputs=[[[1, 2]], [[1], 2]], outputs=[3, [4]], fn_name="total"), SOLUTION, 0.5),
+        (input_output(inputs=[[10**30]], outputs=[[10**30]], fn_name="same"), "def same(value):\n    return value", 1.0),
+        (
+            input_output(inputs=[[2, 5, 7]], outputs=[4], fn_name="p"),
+            "from __future__ import annotations\ndef p(*n): return pow(*n)",
+            1.0,
+        ),
+        (input_output(inputs=[[8, 12]], outputs=[4], fn_name="gcd"), "pass", 0.0),  # what is imported for it is no answer
+        (input_output(inputs=[["a"]], outputs=[[["a", 1]]], fn_name="f"), "def f(x): return [(x, 1)]", 1.0),
+        (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["\n0.3333333\n", ["5.0"]]), PROGRAM, 1.0),
+        (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["0.3334", ["5"]]), PROGRAM, 0.0),
+        (input_output(inputs=["", ""], outputs=["1 2", "1\n2"]), "print('1  2 ')", 0.5),
+        ({"tests": json.dumps(MEANS)}, PROGRAM, 1.0),
+        ({"tests": private(MEANS)}, PROGRAM, 1.0),
+        ({"tests": json.dumps(TOTALS)} | NAMED, SOLUTION, 1.0),
+        ({"tests": private(TOTALS)} | NAMED, SOLUTION.replace("start)", ")"), 0.5),
+        ({"tests": TOTALS, "metadata": {"func_name": "total"}}, SOLUTION, 1.0),
+        ({"tests": json.dumps(CALLS)}, "def add(a, b): return a + b", 1.0),
+    ],
+)
+async def test_tests_are_read_as_data_sets_have_them(sandbox: Sandbox, data: dict[str, object], answer: str, share: float):
+    reward = CodeTests(sandbox, all_or_nothing=False, limits=LIMITS)
+    assert await reward(Task(id=TaskId("t"), prompt="?", data=data), answer) == share
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_first_output_that_is_wrong_ends_the_tests(sandbox: Sandbox):
+    begun = []
+
+    async def run(*arguments: object) -> Finished:
+        begun.append(arguments)
+        return await sandbox.run(*arguments)
+
+    counted = CodeTests(SimpleNamespace(run=run, folder=sandbox.folder), limits=LIMITS)
+    tests = [{"stdin": "", "stdout": "3"}] * 40 + [{"stdin": "", "stdout": "4"}] * 60
+    assert await counted(task(tests), "print(4)") == 0.0
+    assert len(begun) == RUNS_AT_ONCE

@@ -1,0 +1,164 @@
+"""The tests of a program as data sets write them down: our own, those of APPS and TACO, and those of LiveCodeBench.
+
+What always holds: a test that is read is run, what cannot be read is refused, and nothing that a data set has pickled is run by
+reading it.
+"""
+
+import base64
+import binascii
+import io
+import json
+import keyword
+import pickle
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+SHAPES = (
+    'write {"call": ..., "returns": ...} or {"stdin": ..., "stdout": ...}, or name the column `input_output` of APPS or TACO, or '
+    "`public_test_cases` or `private_test_cases` of LiveCodeBench"
+)
+
+IMPORTED = """
+def import_all():
+    import bisect, builtins, collections, functools, heapq, itertools, math, random, re, string, sys, typing
+    modules = (bisect, collections, functools, heapq, itertools, math, random, re, string, sys, typing)
+    for module in modules:
+        vars(builtins).setdefault(module.__name__, module)
+    for module in (typing, collections, functools, heapq, bisect, itertools, math):
+        for name in getattr(module, "__all__", None) or [each for each in vars(module) if not each.startswith("_")]:
+            vars(builtins).setdefault(name, getattr(module, name))
+
+import_all()
+del import_all
+"""
+"""Makes known what the judges of these data sets import for a function: their tasks write ``List[int]`` without an import."""
+
+
+class CallTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An expression in the names of the program, such as ``add(1, 2)``, and its value as JSON has it."""
+
+    call: str
+    returns: Any
+
+
+class OutputTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the program reads, and what it must print. White space at the ends of lines does not count."""
+
+    stdin: str
+    stdout: str
+
+
+class FunctionTest(msgspec.Struct, frozen=True):
+    """A call of a function, or of a method of class ``Solution``, and the values of which it must return one."""
+
+    call: str
+    accepted: tuple[Any, ...]
+
+
+class LooseOutputTest(msgspec.Struct, frozen=True):
+    """What the program reads, and what it must print, but for white space, blank lines and the last digits of fractions."""
+
+    stdin: str
+    stdout: str
+
+
+CodeTest = CallTest | OutputTest | FunctionTest | LooseOutputTest
+
+
+class _InputOutput(msgspec.Struct, frozen=True):
+    """Tests of APPS and TACO: arguments of a function, or else what a program reads, as a text or its lines."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+    fn_name: str | None = None
+
+
+class _Case(msgspec.Struct, frozen=True):
+    """A test of LiveCodeBench: what a program reads, or JSON of a function's arguments, one a line."""
+
+    input: str
+    output: str
+    testtype: Literal["stdin", "functional"]
+
+
+def read_tests(found: Any, metadata: Any) -> list[CodeTest]:
+    """Read the tests of a task.
+
+    Args:
+        found: the tests; text is JSON, or the packed JSON of LiveCodeBench.
+        metadata: what LiveCodeBench says beside its tests, or None.
+
+    Raises:
+        ValueError, TypeError: they cannot be read; says why.
+    """
+    if isinstance(found, str):
+        found = _json_in(found)
+    if isinstance(found, Mapping):
+        return _of_input_output(msgspec.convert(found, _InputOutput))
+    return [_read(test, metadata) for test in found]
+
+
+def _json_in(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        try:
+            packed = zlib.decompress(base64.b64decode(text, validate=True))
+            return json.loads(_Plain(io.BytesIO(packed)).load())
+        except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, TypeError, json.JSONDecodeError):
+            raise ValueError(f"the text is no JSON: {error}") from error
+
+
+class _Plain(pickle.Unpickler):
+    """Reads pickled texts and numbers, and nothing that has a name."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"{module}.{name} is no text")
+
+
+def _read(test: Any, metadata: Any) -> CodeTest:
+    if "testtype" in test:
+        return _of_case(msgspec.convert(test, _Case), metadata)
+    kind: type[CallTest | OutputTest] = CallTest if "call" in test else OutputTest
+    return msgspec.convert(test, kind)
+
+
+def _of_input_output(given: _InputOutput) -> list[CodeTest]:
+    if len(given.inputs) != len(given.outputs):
+        raise ValueError(f"it has {len(given.inputs)} inputs and {len(given.outputs)} outputs")
+    pairs = zip(given.inputs, given.outputs, strict=True)
+    if not given.fn_name:
+        return [LooseOutputTest(_joined(read), _joined(printed)) for read, printed in pairs]
+    tests: list[CodeTest] = []
+    for arguments, returned in pairs:
+        alone = [returned[0]] if isinstance(returned, list) and len(returned) == 1 else []  # which they often are in a list
+        tests.append(FunctionTest(_call(given.fn_name, arguments), (returned, *alone)))
+    return tests
+
+
+def _of_case(case: _Case, metadata: Any) -> CodeTest:
+    if case.testtype == "stdin":
+        return LooseOutputTest(case.input, case.output)
+    said = json.loads(metadata) if isinstance(metadata, str) else metadata
+    function = said.get("func_name") if isinstance(said, Mapping) else None
+    if not function:
+        raise ValueError("it calls a function that data['metadata'] does not name as `func_name`")
+    arguments = [json.loads(line) for line in case.input.split("\n") if line.strip()]
+    return FunctionTest(_call(function, arguments), (json.loads(case.output),))
+
+
+def _joined(lines: Any) -> str:
+    return "\n".join(map(str, lines)) if isinstance(lines, Sequence) and not isinstance(lines, str) else str(lines)
+
+
+def _call(function: str, arguments: Any) -> str:
+    """Return an expression that calls a function, or else the method of that name, with arguments of plain data."""
+    if not (function.isidentifier() and not keyword.iskeyword(function)):
+        raise ValueError(f"{function!r} is no name of a function")
+    if not isinstance(arguments, list):
+        raise TypeError(f"its arguments are no list, but {type(arguments).__name__}")
+    found = f"({function} if {function!r} in globals() else Solution().{function})"
+    return f"{found}(*__import__('json').loads({json.dumps(arguments)!r}))"
