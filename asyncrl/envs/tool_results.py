@@ -82,8 +82,9 @@ def _plain(value: Any) -> Any:
         return _by_label(value, labels) if callable(getattr(labels, "tolist", None)) else _array(value)
     if callable(getattr(value, "model_dump", None)):  # pydantic
         return value.model_dump()
-    if isinstance(value, Sequence) and callable(getattr(value, "keys", None)):  # a row of a database
-        return _named(value.keys(), value)
+    names = getattr(value, "keys", None)
+    if isinstance(value, Sequence) and callable(names):  # a row of a database
+        return _named(names(), value)
     if isinstance(value, Iterator | Sequence | Set | ValuesView):
         return list(value)
     return _refuse(value)
@@ -91,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 def _array(array: Any) -> Any:
     """Return an array, or one number of it, as Python has it; records with the names of their fields."""
-    kind = getattr(array, "dtype", None)
+    kind: Any = getattr(array, "dtype", None)
     if names := getattr(kind, "names", None):
         return list(array) if array.shape else {name: array[name] for name in names}
     if _FINE_TIMES.fullmatch(getattr(kind, "str", "")):  # of which NumPy makes plain integers
@@ -120,7 +121,7 @@ def _named(names: Iterable[Any], values: Sequence[Any]) -> Any:
 
 def _refuse_merged_keys(read: Any) -> None:
     """Refuse dictionaries two of whose keys are one in JSON, such as 1 and "1": one of the values would be lost."""
-    left = [[read]]
+    left: list[Any] = [[read]]
     while left:
         value = left.pop()
         if isinstance(value, dict):
