@@ -120,8 +120,11 @@ async def test_a_server_that_dies_is_started_again_and_episodes_share_it() -> No
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_a_session_ends_when_tools_change_that_it_has_shown(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_ends_when_tools_change_that_it_has_shown(
+    mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of a server's two ways to tell of it, the client asks for the newest protocol's, and hears the other."""
+    caplog.set_level(logging.INFO, "asyncrl.envs.mcp")
     speaking = mcp.Client
     monkeypatch.setattr("mcp.Client", lambda transport, **settings: speaking(transport, **{**settings, "mode": mode}))
     async with session_with(stdio("echo", "change")) as session, asyncio.timeout(120):
@@ -135,6 +138,12 @@ async def test_a_session_ends_when_tools_change_that_it_has_shown(mode: str, mon
             EnvironmentLost, match="has changed the tools 'echo'; name those that stay the same under environment"
         ):
             await session.call("echo", {"text": "x"})
+    assert "not shown" not in caplog.text
+    async with session_with(stdio()) as session, asyncio.timeout(120):
+        await session.call("change", {"drop": "", "add": "further"})
+        while "has tools that running episodes are not shown: further" not in caplog.text:  # noqa: ASYNC110 - the log tells
+            await asyncio.sleep(0.01)
+        assert not session.lost.is_set()
 
 
 async def test_a_session_is_begun_no_sooner_than_the_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:

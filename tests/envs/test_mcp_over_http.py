@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from httpx2 import Request, Response
 
 from asyncrl.core.errors import EnvironmentLost
 from asyncrl.envs import ToolError
@@ -194,6 +195,21 @@ async def test_a_server_that_knows_no_sessions_cannot_keep_episodes_apart() -> N
         await called(200, JSON, result(""), session="", keeps_apart=True)
     assert wrong.value.key == "session"
     assert await called(200, JSON, result("hello"), session="s", keeps_apart=True) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "counts"),
+    [
+        ("POST", {"id": 1, "method": "tools/call"}, True),
+        ("POST", {"method": "notifications/initialized"}, False),
+        ("POST", {"id": 1, "method": "subscriptions/listen"}, False),  # a proxy may hold it back, and end it as too late
+        ("GET", {}, False),
+    ],
+)
+async def test_a_session_stands_and_falls_with_the_answers_that_it_needs(
+    method: str, asked: dict[str, Any], counts: bool
+) -> None:
+    assert await http_answers.answers_request(Response(504, request=Request(method, "http://x/mcp", json=asked))) is counts
 
 
 async def test_a_redirect_of_the_servers_own_is_followed() -> None:

@@ -49,8 +49,11 @@ def has_ended(code: int, text: str) -> bool:
 
 
 async def answers_request(response: "httpx2.Response") -> bool:
-    """Whether this is the answer to a request of MCP, and not to a notification or the like."""
-    return response.request.method == "POST" and "id" in msgspec.json.decode(await response.request.aread())
+    """Whether this is the answer to a request of MCP that a session cannot do without; to listen for changes is none."""
+    if response.request.method != "POST":
+        return False
+    asked = msgspec.json.decode(await response.request.aread())
+    return "id" in asked and asked.get("method") != "subscriptions/listen"
 
 
 async def failure(response: "httpx2.Response") -> str:

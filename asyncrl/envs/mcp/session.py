@@ -246,7 +246,8 @@ class McpSession:
 
     async def _compare_tools(self) -> None:
         """End the session if its tools are no longer those that the model has read."""
-        if changed := await changed_tools(self._client, self.tools, self.server.name):
+        server = self.server
+        if changed := await changed_tools(self._client, self.tools, server.name, all_are_used=not server.tools):
             named = ", ".join(map(repr, changed))
             self._failure = f"it has changed the tools {named}; name those that stay the same under environment.tools"
             self._leave()

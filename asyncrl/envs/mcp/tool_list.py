@@ -44,10 +44,10 @@ async def all_tools(client: "Client") -> tuple[ToolSpec, ...]:
     raise TooManyPages(f"the tools are on more than {MOST_PAGES} pages; list more on a page")
 
 
-async def changed_tools(client: "Client", used: Sequence[ToolSpec], server: str) -> list[str]:
+async def changed_tools(client: "Client", used: Sequence[ToolSpec], server: str, *, all_are_used: bool) -> list[str]:
     """Return the names of the tools that are ``used`` and are no longer listed as they were.
 
-    A server that lists others is only logged: they are shown from the next session on.
+    Further ones are only logged, if all are used: they are shown from the next session on.
     """
     from mcp import MCPError
 
@@ -56,7 +56,7 @@ async def changed_tools(client: "Client", used: Sequence[ToolSpec], server: str)
     except (MCPError, TooManyPages) as error:
         logger.warning("%s says that its tools have changed, and does not list them: %s", server, error)
         return []
-    if further := listed.keys() - {tool.name for tool in used}:
+    if (further := listed.keys() - {tool.name for tool in used}) and all_are_used:
         logger.info("%s has tools that running episodes are not shown: %s", server, ", ".join(sorted(further)))
     return [tool.name for tool in used if listed.get(tool.name) != tool]
 
@@ -69,6 +69,7 @@ async def listen_for_changes(client: "Client", compare: Callable[[], Awaitable[N
     """
     from mcp import MCPError
     from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+    from mcp.types import METHOD_NOT_FOUND
 
     tells = client.server_capabilities.tools
     while tells is not None and tells.list_changed:
@@ -81,6 +82,10 @@ async def listen_for_changes(client: "Client", compare: Callable[[], Awaitable[N
                     pass
         except ListenNotSupportedError:
             return
-        except (MCPError, SubscriptionLost) as error:
-            logger.debug("no changes of tools are told: %s", error)
+        except MCPError as error:
+            if error.code == METHOD_NOT_FOUND:
+                return
+            logger.debug("changes of tools are not told now: %s", error)
+        except SubscriptionLost as error:
+            logger.debug("changes of tools are not told now: %s", error)
         await asyncio.sleep(LISTEN_AGAIN_S)
