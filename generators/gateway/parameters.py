@@ -75,6 +75,7 @@ _SAMPLING_REPLACED = _REPLACED | {"stop_token_ids"}
 _OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
 _FORMATS = {
     *("response_format", "structured_outputs"),
+    "output_format",  # of the Messages protocol before output_config
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),  # of earlier releases of vLLM
 }
 _CALLED = ("function", "custom", "namespace")

@@ -379,6 +379,16 @@ async def test_sampling_is_the_recipe_s_and_what_is_asked_in_vain_is_counted(pro
         }
 
 
+async def test_a_format_is_one_by_its_earlier_name_as_well(protocols) -> None:
+    asked = {"extra_body": {"output_format": {"type": "json_schema", "schema": {"type": "object"}}}}
+    async with clients(protocols, yes) as play:
+        await by_anthropic(play, **asked)
+        assert play.played.episode.asked_in_vain == {"not enforced output_format": 1}
+    async with clients(protocols, yes, GatewayLimits(LIMITS, constrained="refuse")) as play:
+        with pytest.raises(anthropic.BadRequestError, match="output_format would constrain what is sampled"):
+            await by_anthropic(play, **asked)
+
+
 @pytest.mark.parametrize(
     ("ask", "asked"),
     [
